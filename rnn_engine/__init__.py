@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rnn_engine.operations.collections import Search as Search
     from rnn_engine.operations.embedding import EmbeddingSettings as EmbeddingSettings
     from rnn_engine.training.tuner import TunerSettings as TunerSettings
-    from states.documents import Document as Document
+    from rnn_engine_states.documents import Document as Document
 
 _MODULES = {
     "AsyncCollection": "rnn_engine.llm.collection",
@@ -40,7 +40,7 @@ _MODULES = {
     "ChatMessage": "rnn_engine.chat_template",
     "Collection": "rnn_engine.llm.collection",
     "Completion": "rnn_engine.llm.results",
-    "Document": "states.documents",
+    "Document": "rnn_engine_states.documents",
     "EmbeddingSettings": "rnn_engine.operations.embedding",
     "Engine": "rnn_engine.engine",
     "GenerationInterrupted": "rnn_engine.llm.results",

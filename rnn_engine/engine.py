@@ -45,13 +45,21 @@ from rnn_engine.scheduler.worker import Watchdog, stack_of
 from rnn_engine.telemetry import EngineCounters, Health, Outcome, RequestAccount, SlotUse
 from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.types import F32, EmbeddingTask, State
-from states.cache.browse import CacheTree, SnapshotNode, SummaryChanges, TreeQuery, list_positions, make_tree, snapshot
-from states.cache.checkpoint import position_missing
-from states.cache.config import CacheConfig, CacheStats
-from states.cache.upkeep import CacheUpkeep
-from states.files.exchange import StateFiles
-from states.named.store import StateStore
-from states.tokens import unpack
+from rnn_engine_states.cache.browse import (
+    CacheTree,
+    SnapshotNode,
+    SummaryChanges,
+    TreeQuery,
+    list_positions,
+    make_tree,
+    snapshot,
+)
+from rnn_engine_states.cache.checkpoint import position_missing
+from rnn_engine_states.cache.config import CacheConfig, CacheStats
+from rnn_engine_states.cache.upkeep import CacheUpkeep
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.named.store import StateStore
+from rnn_engine_states.tokens import unpack
 
 
 class RequestMasks:

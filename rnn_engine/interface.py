@@ -12,10 +12,10 @@ from rnn_engine.model import LoraChoice
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
 from rnn_engine.types import F32, DeviceMemory, EmbeddingTask, ModelShape, State
-from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
-from states.cache.config import CacheStats
-from states.files.exchange import StateFiles
-from states.named.store import StateStore
+from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeQuery
+from rnn_engine_states.cache.config import CacheStats
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.named.store import StateStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class EngineLike(Protocol):
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         """Return a tree of the `limit` most used prompt prefixes in the state cache, of `scope` or of all scopes.
 
-        See `states.cache.browse`.
+        See `rnn_engine_states.cache.browse`.
         """
         ...
 

@@ -101,9 +101,7 @@ class GenerateRequest:
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
     score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties
-    cache_scope: str = (
-        ""  # only requests with the same scope share cached states of their prompts; see `states.cache.checkpoint`
-    )
+    cache_scope: str = ""  # only requests with the same scope share cached states of their prompts
     keep_end: bool = False  # return the state at the end (`Finished.end`); of a mix, that of its first state
     keep_row: bool = False  # return the row of logits or features after the last token (`Finished.row`)
     report_progress: bool = False  # give `PromptProgress` before `Started`

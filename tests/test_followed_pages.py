@@ -20,13 +20,19 @@ from rnn_engine.engine import Engine
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from tests.support.layers import FOLDERS
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("rnn_engine", "server", "states", "shaders")
 ENGINE_ROOMS: tuple[str, ...] = ("rnn_engine/scheduler", "rnn_engine/forward", "rnn_engine/gpu", "rnn_engine/sampling")
-ENGINE_ROOMS += ("rnn_engine/versions", "rnn_engine/types.py", "states/cache", "states/tokens.py", "shaders")
+ENGINE_ROOMS += (
+    "rnn_engine/versions",
+    "rnn_engine/types.py",
+    "states/rnn_engine_states/cache",
+    "states/rnn_engine_states/tokens.py",
+    "shaders",
+)
 SETTINGS = LoadSettings("0")  # the first device: `auto` may be numpy, which has no plans
 
 
@@ -65,7 +71,7 @@ class Trace:
         if not self.on or event != "call":
             return
         file = frame.f_code.co_filename.removeprefix(f"{ROOT}/")
-        if file.startswith(PACKAGES) and frame.f_code.co_name != "<module>":
+        if file.startswith(FOLDERS) and frame.f_code.co_name != "<module>":
             self.functions[file].add(frame.f_code.co_qualname)
 
 

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from rnn_engine.cli import main
-from tests.support.layers import DEVELOPMENT, LAYERS, PRODUCT
+from tests.support.layers import DEVELOPMENT, FOLDERS, LAYERS, PRODUCT
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -110,15 +110,21 @@ def test_commands_and_options_in_documents_exist(document: Path) -> None:
 @pytest.mark.parametrize("document", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_in_documents_exist(document: Path) -> None:
     text = document.read_text()
-    names = re.findall(rf"`((?:{'|'.join(PRODUCT + DEVELOPMENT)})(?:[./]\w+)+(?:\.py)?)`", text)
+    names = re.findall(rf"`((?:{'|'.join({*FOLDERS, *PRODUCT, *DEVELOPMENT})})(?:[./]\w+)+(?:\.py)?)`", text)
     names += re.findall(r"-m (tools[.\w]*)", text)
     assert [name for name in names if not is_module(name)] == []
 
 
 def is_module(name: str) -> bool:
     """Return True if a dotted name or a path stands for a file or a folder."""
-    path = ROOT / name.removesuffix(".py").replace(".", "/")
+    path = place_of(name.removesuffix(".py"))
     return path.exists() or path.with_suffix(".py").exists()
+
+
+def place_of(name: str) -> Path:
+    """Return where a module or path of the project is, without its ending: rnn_engine_server.auth is in server/."""
+    top = re.match(r"rnn_engine_(\w+)", name)
+    return ROOT.joinpath(*([top[1]] if top else []), name.replace(".", "/"))
 
 
 @pytest.mark.parametrize("document", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -139,14 +145,14 @@ def test_the_user_guide_names_every_command() -> None:
 def test_every_unit_of_the_layers_exists_and_stands_in_the_architecture() -> None:
     text = read("docs/architecture.md")
     for unit in UNITS:
-        path = ROOT / unit.replace(".", "/")
+        path = place_of(unit)
         assert path.is_dir() or path.with_suffix(".py").is_file(), unit
-        assert f"`{unit.replace('.', '/')}`" in text, unit
+        assert f"`{path.relative_to(ROOT).as_posix()}`" in text, unit
 
 
 def test_every_wgsl_file_is_used() -> None:
     names = [re.compile(name) for path in ROOT.glob("rnn_engine/**/*.py") for name in texts_in(path.read_text())]
-    shaders = {path.stem: path.read_text() for path in ROOT.glob("shaders/*.wgsl")}
+    shaders = {path.stem: path.read_text() for path in ROOT.glob("shaders/rnn_engine_shaders/*.wgsl")}
     included = set(re.findall(r"^#include (\w+)$", "\n".join(shaders.values()), flags=re.MULTILINE))
     assert [name for name in shaders if name not in included and not any(text.fullmatch(name) for text in names)] == []
 
@@ -158,11 +164,3 @@ def texts_in(source: str) -> Iterator[str]:
             yield re.escape(node.value)
         if isinstance(node, ast.JoinedStr) and any(isinstance(part, ast.Constant) for part in node.values):
             yield "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else r"\w+" for p in node.values)
-
-
-def test_what_is_read_at_run_time_is_part_of_the_distribution() -> None:
-    data = tomllib.loads(read("pyproject.toml"))["tool"]["setuptools"]["package-data"]
-    patterns = [str(ROOT / package.replace(".", "/") / pattern) for package, names in data.items() for pattern in names]
-    files = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*") if path.is_file()]
-    data_files = [path for path in files if path.suffix != ".py" and "__pycache__" not in path.parts]
-    assert [path for path in data_files if not any(path.match(pattern) for pattern in patterns)] == []

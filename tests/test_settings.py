@@ -16,11 +16,11 @@ from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.requests import GenerateRequest
-from server.core.settings import ConnectionSettings, Limits, ServerSettings
-from server.telemetry.logs import LogSettings
-from states.cache.config import CacheConfig, DiskConfig
-from states.named.quota import Quota
-from states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
+from rnn_engine_server.core.settings import ConnectionSettings, Limits, ServerSettings
+from rnn_engine_server.telemetry.logs import LogSettings
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.named.quota import Quota
+from rnn_engine_states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
 from tests.support.engines import HELLO, running
 from tests.support.fake_runner import FakeRunner
 

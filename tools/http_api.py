@@ -10,12 +10,12 @@ from typing import Any, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 
-from server.apis.routes import ALL_ROUTES
-from server.auth.keys import Scope
-from server.core.routing import FORM, JSON, Kind, Route
-from server.core.schema import RequestBody
-from server.core.settings import BOUNDS, Limits
-from server.openapi.document import plain_path
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.routing import FORM, JSON, Kind, Route
+from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.core.settings import BOUNDS, Limits
+from rnn_engine_server.openapi.document import plain_path
 from tools.markdown import table
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "http-api.md"

@@ -11,15 +11,15 @@ from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.telemetry import EngineCounters, Health
 from rnn_engine.types import DeviceMemory
 from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
-from server.connections.connection import ConnectionCounters
-from server.core.bodies import MemoryBudget
-from server.core.kept import KeptUsage
-from server.jobs import batches, tunings
-from server.jobs.lines import LineCounts
-from server.telemetry.metrics import EngineReadings, Readings, server_metrics
-from server.telemetry.records import CLIENT_LEFT, HttpCounters, RequestRecord
-from states.cache.config import CacheStats, TierStats
-from states.named.table import StateUsage
+from rnn_engine_server.connections.connection import ConnectionCounters
+from rnn_engine_server.core.bodies import MemoryBudget
+from rnn_engine_server.core.kept import KeptUsage
+from rnn_engine_server.jobs import batches, tunings
+from rnn_engine_server.jobs.lines import LineCounts
+from rnn_engine_server.telemetry.metrics import EngineReadings, Readings, server_metrics
+from rnn_engine_server.telemetry.records import CLIENT_LEFT, HttpCounters, RequestRecord
+from rnn_engine_states.cache.config import CacheStats, TierStats
+from rnn_engine_states.named.table import StateUsage
 from tools.markdown import table
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"

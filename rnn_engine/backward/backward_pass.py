@@ -26,7 +26,7 @@ from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer, Memory, Plan
 from rnn_engine.types import F32, Model, ModelShape
-from shaders import Constant
+from rnn_engine_shaders import Constant
 
 SETTINGS: Final = 8  # numbers in struct TrainSettings of train_settings.wgsl
 _THREADS: Final = 64  # of a workgroup that handles one number of a state with each thread

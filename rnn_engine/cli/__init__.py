@@ -86,7 +86,7 @@ class Commands(click.Group):
             advice = f"did you mean {nearest[0]}?" if nearest else "`rnn-engine --help` lists the commands"
             raise click.UsageError(f"no command {name!r}; {advice}", ctx)
         if name in _SERVERS:
-            from server.core.process import end_at_signals
+            from rnn_engine_server.core.process import end_at_signals
 
             ctx.with_resource(end_at_signals())
         return super().resolve_command(ctx, args)

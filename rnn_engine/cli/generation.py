@@ -18,7 +18,7 @@ from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.chat_prompt import prompt_after
 from rnn_engine.requests import GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
-from states.frozen import FrozenState
+from rnn_engine_states.frozen import FrozenState
 
 _BLANK_HINT = (
     "hint: the model wrote only white space. If it was trained to chat, add --chat, or "

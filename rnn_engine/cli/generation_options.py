@@ -167,7 +167,7 @@ class Starts:
         """The `StateSettings` of an engine that loads these states, with the first of them as its default state."""
         if not self.files:
             return StateSettings()
-        from states.frozen import NO_INITIAL_STATE
+        from rnn_engine_states.frozen import NO_INITIAL_STATE
 
         named = [StateFile(file, _name(place)) for place, file in enumerate(self.files) if file is not None]
         default = NO_INITIAL_STATE if self.files[0] is None else _name(0)
@@ -195,7 +195,7 @@ def _initial_state(session: Session, place: int) -> InitialState:
 
 
 def _parse_mix(states: tuple[str, ...], mix: MixKind, any_model_states: bool) -> Starts:
-    from states.frozen import NO_INITIAL_STATE
+    from rnn_engine_states.frozen import NO_INITIAL_STATE
 
     parts = [_divide(text) for text in states]
     files = [None if file == NO_INITIAL_STATE else Path(file) for file, _ in parts]

@@ -19,8 +19,8 @@ from rnn_engine.fleet.settings import FleetSettings, ReplicaPlace, device_at
 from rnn_engine.forward import Progress
 from rnn_engine.hub import model_name
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-from states.cache.config import CacheConfig
-from states.shared.config import StoreConfig, StoreUrl
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.shared.config import StoreConfig, StoreUrl
 
 if TYPE_CHECKING:
     from rnn_engine.fleet.remote import Front, RemoteEngine

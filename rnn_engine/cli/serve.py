@@ -27,9 +27,9 @@ from rnn_engine.cli.server_options import connection_options, door_options, limi
 from rnn_engine.cli.state_options import cache_options, state_options
 from rnn_engine.hub import model_name
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-from server.core.settings import AuthSettings, ConnectionSettings, Limits, ServerSettings
-from server.telemetry.logs import LogSettings
-from states.cache.config import CacheConfig
+from rnn_engine_server.core.settings import AuthSettings, ConnectionSettings, Limits, ServerSettings
+from rnn_engine_server.telemetry.logs import LogSettings
+from rnn_engine_states.cache.config import CacheConfig
 
 # The models of a server, and how the command line names them.
 

@@ -14,18 +14,18 @@ from typing import get_args
 import click
 
 from rnn_engine.cli.options import AddOption, FiniteRange, as_bad_parameter, option_group, parse_size, size_in_words
-from server.auth.keys import ApiKey, check_key_name, read_keys
-from server.auth.rates import UNBOUNDED, Rate, parse_rate
-from server.auth.tls import TlsFiles
-from server.core.settings import BOUNDS, AuthSettings, Bound, ConnectionSettings, Limits
-from server.telemetry.logs import LogFormat, LogLevel, LogSettings, RequestIdFilter, make_formatter
+from rnn_engine_server.auth.keys import ApiKey, check_key_name, read_keys
+from rnn_engine_server.auth.rates import UNBOUNDED, Rate, parse_rate
+from rnn_engine_server.auth.tls import TlsFiles
+from rnn_engine_server.core.settings import BOUNDS, AuthSettings, Bound, ConnectionSettings, Limits
+from rnn_engine_server.telemetry.logs import LogFormat, LogLevel, LogSettings, RequestIdFilter, make_formatter
 
 
 def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """A click callback that checks the origins of web pages that may call the server."""
     if not texts:
         return ()
-    from server.auth.admission import check_origin
+    from rnn_engine_server.auth.admission import check_origin
 
     with as_bad_parameter():
         return tuple(map(check_origin, texts))

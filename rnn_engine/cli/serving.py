@@ -21,7 +21,7 @@ from rnn_engine.loading.memory import in_words
 from rnn_engine.loading.parts import freeze_modules
 from rnn_engine.loading.runner import spare_slot_bytes
 from rnn_engine.types import DeviceMemory
-from server.core.app import LoadEngine, LoadOrder, ModelRegistry, run
+from rnn_engine_server.core.app import LoadEngine, LoadOrder, ModelRegistry, run
 
 LoadChoice: TypeAlias = Callable[[EngineChoice, Progress], Awaitable[EngineLike]]
 """Loads the model of a choice, in this process or in others, and reports its progress."""

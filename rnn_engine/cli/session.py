@@ -16,8 +16,8 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
-from states.cache.config import CacheConfig
-from states.frozen import FrozenState
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.frozen import FrozenState
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ import click
 
 from rnn_engine.errors import needs_extra
 from rnn_engine.hub import Wanted
-from server.auth.keys import ApiKey, Scope, check_key_name, new_key, parse_weight
-from server.auth.rates import parse_rate
+from rnn_engine_server.auth.keys import ApiKey, Scope, check_key_name, new_key, parse_weight
+from rnn_engine_server.auth.rates import parse_rate
 
 
 @click.command()

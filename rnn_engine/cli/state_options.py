@@ -11,12 +11,12 @@ import click
 from rnn_engine.cli.options import FiniteRange, as_bad_parameter, bad_value, option_group, parse_size, size_in_words
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.settings import StateFile, StateSettings
-from states.cache.config import CacheConfig, DiskConfig
-from states.named.quota import DEFAULT_CAPACITY, DEFAULT_TTL, MAX_TTL, Quota
-from states.shared.config import MOST_TTL, ObjectsConfig, StoreConfig, StoreUrl
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.named.quota import DEFAULT_CAPACITY, DEFAULT_TTL, MAX_TTL, Quota
+from rnn_engine_states.shared.config import MOST_TTL, ObjectsConfig, StoreConfig, StoreUrl
 
 if TYPE_CHECKING:
-    from states.frozen import Precision
+    from rnn_engine_states.frozen import Precision
 
 _DEFAULT = CacheConfig()
 _STORE = StoreConfig(StoreUrl.parse("valkey://localhost"))
@@ -194,7 +194,7 @@ def parse_state_file(text: str) -> StateFile:
         return StateFile(Path(text))
     if not path:
         raise bad_value(text, "FILE or NAME=FILE")
-    from states.named.entry import check_new_name
+    from rnn_engine_states.named.entry import check_new_name
 
     with as_bad_parameter():
         check_new_name(name, "NAME")

@@ -26,11 +26,11 @@ from rnn_engine.fleet.wire import (
 from rnn_engine.requests import Event, Finished, GenerateRequest
 from rnn_engine.scheduler import Inbox
 from rnn_engine.telemetry import EngineCounters, Health, Histogram, SlotUse
-from states.cache.browse import CacheTree, SnapshotNode, TreeNode
-from states.cache.checkpoint import make_root, position_missing
-from states.cache.config import CacheStats, TierStats
-from states.frozen import NO_INITIAL_STATE
-from states.shared.config import StoreCounters
+from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeNode
+from rnn_engine_states.cache.checkpoint import make_root, position_missing
+from rnn_engine_states.cache.config import CacheStats, TierStats
+from rnn_engine_states.frozen import NO_INITIAL_STATE
+from rnn_engine_states.shared.config import StoreCounters
 
 # A server process's (front's) record of one replica: the requests that it runs for the front, and their events.
 

@@ -39,12 +39,12 @@ from rnn_engine.scheduler.inboxes import Admission
 from rnn_engine.telemetry import EngineCounters, Health, Outcome, RequestAccount, SlotUse
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import F32, DeviceMemory, EmbeddingTask, State
-from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
-from states.cache.config import CacheConfig, CacheStats
-from states.files.exchange import StateFiles
-from states.named.store import StateStore
-from states.shared.config import StoreConfig, StoreCounters
-from states.shared.opening import open_store
+from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeQuery
+from rnn_engine_states.cache.config import CacheConfig, CacheStats
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.named.store import StateStore
+from rnn_engine_states.shared.config import StoreConfig, StoreCounters
+from rnn_engine_states.shared.opening import open_store
 
 MOST_ATTEMPTS = 3  # replicas that are tried for a request, if each is lost before it answers anything
 

@@ -22,7 +22,7 @@ from rnn_engine.fleet.wire import (
     unpack_request,
 )
 from rnn_engine.interface import EngineLike
-from states.cache.browse import SummaryChanges
+from rnn_engine_states.cache.browse import SummaryChanges
 
 
 class ReplicaEngine(EngineLike, Protocol):

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from states.cache.browse import BLOCK_TOKENS, SummaryChanges, block_digests, path_digest, unpack_marks
-from states.tokens import TOKEN_BYTES, pack
+from rnn_engine_states.cache.browse import BLOCK_TOKENS, SummaryChanges, block_digests, path_digest, unpack_marks
+from rnn_engine_states.tokens import TOKEN_BYTES, pack
 
 MOST_BLOCKS = 1 << 16  # remembered for each replica: the prompts of the last four million tokens
 

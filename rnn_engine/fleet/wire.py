@@ -16,8 +16,8 @@ from rnn_engine.errors import InvalidRequestError, RnnEngineError, UnavailableEr
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.requests import Event, GenerateRequest, Started
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse, Timing
-from states.cache.browse import SummaryChanges
-from states.cache.config import CacheStats
+from rnn_engine_states.cache.browse import SummaryChanges
+from rnn_engine_states.cache.config import CacheStats
 
 RETRY_SECONDS = 1.0  # after which another replica is likely to answer
 

@@ -19,7 +19,7 @@ from rnn_engine.forward.weight_choice import FormatOf, stored_format
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
 from rnn_engine.gpu import Buffer, Kernels, Memory
 from rnn_engine.types import Model
-from shaders import Constant, Include
+from rnn_engine_shaders import Constant, Include
 
 
 @dataclass(frozen=True, slots=True)

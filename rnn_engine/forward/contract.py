@@ -28,7 +28,7 @@ from rnn_engine.types import (
     mask_words,
     unpack_masks,
 )
-from states.frozen import check_fields
+from rnn_engine_states.frozen import check_fields
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, WEIGHT_FORMATS, row_blocks
 from rnn_engine.gpu import Buffer, Dispatch, Memory, Plan
 from rnn_engine.types import F32, MOST_DRAW_BIASES, Model, ModelShape
-from shaders import Constant
+from rnn_engine_shaders import Constant
 
 # Look-ups in tables with a row for each token of the vocabulary: the embedding, and the tables of layers.
 

@@ -29,7 +29,7 @@ from rnn_engine.forward.variants import MatMulVariant, MatMulWork, StreamVariant
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 from rnn_engine.quantised import BLOCK_FORMATS
-from shaders import Constant, Include, ShaderSource
+from rnn_engine_shaders import Constant, Include, ShaderSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from rnn_engine.types import (
     Readout,
     mask_words,
 )
-from shaders import Constant
+from rnn_engine_shaders import Constant
 
 
 def slot_penalty_bytes(vocab_size: int) -> int:

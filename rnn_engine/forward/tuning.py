@@ -14,7 +14,7 @@ from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.quantised import BLOCK_FORMATS
 from rnn_engine.types import ModelShape
-from shaders import Include
+from rnn_engine_shaders import Include
 
 TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """The token counts for which kernels are chosen; another count uses the choice of the next greater one, or the last."""

@@ -17,7 +17,7 @@ from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import F32, ModelShape
-from shaders import Include
+from rnn_engine_shaders import Include
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from rnn_engine.forward.segments import ROW_ALIGNMENT
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, INPUT_BLOCK, PANEL_ROWS
-from shaders import Constant, Include
+from rnn_engine_shaders import Constant, Include
 
 _NUMBER_BYTES: Final = {"f32": 4, "f16": 2, "int8": 1}
 

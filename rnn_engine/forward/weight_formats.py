@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from rnn_engine.quantised import BLOCK_FORMATS, BlockFormat, Blocks, blocks_of_row, bytes_of_codes, quantise_rows
 from rnn_engine.types import F32
-from shaders import Include
+from rnn_engine_shaders import Include
 
 # Matrices in the order that the matmul kernels read: panels of 8 rows, cut in blocks of columns.
 

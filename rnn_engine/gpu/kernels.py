@@ -16,7 +16,7 @@ import wgpu
 from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
 from rnn_engine.gpu.memory import Buffer
-from shaders import Constant, Include, ShaderSource, specialise
+from rnn_engine_shaders import Constant, Include, ShaderSource, specialise
 
 BindGroup: TypeAlias = wgpu.GPUBindGroup
 """The buffers that are bound to a kernel's variables."""

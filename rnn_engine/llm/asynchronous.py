@@ -52,9 +52,9 @@ from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabiliti
 from rnn_engine.requests import Finished, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32, EmbeddingTask
-from states.cache.config import CacheConfig
-from states.documents import DocumentStore
-from states.files.exchange import StateFiles
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.documents import DocumentStore
+from rnn_engine_states.files.exchange import StateFiles
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from rnn_engine.operations.collections import (
     prepare_documents,
     search_collection,
 )
-from states.documents import Document, DocumentStore, StoredCollection
+from rnn_engine_states.documents import Document, DocumentStore, StoredCollection
 
 T = TypeVar("T")
 

@@ -41,8 +41,8 @@ from rnn_engine.operations.embedding import EmbeddingSettings
 from rnn_engine.operations.scoring import ChoiceScore, Continuation
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32, EmbeddingTask
-from states.cache.config import CacheConfig
-from states.files.exchange import StateFiles
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.files.exchange import StateFiles
 
 T = TypeVar("T")
 

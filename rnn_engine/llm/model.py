@@ -32,7 +32,7 @@ from rnn_engine.model import LoraChoice
 from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import F32, ModelShape, TokenRun
-from states.files.exchange import StateFiles
+from rnn_engine_states.files.exchange import StateFiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from rnn_engine.operations.chat_prompt import ChatPrompt, ToolMode, prompt_after
 from rnn_engine.requests import GenerateRequest, MixedState, StateMix, empty_prompt
 from rnn_engine.sampling.masks import Thinking
 from rnn_engine.sampling.params import MixKind
-from states.frozen import FrozenState
+from rnn_engine_states.frozen import FrozenState
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text to continue, or its token ids."""

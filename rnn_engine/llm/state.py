@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from rnn_engine.errors import StateError, check_choice, is_number
 from rnn_engine.files import atomic_file
 from rnn_engine.types import F32, ModelShape
-from states.files.exchange import ExportForm, StateFiles
-from states.frozen import FrozenState, freeze_state
+from rnn_engine_states.files.exchange import ExportForm, StateFiles
+from rnn_engine_states.frozen import FrozenState, freeze_state
 
 
 class State(Mapping[str, F32]):

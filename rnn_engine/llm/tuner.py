@@ -29,8 +29,8 @@ from rnn_engine.training.data import BadLines, DataSettings, LongTexts, TextMake
 from rnn_engine.training.tuner import Event, Judged, Progress, TunerSettings, Tuning, no_rest
 from rnn_engine.types import Runner, TokenRun, run_step
 from rnn_engine.types import State as Arrays
-from states.files.exchange import ExportForm, StateFiles
-from states.frozen import FrozenState, freeze_state
+from rnn_engine_states.files.exchange import ExportForm, StateFiles
+from rnn_engine_states.frozen import FrozenState, freeze_state
 
 DEFAULT_SETTINGS: Final = TunerSettings()
 _ONE_SLOT: Final = RunnerSize(num_slots=1)

@@ -214,7 +214,7 @@ def kernels_version() -> str:
 
 def kernel_texts() -> dict[str, str]:
     """Return the texts of the matmul's WGSL files, by file name."""
-    kernels = (file for file in files("shaders").iterdir() if file.name.startswith(_KERNEL_FILES))
+    kernels = (file for file in files("rnn_engine_shaders").iterdir() if file.name.startswith(_KERNEL_FILES))
     return {file.name: file.read_text("utf-8") for file in kernels}
 
 

@@ -22,8 +22,8 @@ from rnn_engine.gpu import DeviceInfo, SizingDevice, allocated_on, list_devices
 from rnn_engine.loading.runner import RunnerSize, measure_runner
 from rnn_engine.model import MergedModel, OpenModel
 from rnn_engine.tokenizer import load_tokenizer
-from states.cache.config import CacheConfig
-from states.files.reading import is_time_state
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.files.reading import is_time_state
 
 Measure: TypeAlias = Callable[[str, RunnerSize], int]
 """A function from a weight format and a runner's size to the bytes of device memory that the runner takes."""

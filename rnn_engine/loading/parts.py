@@ -36,13 +36,13 @@ from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from rnn_engine.types import DeviceMemory, Runner
 from rnn_engine.versions.v7_retrieval import TASKS, ShapeV7Embedding, ShapeV7Reranker, TaskHeads
-from states.cache.cache import StateCache
-from states.cache.config import CacheConfig
-from states.cache.tiers.tier import SlotPool
-from states.cache.upkeep import make_cache
-from states.files.exchange import CACHE_LOCK, STATES_LOCK, OwnedFolder
-from states.named.store import LocalStateStore, StateStore
-from states.shared.opening import OpenStore, open_store
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.tiers.tier import SlotPool
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.files.exchange import CACHE_LOCK, STATES_LOCK, OwnedFolder
+from rnn_engine_states.named.store import LocalStateStore, StateStore
+from rnn_engine_states.shared.opening import OpenStore, open_store
 
 
 def freeze_modules() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rnn_engine.bounds import DEFAULT_DRAFT
 from rnn_engine.errors import check_numbers
-from states.named.quota import DEFAULT_CAPACITY, Quota
+from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
 
 if TYPE_CHECKING:
     from rnn_engine.model import LoraChoice

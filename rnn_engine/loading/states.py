@@ -12,13 +12,13 @@ from rnn_engine.loading.settings import StateSettings
 from rnn_engine.model import OpenModel
 from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.types import ModelShape
-from states.files.exchange import StateFiles
-from states.files.reading import LoadedState, is_time_state, state_from_tuned
-from states.frozen import NO_INITIAL_STATE
-from states.named.persistence import SavedStates
-from states.named.quota import DEFAULT_CAPACITY, Quota
-from states.named.store import LocalStateStore, StateStore
-from states.shared.opening import OpenStore
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.files.reading import LoadedState, is_time_state, state_from_tuned
+from rnn_engine_states.frozen import NO_INITIAL_STATE
+from rnn_engine_states.named.persistence import SavedStates
+from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
+from rnn_engine_states.named.store import LocalStateStore, StateStore
+from rnn_engine_states.shared.opening import OpenStore
 
 OWN_STATE = "model"
 """The name of the state that a model's own file contains."""
@@ -60,7 +60,9 @@ def share_names(store: OpenStore | None, own: LocalStateStore, fingerprint: str,
     """
     if store is None or settings.folder is not None:
         return own
-    from states.shared.state_store import SharedStateStore  # needs an extra, which is installed since the store is open
+    from rnn_engine_states.shared.state_store import (
+        SharedStateStore,  # needs an extra, which is installed since the store is open
+    )
 
     capacity, quota = settings.capacity, settings.quota
     return SharedStateStore(own, store.client, fingerprint, capacity=capacity, quota=quota, forget=own.report_forgotten)

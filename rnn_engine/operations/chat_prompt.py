@@ -20,7 +20,7 @@ from rnn_engine.chat_template.tools import ToolFormat, to_json
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, Tag, tagged_text
 from rnn_engine.interface import EngineLike
-from states.frozen import FrozenState
+from rnn_engine_states.frozen import FrozenState
 
 _MAX_CHARACTERS = 1 << 24
 

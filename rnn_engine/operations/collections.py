@@ -28,7 +28,7 @@ from rnn_engine.operations.relevance import (
     score_relevance,
 )
 from rnn_engine.requests import GenerateRequest, Started
-from states.documents import Document, DocumentStore, StoredCollection, check_new_ids
+from rnn_engine_states.documents import Document, DocumentStore, StoredCollection, check_new_ids
 
 MAX_ADDED = 2048  # documents that are added at a time
 MAX_CANDIDATES = 1024  # of one query

@@ -19,8 +19,8 @@ from rnn_engine.requests import EndState, Finished, GenerateRequest, PromptScore
 from rnn_engine.sampling.ranking import top_logprobs
 from rnn_engine.sampling.rows import LogitRow
 from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
-from states.frozen import FrozenState, freeze_state
-from states.named.entry import NamedState, Retention, check_changeable
+from rnn_engine_states.frozen import FrozenState, freeze_state
+from rnn_engine_states.named.entry import NamedState, Retention, check_changeable
 
 MAX_TOP_K = 1024
 

@@ -24,16 +24,16 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeAlias
 
-from states.cache.checkpoint import CheckpointKind
-from states.tokens import TOKEN_BYTES, shared_tokens
+from rnn_engine_states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.tokens import TOKEN_BYTES, shared_tokens
 
 # Waypoints are states kept along a long prompt, so that a later prompt need not run all of a common part again.
 #
 # The position at which a later prompt departs can't be known. It may change a paragraph, or a single token: the last
 # token of a text may merge with the first of what follows. Waypoints bound what that costs.
 #
-# This is promised while memory has room (`states/cache/eviction.py`), and for the part of the prompt that was run and
-# not cached: a later prompt that shares half or more of a prompt of `LEAST_STEPS` full steps finds a state at nine
+# This is promised while memory has room (see the cache's `eviction.py`), and for the part of the prompt that was run
+# and not cached: a later prompt that shares half or more of a prompt of `LEAST_STEPS` full steps finds a state at nine
 # tenths of the common part, or later. So the first waypoint lies just before the middle, and each later one follows the
 # kept state before it by at most a ninth of that state's position. That makes seven or eight waypoints, never more than
 # 16, and fewer if other states are kept.

@@ -24,11 +24,11 @@ from rnn_engine.scheduler.checkpoints import (
 )
 from rnn_engine.scheduler.queue import Waiting
 from rnn_engine.types import F32, Runner
-from states.cache.cache import StateCache
-from states.cache.checkpoint import make_root
-from states.cache.tiers.tiered import Fetch
-from states.frozen import NO_INITIAL_STATE
-from states.tokens import pack
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.checkpoint import make_root
+from rnn_engine_states.cache.tiers.tiered import Fetch
+from rnn_engine_states.frozen import NO_INITIAL_STATE
+from rnn_engine_states.tokens import pack
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from rnn_engine.scheduler.slots import LEAST_TOKENS, FailedStart, SlotAllocator,
 from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, MOST_DRAWS, NOTHING_DRAWN, Drawn, Readout, Runner, Ticket, TokenRun, run_step
-from states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache
 
 # Processing a step's read-out: each sequence processes the logit rows of its run, then all next tokens are drawn
 # together.

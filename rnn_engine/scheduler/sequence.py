@@ -52,7 +52,7 @@ from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.text import CUT, Answer, Ending, TokenInfos
 from rnn_engine.telemetry import EngineCounters, SlotUse, Timing
 from rnn_engine.types import F32, Drawn, State, TokenRun
-from states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.cache.checkpoint import CheckpointKind
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
 Next = TypeVar("Next", bound=AnyPhase)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rnn_engine.backward import TrainingState
 from rnn_engine.errors import StateError
 from rnn_engine.training.tuner import Judged, Progress, RateTried
-from states.files.full import opened, read_safetensors, write_file
+from rnn_engine_states.files.full import opened, read_safetensors, write_file
 
 _FORMAT: Final = "rnn-engine-tuning"
 _VERSION: Final = "1"

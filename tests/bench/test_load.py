@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from server.core.app import ServerSettings, make_app
+from rnn_engine_server.core.app import ServerSettings, make_app
 from tools.bench.load import Clients, Traffic, arrivals, conversations, summarise
 from tools.bench.modelled import make_engine
 from tools.bench.plot import BETWEEN, FIRST, FIRST_95, SPEED, Line, draw

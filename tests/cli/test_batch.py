@@ -14,10 +14,10 @@ from rnn_engine.cli.batch.remote import RemoteBatches
 from rnn_engine.cli.batch.running import Reached
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.requests import GenerateRequest
-from server.auth.keys import ApiKey, Scope
-from server.core.settings import AuthSettings, Limits, ServerSettings
-from server.jobs.batches import BatchStore
-from server.jobs.files import FileStore
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_server.jobs.batches import BatchStore
+from rnn_engine_server.jobs.files import FileStore
 from tests.support.cli import Command
 from tests.support.demo_server import engine_server
 from tests.support.fake_engine import FakeEngine

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.cli.session import EngineChoice
-from states.cache.config import CacheConfig, DiskConfig
-from states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
 from tests.support.cli import Command
 from tests.support.store_server import StoreServer
 

@@ -13,8 +13,8 @@ from rnn_engine.cli.chat.conversation import Reply
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.errors import OverloadedError
 from rnn_engine.requests import GenerateRequest
-from server.auth.keys import ApiKey, Scope
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.broken_server import broken_server
 from tests.support.cli import Command
 from tests.support.demo_server import demo_server, engine_server

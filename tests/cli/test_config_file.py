@@ -18,8 +18,8 @@ from rnn_engine.cli.serve import serve_command as serve_command
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.loading.settings import StateFile
-from server.auth.tls import TlsFiles
-from server.core.settings import ServerSettings
+from rnn_engine_server.auth.tls import TlsFiles
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.cli import Command
 
 # ai00's own file, except the names of the files.

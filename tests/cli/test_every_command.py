@@ -21,7 +21,7 @@ from rnn_engine.cli.serve import serve_command as serve_command
 from rnn_engine.convert.formats import TITLES
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.runner import open_model
-from server.auth.keys import KeyRing, read_keys
+from rnn_engine_server.auth.keys import KeyRing, read_keys
 from tests.support.ggmf import save_ggmf
 from tests.support.hub import stand_in_hub
 from tests.support.models import random_model, save_safetensors, tiny_shape

@@ -10,7 +10,7 @@ from rnn_engine.cli.replicas import load_replica
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.fleet.settings import ReplicaPlace
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-from states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from tests.support.cli import Command
 
 

@@ -29,7 +29,7 @@ for arguments in json.load(sys.stdin):
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 LIBRARIES = {"click", "cloup", "typing_extensions"}
-OWN = {"rnn_engine", "server", "states", "shaders"}
+OWN = {"rnn_engine", "rnn_engine_server", "rnn_engine_states", "rnn_engine_shaders"}
 
 
 def imported(*commands: Sequence[str]) -> set[str]:

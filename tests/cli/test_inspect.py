@@ -16,7 +16,7 @@ from rnn_engine.loading.memory import inspect_model
 from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.types import DeviceMemory
-from states.cache.config import CacheConfig
+from rnn_engine_states.cache.config import CacheConfig
 from tests.support.cli import Command
 from tests.support.gguf import save_gguf
 from tests.support.loras import draw_pair, save_ai00

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.core.settings import Limits, ServerSettings
+from rnn_engine_server.core.settings import Limits, ServerSettings
 from tests.support.cli import Command
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from rnn_engine.cli.server_options import BackgroundHandler, log_on_stderr
-from server.telemetry.logs import LogLevel, LogSettings
-from server.telemetry.records import request_logged_as
+from rnn_engine_server.telemetry.logs import LogLevel, LogSettings
+from rnn_engine_server.telemetry.records import request_logged_as
 
 
 @pytest.fixture

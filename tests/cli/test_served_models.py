@@ -15,8 +15,8 @@ from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-from server.core.app import ModelRegistry
-from states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_server.core.app import ModelRegistry
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from tests.support.cli import Command
 from tests.support.retrieval import EMBEDDING, RERANKER
 

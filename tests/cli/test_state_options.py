@@ -15,8 +15,8 @@ from rnn_engine.cli.generation_options import _divide
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.settings import StateFile, StateSettings
-from states.files.exchange import StateFiles
-from states.frozen import freeze_state
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.frozen import freeze_state
 from tests.support.cli import Command
 from tests.support.models import TensorModel
 from tests.support.named_states import save_tuned_state, some_state

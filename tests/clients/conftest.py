@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.auth.keys import ApiKey
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.demo_server import demo_server
 
 KEY, OTHER_KEY = "a key", "another key"

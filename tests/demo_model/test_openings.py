@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.demo_server import demo_server
 from tools.demo_model.evaluate import Server
 from tools.demo_model.openings.__main__ import ask_all, converse, report

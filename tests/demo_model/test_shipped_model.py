@@ -13,7 +13,7 @@ from rnn_engine.demo import model_path, pirate_state_path, tokenizer_path
 from rnn_engine.loading.runner import open_model
 from rnn_engine.model import ModelFile
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
-from states.files.reading import read_state
+from rnn_engine_states.files.reading import read_state
 from tests.support.answers import right_answers
 from tools.demo_model.corpus.mixture import held_out, pirate, pirate_at_last
 

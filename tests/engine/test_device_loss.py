@@ -15,10 +15,10 @@ from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.types import InitialState, Runner
-from states.cache.config import CacheConfig
-from states.cache.tiers.tier import SlotPool
-from states.frozen import freeze_state
-from states.named.entry import Retention
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.tiers.tier import SlotPool
+from rnn_engine_states.frozen import freeze_state
+from rnn_engine_states.named.entry import Retention
 from tests.support.clients import Heard
 from tests.support.fault_runner import Fault, FaultRunner, Faults
 from tests.support.models import random_model, save_safetensors, tiny_shape

@@ -16,7 +16,7 @@ from rnn_engine.loading.runner import load_runner
 from rnn_engine.scheduler import Scheduler, Worker
 from rnn_engine.scheduler.queue import Adaptive
 from rnn_engine.types import InitialState
-from states.cache.upkeep import make_cache
+from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.clients import Heard
 from tests.support.engines import HELLO, PATIENCE, TOKENIZER, ask, engine_of, listen, reach, running
 from tests.support.fake_runner import FakeRunner

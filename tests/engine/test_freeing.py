@@ -20,7 +20,7 @@ from rnn_engine.grammar import Grammar
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest
-from states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 
 
 class Keeping(ThreadPoolExecutor):

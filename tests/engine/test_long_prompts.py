@@ -15,9 +15,9 @@ from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.tokenizer.load import NoTokenizer
 from rnn_engine.versions.v7 import run_layers
-from states.cache.config import CacheConfig
-from states.cache.upkeep import make_cache
-from states.tokens import pack, shared_tokens
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.tokens import pack, shared_tokens
 from tests.support.clients import Heard
 from tests.support.engines import PATIENCE, listen
 from tests.support.models import random_model, tiny_shape

@@ -10,7 +10,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
-from states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from tests.support.loras import draw_pair, save_ai00
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 

@@ -13,7 +13,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, Started, TextDelta
 from rnn_engine.sampling.params import SamplingParams
-from states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.pth import save_pth
 

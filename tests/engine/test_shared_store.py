@@ -14,9 +14,9 @@ from rnn_engine.engine import Engine
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
-from states.cache.config import CacheConfig
-from states.named.entry import NamedState, Retention
-from states.shared.config import StoreConfig, StoreUrl
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.named.entry import NamedState, Retention
+from rnn_engine_states.shared.config import StoreConfig, StoreUrl
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.store_server import SlowProxy, StoreServer
 

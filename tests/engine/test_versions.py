@@ -21,9 +21,9 @@ from rnn_engine.operations.scoring import score_choices
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine.types import InitialState, ModelShape, State
 from rnn_engine.versions.v5 import ShapeV5
-from states.files.prefab import prefab_dims, rows_from_state, state_from_rows
-from states.files.reading import tensor_name
-from states.named.entry import Retention
+from rnn_engine_states.files.prefab import prefab_dims, rows_from_state, state_from_rows
+from rnn_engine_states.files.reading import tensor_name
+from rnn_engine_states.named.entry import Retention
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import OLDER_SHAPES, tiny_v4, tiny_v5
 from tests.support.reference import forward, relative_error

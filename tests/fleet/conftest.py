@@ -11,7 +11,7 @@ import pytest
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.fleet.remote import RemoteEngine
 from rnn_engine.loading.settings import LoadSettings
-from states.cache.config import CacheConfig
+from rnn_engine_states.cache.config import CacheConfig
 
 if TYPE_CHECKING:
     from tests.support.ray_fleet import RayFleets

@@ -17,7 +17,7 @@ from rnn_engine.fleet.routing import PrefixRouter
 from rnn_engine.fleet.wire import Question, pack_question, pack_request, unpack_answer, unpack_outcomes
 from rnn_engine.requests import GenerateRequest, Started
 from rnn_engine.telemetry import EngineCounters
-from states.cache.config import CacheStats, TierStats
+from rnn_engine_states.cache.config import CacheStats, TierStats
 from tests.support.fake_engine import FakeEngine
 from tests.support.fleet import LocalLinks, until
 

@@ -13,9 +13,9 @@ from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 
 from rnn_engine.cli.session import load_engine
-from server.apis.engine.states import StateEntries
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.apis.engine.states import StateEntries
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.http import Client, engine_in, post
 

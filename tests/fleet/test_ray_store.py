@@ -20,10 +20,10 @@ from rnn_engine.fleet.wire import Links, ReplicaLostError, Report, pack_question
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.sampling.params import SamplingParams
-from states.cache.config import CacheConfig
-from states.frozen import freeze_state
-from states.named.entry import Retention
-from states.shared.config import StoreConfig, StoreUrl
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.frozen import freeze_state
+from rnn_engine_states.named.entry import Retention
+from rnn_engine_states.shared.config import StoreConfig, StoreUrl
 from tests.support.fleet import replica_processes
 from tests.support.store_server import StoreServer
 

@@ -27,11 +27,11 @@ from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.scheduler.inboxes import MAX_UNREAD
 from rnn_engine.telemetry import Outcome, RequestReport, reports_to
 from rnn_engine.types import InitialState
-from states.cache.browse import BLOCK_TOKENS, TreeQuery
-from states.cache.checkpoint import CheckpointKind
-from states.cache.upkeep import make_cache
-from states.frozen import NO_INITIAL_STATE, freeze_state
-from states.named.entry import Retention
+from rnn_engine_states.cache.browse import BLOCK_TOKENS, TreeQuery
+from rnn_engine_states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.frozen import NO_INITIAL_STATE, freeze_state
+from rnn_engine_states.named.entry import Retention
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.fleet import LocalLinks, front_of, local_fleet, until
 from tests.support.toy_states import ToyDevice, toy_shape

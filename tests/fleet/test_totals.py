@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rnn_engine.fleet.members import total_cache_stats, total_store_counters
-from states.cache.config import CacheStats, TierStats
-from states.shared.config import StoreCounters, StoreOutcome
+from rnn_engine_states.cache.config import CacheStats, TierStats
+from rnn_engine_states.shared.config import StoreCounters, StoreOutcome
 
 
 def test_counts_of_caches_are_added() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from server.core.settings import Limits, ServerSettings
-from server.openapi.document import plain_path
+from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_server.openapi.document import plain_path
 from tests.support.demo_server import demo_server
 from tools.fuzz.cases import TRIED_ROUTES
 from tools.fuzz.document import try_document

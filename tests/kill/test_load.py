@@ -8,8 +8,8 @@ import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 
 from rnn_engine.errors import OverloadedError, RnnEngineError, UnavailableError
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tools.kill.load import Load, Lost, Question, Tally
 

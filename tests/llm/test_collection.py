@@ -11,7 +11,7 @@ import pytest
 from rnn_engine import LLM, AsyncCollection, AsyncLLM, Collection, Document, Search
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError
 from rnn_engine.operations.relevance import document_tokens
-from states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
 QUERY = "How many legs does a spider have?"

@@ -34,7 +34,7 @@ from rnn_engine import (
 from rnn_engine.chat_template import Role
 from rnn_engine.demo import pirate_state_path
 from rnn_engine.errors import DeviceError, EngineClosedError, InvalidRequestError, StateError, StepError
-from states.files.exchange import StateFiles
+from rnn_engine_states.files.exchange import StateFiles
 
 FRANCE = "User: What is the capital of France?\n\nAssistant:"
 SPELL = "User: Spell the word cat.\n\nAssistant:"

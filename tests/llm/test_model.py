@@ -15,7 +15,7 @@ from rnn_engine.errors import EngineClosedError, InvalidRequestError, StateError
 from rnn_engine.reference import Weights
 from rnn_engine.types import F32, ModelShape
 from rnn_engine.versions.table import VERSIONS
-from states.files.exchange import StateFiles
+from rnn_engine_states.files.exchange import StateFiles
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import OLDER_SHAPES
 from tests.support.reference import forward, relative_error

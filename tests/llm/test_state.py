@@ -10,7 +10,7 @@ import pytest
 
 from rnn_engine import State
 from rnn_engine.errors import InvalidRequestError, StateError
-from states.files.exchange import StateFiles
+from rnn_engine_states.files.exchange import StateFiles
 from tests.support.models import tiny_shape
 from tests.support.named_states import some_state
 

@@ -25,7 +25,7 @@ from rnn_engine.operations.embedding import EmbeddingSettings, embed
 from rnn_engine.operations.naming import run_tokens
 from rnn_engine.operations.scoring import probabilities, score_choices
 from rnn_engine.requests import GenerateRequest, MixedState, StateMix, TextDelta
-from states.frozen import FrozenState
+from rnn_engine_states.frozen import FrozenState
 from tests.support.processes import ROOT
 
 

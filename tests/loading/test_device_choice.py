@@ -21,7 +21,7 @@ from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import OpenModel
 from rnn_engine.requests import GenerateRequest, Started
 from rnn_engine.types import Model, Runner, TokenRun, run_step
-from states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
 SOFTWARE = DeviceInfo(0, "software", "software", "Vulkan", "any")

@@ -18,8 +18,8 @@ from rnn_engine.loading.runner import spare_slot_bytes
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.scheduler import DraftSettings
 from rnn_engine.types import F32, Runner, TokenRun, run_step
-from states.cache.checkpoint import CheckpointKind
-from states.cache.config import CacheConfig
+from rnn_engine_states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.cache.config import CacheConfig
 from tests.support.models import random_model, reranker_shape, save_safetensors, tiny_shape
 from tests.support.retrieval import EMBEDDING, RERANKER, golden
 

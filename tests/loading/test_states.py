@@ -15,8 +15,8 @@ from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import StateFile, StateSettings
 from rnn_engine.loading.states import open_states
 from rnn_engine.types import F32
-from states.files.prefab import Prefab, encode_prefab
-from states.named.entry import Retention
+from rnn_engine_states.files.prefab import Prefab, encode_prefab
+from rnn_engine_states.named.entry import Retention
 from tests.support.models import Convention, TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.named_states import BlockingStates, save_tuned_state, some_state
 from tests.support.pth import save_pth

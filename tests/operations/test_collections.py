@@ -13,8 +13,8 @@ from rnn_engine.operations.collections import (
     search_collection,
 )
 from rnn_engine.operations.relevance import document_tokens, relevance_prompts, score_relevance
-from states.cache.config import CacheConfig
-from states.documents import Document, DocumentStore, StoredCollection
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.documents import Document, DocumentStore, StoredCollection
 from tests.support.retrieval import retrieving
 
 TEXTS = ["Rivers run to the sea.", "A cat sleeps on the warm stone by the door, all day long.", "Bees dance."]

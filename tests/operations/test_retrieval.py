@@ -18,7 +18,7 @@ from rnn_engine.operations.embedding import EmbeddingSettings, embed, find_centr
 from rnn_engine.operations.relevance import Relevance, document_tokens, method, relevance_prompts, score_relevance
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import F32, InitialState
-from states.cache.config import CacheConfig
+from rnn_engine_states.cache.config import CacheConfig
 from tests.support.models import random_model, reranker_shape, save_safetensors, tiny_shape
 from tests.support.reference import relative_error
 from tests.support.retrieval import EMBEDDING, END, NUM_TEXTS, RERANKER, golden, retrieving

@@ -10,7 +10,7 @@ import pytest
 from rnn_engine.cli.generate import generate_command as command
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling.params import PARAMETERS, Ai00Mirostat, Ai00Nucleus, Ai00Typical, Parameter, SamplingParams
-from server.apis.openai.schemas import ChatRequest, CompletionRequest
+from rnn_engine_server.apis.openai.schemas import ChatRequest, CompletionRequest
 
 VOCAB_SIZE = 10
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.scheduler.checkpoints import CheckpointPoint, plan_checkpoints
-from states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.cache.checkpoint import CheckpointKind
 
 MARK, BRANCH, TURN, END = (
     CheckpointKind.MARK,

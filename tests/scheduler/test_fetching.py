@@ -9,9 +9,9 @@ import pytest
 
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.types import ModelShape
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.upkeep import make_cache
-from states.files.full import SavedState, read_full_state
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.files.full import SavedState, read_full_state
 from tests.support.clients import Clients
 from tests.support.fake_runner import FakeRunner, random_logits
 
@@ -38,7 +38,7 @@ class SlowFiles:
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> SlowFiles:
     files = SlowFiles()
-    monkeypatch.setattr("states.cache.tiers.disk.read_full_state", files.read)
+    monkeypatch.setattr("rnn_engine_states.cache.tiers.disk.read_full_state", files.read)
     return files
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.checkpoints import PromptPrefix, SingleFlight
 from rnn_engine.scheduler.queue import OLDEST_EVERY, Queue, Waiting
-from states.tokens import pack
+from rnn_engine_states.tokens import pack
 
 PREFIX = PromptPrefix("root", pack(range(100)))
 

@@ -16,8 +16,8 @@ from rnn_engine.scheduler.checkpoints import (
     Wait,
     plan_checkpoints,
 )
-from states.cache.checkpoint import CheckpointKind
-from states.tokens import pack
+from rnn_engine_states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.tokens import pack
 
 ROOT = "none"
 SHARED = list(range(100))

@@ -11,8 +11,8 @@ from pytest_aiohttp.plugin import AiohttpClient
 from rnn_engine.cli.session import load_engine
 from rnn_engine.fleet.replica import ReplicaEngine
 from rnn_engine.interface import EngineLike
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fleet import local_fleet
 from tests.support.http import Client, Load, Serve, Through

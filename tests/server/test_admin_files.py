@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from server.apis.ai00.files import Ai00Config, WrittenFile
-from server.core.settings import Limits, ServerSettings
+from rnn_engine_server.apis.ai00.files import Ai00Config, WrittenFile
+from rnn_engine_server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, error_of, post
 

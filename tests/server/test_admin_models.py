@@ -14,15 +14,15 @@ from rnn_engine.cli.serve import NamedModel
 from rnn_engine.cli.serving import load_models
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.loading.settings import LoadSettings
-from server.apis.ai00.files import FileEntry, Token, WrittenFile
-from server.apis.ai00.models import ModelsInfo
-from server.apis.common.states import StateEntry
-from server.apis.openai.models import ModelEntry
-from server.auth.keys import ApiKey, Scope
-from server.core.app import make_app
-from server.core.settings import AuthSettings, ServerSettings
-from server.models.files import ModelFileEntry
-from server.models.registry import MODELS
+from rnn_engine_server.apis.ai00.files import FileEntry, Token, WrittenFile
+from rnn_engine_server.apis.ai00.models import ModelsInfo
+from rnn_engine_server.apis.common.states import StateEntry
+from rnn_engine_server.apis.openai.models import ModelEntry
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.models.files import ModelFileEntry
+from rnn_engine_server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Load, Through, check_shape, error_of, parse_event, post
 from tests.support.models import embedding_shape, random_model, reranker_shape, save_safetensors, tiny_shape
@@ -158,7 +158,7 @@ async def test_what_is_loaded_as_ai00_tells_it(client: Client, monkeypatch: pyte
     assert (reload["quant"], reload["quant_type"], reload["adapter"], reload["device"]) == (0, "None", "Auto", "cpu")
     assert info["model"]["version"] == "V7"
     assert set(info["model"]["custom"]["V7"]) == {"w", "a", "v", "g"}
-    monkeypatch.setattr("server.apis.ai00.models._STATE_SECONDS", 0)
+    monkeypatch.setattr("rnn_engine_server.apis.ai00.models._STATE_SECONDS", 0)
     for path in ("/api/models/state", "/api/oai/models/state"):
         async with client.get(path) as response:
             assert response.content_type == "text/event-stream"

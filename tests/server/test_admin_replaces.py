@@ -18,9 +18,9 @@ from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.model import LoraChoice
-from server.apis.ai00.files import WrittenFile
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.apis.ai00.files import WrittenFile
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.http import Body, Client, error_of, post
 from tests.support.loras import draw_pair, save_ai00
 from tests.support.models import random_model, save_safetensors, tiny_shape

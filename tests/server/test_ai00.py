@@ -10,14 +10,14 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.operations.onnx_embedder import load_embedder
 from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus
-from server.apis.ai00.generation import Ai00CompletionChunk
-from server.apis.ai00.states import Embeds, StateList
-from server.apis.engine.choices import Chooses
-from server.apis.openai.embeddings import EmbeddingList
-from server.apis.openai.schemas import ChatCompletion, Completion
-from server.core.app import make_app
-from server.core.settings import ServerSettings
-from states.files.prefab import rows_from_state
+from rnn_engine_server.apis.ai00.generation import Ai00CompletionChunk
+from rnn_engine_server.apis.ai00.states import Embeds, StateList
+from rnn_engine_server.apis.engine.choices import Chooses
+from rnn_engine_server.apis.openai.embeddings import EmbeddingList
+from rnn_engine_server.apis.openai.schemas import ChatCompletion, Completion
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_states.files.prefab import rows_from_state
 from tests.support.embedders import save_embedder
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import Body, Serve, Through, error_of, post, post_stream

@@ -15,9 +15,9 @@ from anthropic.types.messages import MessageBatch as Batch
 from anthropic.types.messages import MessageBatchIndividualResponse
 
 from rnn_engine.requests import Client
-from server.apis.anthropic.batches import MessageBatch, MessageBatchList, MessageBatchResult
-from server.apis.anthropic.schemas import AnthropicError
-from server.core.settings import Limits
+from rnn_engine_server.apis.anthropic.batches import MessageBatch, MessageBatchList, MessageBatchResult
+from rnn_engine_server.apis.anthropic.schemas import AnthropicError
+from rnn_engine_server.core.settings import Limits
 from tests.support.http import Body, check_head, check_shape
 from tests.support.job_server import JobServer
 

@@ -13,10 +13,10 @@ from anthropic.types import JSONOutputFormatParam, MessageParam, TextBlock, Tool
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.errors import OverloadedError
 from rnn_engine.interface import EngineLike
-from server.apis.anthropic.schemas import AnthropicAnswer, AnthropicError
-from server.auth.keys import ApiKey
-from server.core.app import make_app
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.apis.anthropic.schemas import AnthropicAnswer, AnthropicError
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, post

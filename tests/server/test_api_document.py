@@ -12,11 +12,11 @@ from openapi_spec_validator import validate
 from pydantic import Field
 
 from rnn_engine.errors import InvalidRequestError
-from server.apis.routes import ALL_ROUTES
-from server.auth.keys import ApiKey, Scope
-from server.core.schema import RequestBody, only
-from server.core.settings import AuthSettings, ServerSettings
-from server.openapi.document import describe_bodies, make_document, plain_path
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.schema import RequestBody, only
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.openapi.document import describe_bodies, make_document, plain_path
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from server.apis.astrai import SchedulerStats
-from server.apis.openai.schemas import Completion
-from server.auth.keys import ApiKey, Scope
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.apis.astrai import SchedulerStats
+from rnn_engine_server.apis.openai.schemas import Completion
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, check_shape, post
 

@@ -17,9 +17,9 @@ from openai.types.responses import ResponseStreamEvent
 
 from rnn_engine.errors import OverloadedError
 from rnn_engine.requests import Client
-from server.apis.openai.background import BACKGROUND
-from server.apis.openai.response_schemas import Response, ResponseEvent
-from server.core.settings import Limits
+from rnn_engine_server.apis.openai.background import BACKGROUND
+from rnn_engine_server.apis.openai.response_schemas import Response, ResponseEvent
+from rnn_engine_server.core.settings import Limits
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import check_shape
 from tests.support.job_server import KEYS, JobServer
@@ -214,7 +214,7 @@ async def test_a_full_queue_delays_a_response(
     async def free(_seconds: float) -> None:
         engine.refuse = None
 
-    monkeypatch.setattr("server.apis.openai.background.asyncio.sleep", free)
+    monkeypatch.setattr("rnn_engine_server.apis.openai.background.asyncio.sleep", free)
     events = [event async for event in await client.responses.create(**HI, stream=True)]
     assert events[-1].type == "response.completed"
     assert [event.sequence_number for event in events] == list(range(len(events)))

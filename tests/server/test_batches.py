@@ -21,13 +21,13 @@ from typing_extensions import Buffer
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StorageError
 from rnn_engine.requests import Client as EngineClient
 from rnn_engine.requests import GenerateRequest
-from server.apis.openai.batches import BATCHES, BatchList, BatchObject
-from server.apis.openai.completions import ROUTES as COMPLETIONS
-from server.core.settings import Limits
-from server.jobs.batches import FOLLOWS, BatchStore, parse_window
-from server.jobs.batches import Batch as StoredBatch
-from server.jobs.files import FileStore
-from server.jobs.lines import MOST_ERRORS, Journal, TokenUsage, check_lines, order_lines, read_lines
+from rnn_engine_server.apis.openai.batches import BATCHES, BatchList, BatchObject
+from rnn_engine_server.apis.openai.completions import ROUTES as COMPLETIONS
+from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.jobs.batches import FOLLOWS, BatchStore, parse_window
+from rnn_engine_server.jobs.batches import Batch as StoredBatch
+from rnn_engine_server.jobs.files import FileStore
+from rnn_engine_server.jobs.lines import MOST_ERRORS, Journal, TokenUsage, check_lines, order_lines, read_lines
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, check_shape, leave_during
 from tests.support.job_server import JobServer
@@ -269,7 +269,7 @@ async def test_a_full_queue_delays_lines(
         server.engine.refuse = None
         await sleep(0)  # for loops of the server that sleep, too
 
-    monkeypatch.setattr("server.jobs.runner.asyncio.sleep", free)
+    monkeypatch.setattr("rnn_engine_server.jobs.runner.asyncio.sleep", free)
     batch = await until(client, await begin(client, jsonl(LINES)))
     assert texts(await results(client, batch.output_file_id)) == ANSWERS
     assert naps
@@ -313,7 +313,7 @@ async def test_a_batch_that_a_fault_stops_goes_on_after_a_pause_and_others_meanw
             raise error
         return real(store, batch)
 
-    monkeypatch.setattr("server.jobs.runner._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("rnn_engine_server.jobs.runner._FIRST_PAUSE", 0.001)
     monkeypatch.setattr(BatchStore, "journal", journal)
     first, second = [await begin(client, jsonl(LINES)) for _ in range(2)]
     assert (await until(client, second)).status == "completed"
@@ -333,7 +333,7 @@ async def test_answers_wait_for_room_on_the_disk(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(journal, custom_id, *answer)
 
-    monkeypatch.setattr("server.jobs.runner._RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("rnn_engine_server.jobs.runner._RETRY_SECONDS", 0.001)
     monkeypatch.setattr(Journal, "add_answer", add_answer)
     batch = await until(client, await begin(client, jsonl(LINES)))
     assert len(set(refused)) > 1

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pytest_aiohttp.plugin import AiohttpClient
 
 from rnn_engine.errors import InvalidRequestError
-from server.apis.engine.tokens import DetokenizeRequest, TokenizeRequest
-from server.apis.openai.schemas import ChatRequest, CompletionRequest
-from server.core.bodies import WORKERS, long_json_response, make_workers, to_json
-from server.core.schema import RequestBody
+from rnn_engine_server.apis.engine.tokens import DetokenizeRequest, TokenizeRequest
+from rnn_engine_server.apis.openai.schemas import ChatRequest, CompletionRequest
+from rnn_engine_server.core.bodies import WORKERS, long_json_response, make_workers, to_json
+from rnn_engine_server.core.schema import RequestBody
 
 KINDS: list[type[RequestBody]] = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from server.apis.engine.cache import Cache, CacheDropped
-from server.apis.openai.models import HealthBody
-from states.cache.cache import StateCache
-from states.cache.config import CacheConfig
-from states.cache.upkeep import make_cache
+from rnn_engine_server.apis.engine.cache import Cache, CacheDropped
+from rnn_engine_server.apis.openai.models import HealthBody
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, error_of
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape

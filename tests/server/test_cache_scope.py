@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.apis.common.states import CacheBody
-from server.apis.routes import ALL_ROUTES
-from server.auth.keys import ApiKey, Scope
-from server.core.app import make_app
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.apis.common.states import CacheBody
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.server.test_ownership import STARTING, object_in
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine

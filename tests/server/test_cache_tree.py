@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from server.apis.engine.cache import CachePosition, CachePositionDropped, CacheTreeList
-from server.auth.keys import ApiKey, Scope
-from server.core.settings import AuthSettings, ServerSettings
-from states.cache.cache import StateCache
-from states.cache.config import CacheConfig
-from states.cache.upkeep import make_cache
+from rnn_engine_server.apis.engine.cache import CachePosition, CachePositionDropped, CacheTreeList
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, error_of
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape

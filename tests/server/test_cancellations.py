@@ -19,10 +19,10 @@ from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineStats
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import F32
-from server.core.app import make_app
-from server.core.routing import LIFECYCLE
-from server.core.settings import ServerSettings
-from states.cache.upkeep import make_cache
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.routing import LIFECYCLE
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, Tokens
 from tests.support.gate import Gate

@@ -16,8 +16,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_runner import FakeRunner, scripted_logits
 from tests.support.http import Body, Client, Through, events, parse_event
 

@@ -6,8 +6,8 @@ import pytest
 
 from rnn_engine.chat_template.jinja import JinjaTemplate
 from rnn_engine.requests import GenerateRequest
-from server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk, InputTokens
-from server.core.settings import ServerSettings
+from rnn_engine_server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk, InputTokens
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import PIECES, Body, Serve, error_of, post, post_stream
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from rnn_engine.requests import GenerateRequest, TokenInfo
-from server.apis.engine.choices import Choices, Chooses
-from server.apis.openai.schemas import Completion
+from rnn_engine_server.apis.engine.choices import Choices, Chooses
+from rnn_engine_server.apis.openai.schemas import Completion
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Client, Serve, error_of, post
 

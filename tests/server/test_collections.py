@@ -10,7 +10,7 @@ from aiohttp import ClientResponse
 
 from rnn_engine.errors import OverloadedError, StateError
 from rnn_engine.requests import GenerateRequest
-from server.apis.engine.collections import (
+from rnn_engine_server.apis.engine.collections import (
     CollectionDeleted,
     CollectionEntries,
     CollectionEntry,
@@ -20,9 +20,9 @@ from server.apis.engine.collections import (
     DocumentsRemoved,
     QueryAnswer,
 )
-from server.auth.keys import ApiKey, Scope
-from server.core.app import make_app
-from server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine
 from tests.support.http import Body, Client, Serve, check_shape, error_of, post
 from tests.support.models import tiny_shape

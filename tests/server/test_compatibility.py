@@ -8,11 +8,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from server.apis.routes import ALL_ROUTES
-from server.core.routing import Route
-from server.core.schema import RequestBody
-from server.core.settings import ServerSettings
-from server.openapi.document import plain_path
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.openapi.document import plain_path
 from tests.support.demo_server import demo_server
 from tools.compatibility.document import DOCUMENT, SYSTEMS, Call, Made, document
 

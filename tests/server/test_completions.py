@@ -8,8 +8,8 @@ import pytest
 
 from rnn_engine.requests import Finished, GenerateRequest, Started
 from rnn_engine.telemetry import Timing
-from server.apis.common.answering import timings_of
-from server.apis.openai.schemas import Completion
+from rnn_engine_server.apis.common.answering import timings_of
+from rnn_engine_server.apis.openai.schemas import Completion
 from tests.support.fake_engine import RANDOM_SEED, FakeEngine, encode
 from tests.support.http import Body, Serve, post, post_stream
 

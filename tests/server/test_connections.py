@@ -15,9 +15,9 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
-from server.connections.acceptor import fit_descriptors, raise_descriptor_limit
-from server.core.settings import ConnectionSettings, ServerSettings
-from server.jobs.files import FileStore
+from rnn_engine_server.connections.acceptor import fit_descriptors, raise_descriptor_limit
+from rnn_engine_server.core.settings import ConnectionSettings, ServerSettings
+from rnn_engine_server.jobs.files import FileStore
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, scripted_logits
@@ -239,7 +239,7 @@ class TestNumber:
                 raise OSError(errno.EMFILE, "Too many open files")
             return await accept(listener)
 
-        monkeypatch.setattr("server.connections.acceptor._RETRY_SECONDS", 0)
+        monkeypatch.setattr("rnn_engine_server.connections.acceptor._RETRY_SECONDS", 0)
         monkeypatch.setattr(loop, "sock_accept", fail_at_first)
         async with raw_server(await through(FakeEngine())) as server:
             client = await server.connect()

@@ -9,11 +9,11 @@ import openai
 import pytest
 from openai.types.responses import ResponseInputItemParam
 
-from server.apis.openai.response_items import KeptConversation
-from server.apis.openai.response_schemas import ResponseItemList
-from server.auth.keys import ApiKey
-from server.core.app import make_app
-from server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_server.apis.openai.response_items import KeptConversation
+from rnn_engine_server.apis.openai.response_schemas import ResponseItemList
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, Through, check_shape, error_of, post
 from tests.support.official import openai_client

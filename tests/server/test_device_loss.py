@@ -16,10 +16,10 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import DeviceError
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import Runner
-from server.core.app import make_app
-from server.core.settings import ServerSettings
-from states.cache.config import CacheConfig
-from states.cache.upkeep import make_cache
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, Tokens, random_logits
 from tests.support.fault_runner import Fault, FaultRunner, Faults

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import OverloadedError
 from rnn_engine.operations.embedding import EmbeddingSettings, embed
-from server.apis.ai00.states import StateList
-from server.apis.llama_server.embedding import LlamaEmbedding
-from server.apis.openai.embeddings import EmbeddingList
-from server.core.settings import Limits, ServerSettings
-from states.files.prefab import state_from_rows
+from rnn_engine_server.apis.ai00.states import StateList
+from rnn_engine_server.apis.llama_server.embedding import LlamaEmbedding
+from rnn_engine_server.apis.openai.embeddings import EmbeddingList
+from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_states.files.prefab import state_from_rows
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, check_shape, engine_in, error_of, post
 

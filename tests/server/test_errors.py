@@ -11,8 +11,8 @@ import pytest
 
 from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
 from rnn_engine.requests import GenerateRequest
-from server.core.errors import describe
-from server.core.settings import Limits, ServerSettings
+from rnn_engine_server.core.errors import describe
+from rnn_engine_server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of, parse_event
 

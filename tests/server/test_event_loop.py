@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from server.apis.routes import ALL_ROUTES
-from server.core.bodies import parsed_bytes, to_json
-from server.core.routing import Route
-from server.core.settings import ServerSettings
-from server.openapi.document import EXAMPLES
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.core.bodies import parsed_bytes, to_json
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.openapi.document import EXAMPLES
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve
 from tests.support.loop_guard import LoopGuard

@@ -13,11 +13,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import Batch
-from server.auth.admission import network_of
-from server.auth.keys import ApiKey
-from server.core.app import make_app
-from server.core.routing import LIFECYCLE
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.auth.admission import network_of
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.routing import LIFECYCLE
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, random_logits
 from tests.support.http import Body, Client, Through

@@ -16,11 +16,11 @@ import pytest
 from aiohttp import FormData
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
-from server.apis.openai.files import FILES, FileDeleted, FileList, FileObject
-from server.auth.keys import ApiKey, Scope
-from server.core.app import make_app
-from server.core.settings import AuthSettings, Limits, ServerSettings
-from server.jobs.files import FOLDER_LOCK, FileStore, StoredFile
+from rnn_engine_server.apis.openai.files import FILES, FileDeleted, FileList, FileObject
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_server.jobs.files import FOLDER_LOCK, FileStore, StoredFile
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Client, Serve, Through, check_shape, error_of
 from tests.support.official import openai_client
@@ -267,10 +267,10 @@ class TestStore:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr("server.jobs.files.NewFile.write", fail)
+            patched.setattr("rnn_engine_server.jobs.files.NewFile.write", fail)
             with pytest.raises(StorageError, match="No space left"):
                 put(store, "ann")
-        monkeypatch.setattr("server.jobs.files.write_record", fail)
+        monkeypatch.setattr("rnn_engine_server.jobs.files.write_record", fail)
         with pytest.raises(StorageError, match="No space left"):
             put(store, "ann")
         assert contents(tmp_path) == []

@@ -21,14 +21,14 @@ from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.training.tuner import RateTried, TunerSettings, Updated
-from server.apis.openai import fine_tuning
-from server.apis.openai.fine_tuning import TUNINGS
-from server.apis.openai.models import ModelList
-from server.core.app import make_app
-from server.core.settings import Limits, ServerSettings
-from server.jobs import tuning_process
-from server.jobs.files import FileStore
-from server.jobs.tuning_process import (
+from rnn_engine_server.apis.openai import fine_tuning
+from rnn_engine_server.apis.openai.fine_tuning import TUNINGS
+from rnn_engine_server.apis.openai.models import ModelList
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_server.jobs import tuning_process
+from rnn_engine_server.jobs.files import FileStore
+from rnn_engine_server.jobs.tuning_process import (
     Checked,
     Failed,
     Finished,
@@ -41,10 +41,10 @@ from server.jobs.tuning_process import (
     parse_answer,
     tune,
 )
-from server.jobs.tuning_runner import TuningProcess
-from server.jobs.tunings import FOLLOWS, Hyperparameters, TuningStore
-from server.models.orders import LoadOrder
-from server.models.registry import ModelRegistry
+from rnn_engine_server.jobs.tuning_runner import TuningProcess
+from rnn_engine_server.jobs.tunings import FOLLOWS, Hyperparameters, TuningStore
+from rnn_engine_server.models.orders import LoadOrder
+from rnn_engine_server.models.registry import ModelRegistry
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, state_after
 from tests.support.http import Body, Through, check_head, check_shape, leave_during

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from aiohttp import hdrs, web
 
-from server.apis.routes import ALL_ROUTES
-from server.core.routing import EVENTS, Route
-from server.models.registry import MODELS
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.core.routing import EVENTS, Route
+from rnn_engine_server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 
@@ -56,7 +56,9 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(request.path)
         return web.Response()
 
-    monkeypatch.setattr("server.core.app.ALL_ROUTES", tuple(replace(route, handler=note) for route in ALL_ROUTES))
+    monkeypatch.setattr(
+        "rnn_engine_server.core.app.ALL_ROUTES", tuple(replace(route, handler=note) for route in ALL_ROUTES)
+    )
     return found
 
 

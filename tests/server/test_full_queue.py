@@ -16,10 +16,10 @@ from rnn_engine.errors import OverloadedError
 from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import Batch
-from server.apis.openai.schemas import Completion
-from server.core.app import make_app
-from server.core.routing import LIFECYCLE
-from server.core.settings import ServerSettings
+from rnn_engine_server.apis.openai.schemas import Completion
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.routing import LIFECYCLE
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, random_logits

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from rnn_engine.engine import Engine
 from rnn_engine.grammar import Grammar, choice_grammar, json_grammar
 from rnn_engine.loading.parts import assemble
-from server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk, Completion
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk, Completion
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, table_logits

@@ -10,8 +10,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from huggingface_hub import InferenceClient
 
 from rnn_engine.chat_template import WorldTemplate
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, error_of
 

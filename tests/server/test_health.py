@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from rnn_engine.telemetry import Health
-from server.apis.openai.models import HealthBody, Readiness
-from server.auth.keys import ApiKey
-from server.core.routing import LIFECYCLE
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.apis.openai.models import HealthBody, Readiness
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.routing import LIFECYCLE
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, check_shape, error_of
 

@@ -7,9 +7,9 @@ import re
 
 from jsonschema import Draft202012Validator
 
-from server.apis.routes import ALL_ROUTES
-from server.core.schema import RequestBody
-from server.openapi.document import EXAMPLES, make_document
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.openapi.document import EXAMPLES, make_document
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 from tools.http_api import BEGIN, DOCUMENT, renew
@@ -32,7 +32,9 @@ def test_every_route_and_field_is_in_the_reference() -> None:
 def test_every_body_has_an_example_that_fits() -> None:
     document = make_document(ALL_ROUTES, asks_for_key=False)
     kinds = {route.request for route in ALL_ROUTES if route.request is not None}
-    assert sorted(EXAMPLES) == sorted(kind.__name__ for kind in kinds), "see server/openapi/document.py"
+    assert sorted(EXAMPLES) == sorted(kind.__name__ for kind in kinds), (
+        "see server/rnn_engine_server/openapi/document.py"
+    )
     for kind in kinds:
         example = EXAMPLES[kind.__name__]
         schema = document["components"]["schemas"][kind.__name__]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.core.settings import Limits, ServerSettings
+from rnn_engine_server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, error_of
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
-from server.apis.openai.kept import ConversationStore
-from server.apis.openai.kept_file import FILE, History
-from server.apis.openai.response_items import KeptItem
-from server.core.settings import Limits
-from server.jobs.files import FileStore
+from rnn_engine_server.apis.openai.kept import ConversationStore
+from rnn_engine_server.apis.openai.kept_file import FILE, History
+from rnn_engine_server.apis.openai.response_items import KeptItem
+from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.jobs.files import FileStore
 
 KEY = "0123456789abcdef" * 2
 

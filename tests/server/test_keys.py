@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from server.apis.ollama import routes as ollama_library
-from server.apis.openai import conversations
-from server.apis.routes import ALL_ROUTES
-from server.auth.keys import INCLUDED, ApiKey, KeyRing, Principal, Scope, read_keys
-from server.auth.rates import Rate
-from server.core.routing import Route
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.apis.ollama import routes as ollama_library
+from rnn_engine_server.apis.openai import conversations
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.auth.keys import INCLUDED, ApiKey, KeyRing, Principal, Scope, read_keys
+from rnn_engine_server.auth.rates import Rate
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from rnn_engine.errors import OverloadedError
-from server.apis.koboldcpp import (
+from rnn_engine_server.apis.koboldcpp import (
     KoboldAbort,
     KoboldAnswer,
     KoboldError,
@@ -20,7 +20,7 @@ from server.apis.koboldcpp import (
     KoboldTokens,
     KoboldVersion,
 )
-from server.core.settings import Limits, ServerSettings
+from rnn_engine_server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import PIECES, Body, Client, Serve, check_shape, post
 

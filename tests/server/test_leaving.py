@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from server.core.routing import LIFECYCLE
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.routing import LIFECYCLE
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of, parse_event
 

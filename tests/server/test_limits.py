@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from server.apis.engine.choices import ChoicesRequest
-from server.apis.engine.states import AdvanceStateRequest, CreateStateRequest, ForkStateRequest
-from server.apis.engine.status import Props
-from server.apis.engine.tokens import DetokenizeRequest, TokenizeRequest
-from server.apis.openai.embeddings import EmbeddingsRequest
-from server.apis.openai.schemas import ChatRequest, CompletionRequest
-from server.core.schema import RequestBody
-from server.core.settings import BOUNDS, ConnectionSettings, Limits, ServerSettings
+from rnn_engine_server.apis.engine.choices import ChoicesRequest
+from rnn_engine_server.apis.engine.states import AdvanceStateRequest, CreateStateRequest, ForkStateRequest
+from rnn_engine_server.apis.engine.status import Props
+from rnn_engine_server.apis.engine.tokens import DetokenizeRequest, TokenizeRequest
+from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest
+from rnn_engine_server.apis.openai.schemas import ChatRequest, CompletionRequest
+from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.core.settings import BOUNDS, ConnectionSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, check_shape, error_of
 from tools.http_api import DOCUMENT

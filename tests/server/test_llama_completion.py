@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.apis.llama_server.completion import LlamaCompletion, LlamaCompletionChunk
+from rnn_engine_server.apis.llama_server.completion import LlamaCompletion, LlamaCompletionChunk
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Serve, check_shape, error_of, parse_event, post
 

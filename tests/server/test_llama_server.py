@@ -9,12 +9,12 @@ import pytest
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.model import LoraChoice
 from rnn_engine.telemetry import SlotUse
-from server.apis.engine.status import Props
-from server.apis.engine.tokens import Text, TokenizerInfo, Tokens
-from server.apis.llama_server.slots import LoraAdapter, SlotAction, SlotEntry
-from server.apis.openai.chat import AppliedTemplate
-from server.core.kept import KeptUsage, PromptTable
-from states.files.reading import LoadedState
+from rnn_engine_server.apis.engine.status import Props
+from rnn_engine_server.apis.engine.tokens import Text, TokenizerInfo, Tokens
+from rnn_engine_server.apis.llama_server.slots import LoraAdapter, SlotAction, SlotEntry
+from rnn_engine_server.apis.openai.chat import AppliedTemplate
+from rnn_engine_server.core.kept import KeptUsage, PromptTable
+from rnn_engine_states.files.reading import LoadedState
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, error_of, post
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from rnn_engine.telemetry import Outcome, RequestReport, Timing
-from server.auth.keys import ApiKey
-from server.core.settings import AuthSettings, ServerSettings
-from server.telemetry.logs import LogSettings, RequestIdFilter, make_formatter
-from server.telemetry.records import RequestRecord, request_logged_as, timing_headers
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.telemetry.logs import LogSettings, RequestIdFilter, make_formatter
+from rnn_engine_server.telemetry.records import RequestRecord, request_logged_as, timing_headers
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 
@@ -36,7 +36,7 @@ class Lines(logging.Handler):
 
     @property
     def requests(self) -> list[dict[str, object]]:
-        return [line for line in self.all if line["logger"] == "server.telemetry.records"]
+        return [line for line in self.all if line["logger"] == "rnn_engine_server.telemetry.records"]
 
 
 @pytest.fixture

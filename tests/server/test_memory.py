@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import OverloadedError
-from server.apis.routes import ALL_ROUTES
-from server.auth.keys import ApiKey
-from server.core.bodies import BUDGET, FREE_BYTES, MemoryBudget
-from server.core.routing import Route
-from server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.bodies import BUDGET, FREE_BYTES, MemoryBudget
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, error_of
 

@@ -13,10 +13,10 @@ from aiohttp import ClientError
 from prometheus_client.parser import text_string_to_metric_families
 
 from rnn_engine.errors import OverloadedError
-from server.auth.keys import ApiKey, Scope
-from server.core.settings import AuthSettings, Limits, ServerSettings
-from states.cache.config import CacheConfig, CacheStats
-from states.cache.upkeep import make_cache
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_states.cache.config import CacheConfig, CacheStats
+from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import AT_ONCE, Client, Serve
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
@@ -184,7 +184,7 @@ async def test_a_request_that_the_server_ends_for_it_took_too_long(
 ) -> None:
     client = await serve(FakeEngine(hold=2), ServerSettings(limits=Limits(max_request_seconds=0)))
     with monkeypatch.context() as patch:
-        patch.setattr("server.core.routing._SPARE_SECONDS", 0.2)
+        patch.setattr("rnn_engine_server.core.routing._SPARE_SECONDS", 0.2)
         with suppress(ClientError):
             await complete(client, stream=stream)
     assert value(await scrape(client), "http_requests_aborted_total", cause="timeout") == 1

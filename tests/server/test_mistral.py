@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.apis.openai.embeddings import EmbeddingList
-from server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk
+from rnn_engine_server.apis.openai.embeddings import EmbeddingList
+from rnn_engine_server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import PIECES, Body, Serve, error_of, post, post_stream
 

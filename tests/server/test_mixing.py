@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rnn_engine.requests import GenerateRequest
-from server.apis.engine.states import CreatedState
-from server.apis.openai.schemas import ChatCompletion, Completion
-from server.core.settings import Limits, ServerSettings
+from rnn_engine_server.apis.engine.states import CreatedState
+from rnn_engine_server.apis.openai.schemas import ChatCompletion, Completion
+from rnn_engine_server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Client, Serve, error_of, post, post_stream
 

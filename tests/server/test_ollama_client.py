@@ -15,10 +15,17 @@ from aiohttp.test_utils import TestServer
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.embedding import EmbeddingSettings, embed
-from server.apis.ollama.schemas import Embedded, OllamaChat, OllamaError, OllamaModelFacts, OllamaModels, OllamaText
-from server.core.app import make_app
-from server.core.settings import ServerSettings
-from server.models.registry import MODELS
+from rnn_engine_server.apis.ollama.schemas import (
+    Embedded,
+    OllamaChat,
+    OllamaError,
+    OllamaModelFacts,
+    OllamaModels,
+    OllamaText,
+)
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.models.registry import MODELS
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, post

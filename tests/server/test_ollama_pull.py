@@ -14,10 +14,10 @@ from rnn_engine.cli.serve import NamedModel
 from rnn_engine.cli.serving import load_models
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.loading.settings import LoadSettings
-from server.apis.ollama.schemas import OllamaError, PullStatus
-from server.auth.keys import ApiKey, Scope
-from server.core.app import make_app
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.apis.ollama.schemas import OllamaError, PullStatus
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, check_shape, post
 from tests.support.hub import StandInHub, stand_in_hub

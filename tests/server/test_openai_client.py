@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from rnn_engine.errors import OverloadedError
-from server.auth.keys import ApiKey
-from server.core.app import make_app
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Through
 from tests.support.official import openai_client

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientResponse
 
-from server.apis import routes
-from server.apis.routes import ALL_ROUTES
-from server.auth.keys import INCLUDED, ApiKey, Scope
-from server.core.routing import Route
-from server.core.settings import AuthSettings, ServerSettings
-from states.files.reading import LoadedState
-from states.frozen import FrozenState, freeze_state
-from states.named.entry import Retention
+from rnn_engine_server.apis import routes
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.auth.keys import INCLUDED, ApiKey, Scope
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_states.files.reading import LoadedState
+from rnn_engine_states.frozen import FrozenState, freeze_state
+from rnn_engine_states.named.entry import Retention
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine
 from tests.support.http import Body, Client, Serve, error_of
 from tests.support.imports import module_name

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, NotFoundError
-from server.auth.engine import OwnStates
-from server.auth.keys import Principal, Scope
-from states.named.entry import NamedState, Retention
+from rnn_engine_server.auth.engine import OwnStates
+from rnn_engine_server.auth.keys import Principal, Scope
+from rnn_engine_states.named.entry import NamedState, Retention
 from tests.support.named_states import BlockingStates, make_states, some_initial
 
 PRINCIPALS = {

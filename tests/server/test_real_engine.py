@@ -14,11 +14,11 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.loading.settings import LoadSettings
-from server.apis.engine.cache import Cache
-from server.apis.openai.schemas import Completion
-from server.core.app import make_app
-from server.core.settings import ServerSettings
-from states.cache.config import CacheConfig
+from rnn_engine_server.apis.engine.cache import Cache
+from rnn_engine_server.apis.openai.schemas import Completion
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_states.cache.config import CacheConfig
 from tests.support.http import Body, Client, Load, check_shape, engine_in, error_of, post, post_stream
 
 PATH = "/v1/completions"

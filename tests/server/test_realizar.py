@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.apis.realizar import BatchCompletion, BatchTokens, GpuStatus, WarmUp
+from rnn_engine_server.apis.realizar import BatchCompletion, BatchTokens, GpuStatus, WarmUp
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Serve, check_shape, error_of, post
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rnn_engine.requests import GenerateRequest
-from server.apis.rerank import Reranked, TeiRank
+from rnn_engine_server.apis.rerank import Reranked, TeiRank
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, check_shape, error_of, post
 

@@ -17,10 +17,10 @@ from openai.types.responses import (
 )
 
 from rnn_engine.interface import EngineLike
-from server.apis.openai.response_schemas import Response, ResponseEvent, ResponseItemList
-from server.auth.keys import ApiKey
-from server.core.app import make_app
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.apis.openai.response_schemas import Response, ResponseEvent, ResponseItemList
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, error_of, post

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from server.apis.openai.embeddings import EmbeddingList
-from server.apis.openai.models import ModelList
-from server.apis.rerank import Reranked, TeiRank
-from server.apis.tgi import TgiInfo
-from server.apis.vllm import PoolingList, ScoreList
+from rnn_engine_server.apis.openai.embeddings import EmbeddingList
+from rnn_engine_server.apis.openai.models import ModelList
+from rnn_engine_server.apis.rerank import Reranked, TeiRank
+from rnn_engine_server.apis.tgi import TgiInfo
+from rnn_engine_server.apis.vllm import PoolingList, ScoreList
 from tests.support.http import Body, Client, Serve, check_shape, error_of, post
 from tests.support.reference import relative_error
 from tests.support.retrieval import golden, retrieving

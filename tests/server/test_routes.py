@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 
 from rnn_engine.model import LoraChoice
-from server.apis.engine.tokens import Text, Tokens
-from server.apis.openai.models import HealthBody, ModelEntry, ModelList
-from server.apis.routes import ALL_ROUTES
-from server.core.routing import Route
+from rnn_engine_server.apis.engine.tokens import Text, Tokens
+from rnn_engine_server.apis.openai.models import HealthBody, ModelEntry, ModelList
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.core.routing import Route
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Serve, check_shape, error_of, post
 

@@ -17,9 +17,9 @@ from aiohttp import ClientSession, UnixConnector
 
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.telemetry import Health
-from server.core.app import run
-from server.core.process import notify, stop_signals, take_sockets
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.app import run
+from rnn_engine_server.core.process import notify, stop_signals, take_sockets
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.forked import FakeServer, server_process
 from tests.support.http import parse_event
@@ -225,7 +225,7 @@ def test_address_of_another_machine_is_told() -> None:
 
 
 def test_engine_that_has_failed_for_good_ends_the_server_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.core.app._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("rnn_engine_server.core.app._LOOK_SECONDS", 0.001)
     engine = FakeEngine(condition=Health("failed", "the device did not come back"))
 
     async def load() -> FakeEngine:

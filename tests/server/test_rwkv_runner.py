@@ -13,10 +13,10 @@ from rnn_engine.cli.serve import NamedModel
 from rnn_engine.cli.serving import load_models
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.loading.settings import LoadSettings
-from server.apis.rwkv_runner import RunnerError, RunnerStatus
-from server.core.app import make_app
-from server.core.settings import ServerSettings
-from server.models.registry import MODELS
+from rnn_engine_server.apis.rwkv_runner import RunnerError, RunnerStatus
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, check_shape
 from tests.support.models import embedding_shape, random_model, reranker_shape, save_safetensors, tiny_shape

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical
-from server.apis.openai.schemas import ChatCompletion, ChatRequest, Completion, CompletionRequest
-from server.core.settings import Limits
+from rnn_engine_server.apis.openai.schemas import ChatCompletion, ChatRequest, Completion, CompletionRequest
+from rnn_engine_server.core.settings import Limits
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Serve, post
 

@@ -14,12 +14,12 @@ from rnn_engine.errors import DeviceMemoryError, ModelNotFoundError, Unavailable
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from rnn_engine.telemetry import Health
-from server.apis.engine.status import ServerStatus
-from server.apis.openai.models import HealthBody, ModelList
-from server.core.app import make_app
-from server.core.settings import Limits, ServerSettings
-from server.models.orders import LoadOrder
-from server.models.registry import MODELS, ModelRegistry
+from rnn_engine_server.apis.engine.status import ServerStatus
+from rnn_engine_server.apis.openai.models import HealthBody, ModelList
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_server.models.orders import LoadOrder
+from rnn_engine_server.models.registry import MODELS, ModelRegistry
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import AT_ONCE, Body, Client, Through, check_shape, error_of
 

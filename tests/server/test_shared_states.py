@@ -13,12 +13,12 @@ from openai import AsyncOpenAI
 
 from rnn_engine.demo import pirate_state_path
 from rnn_engine.loading.settings import StateFile, StateSettings
-from server.apis.engine.states import StateEntries
-from server.apis.openai.schemas import ChatCompletion
-from server.core.app import make_app
-from server.core.settings import ServerSettings
-from states.cache.config import CacheConfig
-from states.shared.config import StoreConfig, StoreUrl
+from rnn_engine_server.apis.engine.states import StateEntries
+from rnn_engine_server.apis.openai.schemas import ChatCompletion
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.shared.config import StoreConfig, StoreUrl
 from tests.support.demo_server import demo_choice
 from tests.support.http import Client, Load, post
 from tests.support.store_server import StoreServer

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rnn_engine.requests import GenerateRequest
-from server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk, Completion
-from states.files.prefab import prefab_dims, rows_from_state
-from states.files.reading import LoadedState
-from states.frozen import FrozenState, freeze_state
-from states.named.entry import Retention
+from rnn_engine_server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk, Completion
+from rnn_engine_states.files.prefab import prefab_dims, rows_from_state
+from rnn_engine_states.files.reading import LoadedState
+from rnn_engine_states.frozen import FrozenState, freeze_state
+from rnn_engine_states.named.entry import Retention
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, error_of, post, post_stream
 from tests.support.models import tiny_shape

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.apis.common.states import StateEntry
-from server.apis.engine.states import AdvancedState, CreatedState, LeaseEnded, LeaseEntries, StateEntries, StateRemoved
-from server.core.bodies import BUDGET
-from server.core.settings import Limits, ServerSettings
-from states.files.exchange import StateFiles
-from states.files.full import file_parts
+from rnn_engine_server.apis.common.states import StateEntry
+from rnn_engine_server.apis.engine.states import (
+    AdvancedState,
+    CreatedState,
+    LeaseEnded,
+    LeaseEntries,
+    StateEntries,
+    StateRemoved,
+)
+from rnn_engine_server.core.bodies import BUDGET
+from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.files.full import file_parts
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, check_shape, error_of, post
 from tests.support.models import tiny_shape
@@ -267,7 +274,7 @@ async def test_a_state_goes_out_and_comes_back(serve: Serve, form: str) -> None:
 
 
 async def test_exports_count_the_copies_that_they_make(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.core.bodies.FREE_BYTES", 0)
+    monkeypatch.setattr("rnn_engine_server.core.bodies.FREE_BYTES", 0)
     engine = FakeEngine()
     client = await serve(engine, ServerSettings(limits=Limits(max_held_bytes=1 << 20)))
     await create(client, "a")

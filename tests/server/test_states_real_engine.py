@@ -15,11 +15,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import StateFile, StateSettings
-from server.apis.ai00.states import StateList
-from server.apis.engine.states import AdvancedState, CreatedState, StateEntries
-from server.apis.openai.schemas import ChatCompletion, Completion
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.apis.ai00.states import StateList
+from rnn_engine_server.apis.engine.states import AdvancedState, CreatedState, StateEntries
+from rnn_engine_server.apis.openai.schemas import ChatCompletion, Completion
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.http import Client, Load, engine_in, post
 

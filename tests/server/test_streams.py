@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from rnn_engine.chat_template.answer import AnswerForm
 from rnn_engine.requests import GenerateRequest, TextDelta
-from server.apis.common.answering import ChoiceFormatter
-from server.apis.openai.chat import ChatFormatter
-from server.apis.openai.completions import CompletionFormatter
-from server.apis.openai.dialect import ChunkEncoder, ResponseEnvelope
-from server.apis.openai.schemas import ChatRequest, CompletionRequest
-from server.core.bodies import to_json
-from server.core.streams import encode_event
+from rnn_engine_server.apis.common.answering import ChoiceFormatter
+from rnn_engine_server.apis.openai.chat import ChatFormatter
+from rnn_engine_server.apis.openai.completions import CompletionFormatter
+from rnn_engine_server.apis.openai.dialect import ChunkEncoder, ResponseEnvelope
+from rnn_engine_server.apis.openai.schemas import ChatRequest, CompletionRequest
+from rnn_engine_server.core.bodies import to_json
+from rnn_engine_server.core.streams import encode_event
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Serve, events
 

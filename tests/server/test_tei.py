@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from server.apis.llama_server.embedding import LlamaEmbedding
-from server.apis.openai.embeddings import EmbeddingList
-from server.apis.tei import TeiError
-from server.core.settings import Limits, ServerSettings
+from rnn_engine_server.apis.llama_server.embedding import LlamaEmbedding
+from rnn_engine_server.apis.openai.embeddings import EmbeddingList
+from rnn_engine_server.apis.tei import TeiError
+from rnn_engine_server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, check_shape, post
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rnn_engine.errors import OverloadedError
-from server.apis.tgi import TgiAnswer, TgiError, TgiEvent, TgiInfo
-from server.core.settings import Limits, ServerSettings
+from rnn_engine_server.apis.tgi import TgiAnswer, TgiError, TgiEvent, TgiInfo
+from rnn_engine_server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, parse_event, post
 

@@ -13,9 +13,9 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, C
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.interface import EngineLike
-from server.apis.openai.schemas import ChatCompletion
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.apis.openai.schemas import ChatCompletion
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Body, Load, Serve, Through, error_of, post

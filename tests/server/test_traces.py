@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pytest_aiohttp.plugin import AiohttpClient
 
 from rnn_engine.errors import InvalidRequestError
-from server.core.app import make_app
-from server.core.settings import ServerSettings
-from server.telemetry.traces import RequestTracer, make_tracer
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.telemetry.traces import RequestTracer, make_tracer
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Client, Through
 
@@ -179,6 +179,7 @@ def test_where_the_extra_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_of_it_is_imported_unless_asked_for() -> None:
-    code = "import server.core.app, sys; print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    code = "import sys, rnn_engine_server.core.app\n"
+    code += "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from server.apis.openai.fine_tuning import FineTuningRequest
-from server.core.settings import ServerSettings
+from rnn_engine_server.apis.openai.fine_tuning import FineTuningRequest
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, error_of
 
@@ -331,7 +331,7 @@ async def test_a_body_has_a_bounded_number_of_unknown_fields(serve: Serve) -> No
 
 async def test_unknown_fields_are_logged_once(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     client = await serve(FakeEngine())
-    with caplog.at_level("INFO", "server.core.bodies"):
+    with caplog.at_level("INFO", "rnn_engine_server.core.bodies"):
         for _ in range(3):
             await client.post("/v1/completions", json={**TEXT, "zebra": 5})
         await client.post("/v1/completions", json={**TEXT, "zebra": 5, "lion": 1})

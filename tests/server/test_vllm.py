@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.apis.openai.embeddings import EmbeddingList
-from server.apis.rerank import Reranked
-from server.apis.vllm import PoolingList, ScoreList
+from rnn_engine_server.apis.openai.embeddings import EmbeddingList
+from rnn_engine_server.apis.rerank import Reranked
+from rnn_engine_server.apis.vllm import PoolingList, ScoreList
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, error_of, post
 

@@ -6,9 +6,9 @@ import gzip
 
 import pytest
 
-from server.auth.keys import ApiKey
-from server.core.settings import AuthSettings, ServerSettings
-from server.web import web_files
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.web import web_files
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 

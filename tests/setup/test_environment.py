@@ -60,13 +60,6 @@ def test_a_changed_pyproject_is_installed_again(root: Path) -> None:
     assert ensure(root, "dev") == ["pip .[dev]"]
 
 
-def test_a_new_package_of_the_project_is_installed(root: Path) -> None:
-    ensure(root, "run", works=False)
-    (root / "states").mkdir()
-    (root / "states" / "__init__.py").touch()
-    assert ensure(root, "run") == ["pip .[full]"]
-
-
 def test_an_environment_that_does_not_work_is_made_anew(root: Path) -> None:
     ensure(root, "run", works=False)
     (root / ".venv" / "bin" / "python").unlink()

@@ -17,9 +17,9 @@ import pytest
 
 import rnn_engine
 from tests.support.documents import python_blocks
+from tests.support.layers import FOLDERS, PRODUCT
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("rnn_engine", "server", "shaders", "states")
 PYRIGHT = ROOT / "tools" / "web" / "node_modules" / ".bin" / "pyright"
 ABSENT = ("gguf", "httpx", "huggingface_hub", "prompt_toolkit")  # the demo model needs the extra `tokenizers` alone
 
@@ -30,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     for name in names.split("\0"):
-        if name.startswith(PACKAGES) or name in ("pyproject.toml", "README.md", "LICENSE"):
+        if name.startswith(FOLDERS) or name in ("pyproject.toml", "README.md", "LICENSE"):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -40,9 +40,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
-    tracked = subprocess.run(["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, check=True, text=True)
+    tracked = subprocess.run(["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, check=True, text=True)
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert inside == set(tracked.stdout.split())
+    assert inside == {name[name.find("rnn_engine") :] for name in tracked.stdout.split()}
+    assert {name.partition("/")[0] for name in inside} == set(PRODUCT)
 
 
 @pytest.fixture(scope="module")

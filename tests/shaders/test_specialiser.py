@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shaders import Binding, specialise
+from rnn_engine_shaders import Binding, specialise
 
 
 def test_constants_become_lines_of_their_kind() -> None:

@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.loading.settings import LoadSettings
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.http import Client
 from tools.live_server.caller import Caller
 from tools.soak import operations

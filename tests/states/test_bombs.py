@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import StateError
-from states.files.full import Origin, SavedState, save_full_state
-from states.frozen import Payload
+from rnn_engine_states.files.full import Origin, SavedState, save_full_state
+from rnn_engine_states.frozen import Payload
 from tests.support import pth
 from tests.support.named_states import FINGERPRINT, SHAPE, make_states, some_state
 

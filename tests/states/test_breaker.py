@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from states.shared.client import CircuitBreaker
+from rnn_engine_states.shared.client import CircuitBreaker
 from tests.support.shared_caches import Clock
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
-from states.files.exchange import confined_path
+from rnn_engine_states.files.exchange import confined_path
 
 
 @pytest.fixture

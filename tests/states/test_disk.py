@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from states.cache.browse import snapshot
-from states.cache.cache import StateCache
-from states.cache.checkpoint import CheckpointKind, MissReason
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.tiers.disk import BackgroundWriter, Writer
-from states.cache.upkeep import make_cache
-from states.files.full import SavedState, read_full_state, save_full_state
-from states.frozen import Payload
+from rnn_engine_states.cache.browse import snapshot
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.checkpoint import CheckpointKind, MissReason
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.tiers.disk import BackgroundWriter, Writer
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.files.full import SavedState, read_full_state, save_full_state
+from rnn_engine_states.frozen import Payload
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 
 SHAPE = toy_shape()

@@ -19,7 +19,7 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
 from rnn_engine.types import F32
-from states.documents import (
+from rnn_engine_states.documents import (
     MAX_ID,
     MAX_METADATA_BYTES,
     MAX_TEXT_BYTES,
@@ -285,7 +285,7 @@ ADDER = """
 import sys
 from pathlib import Path
 import numpy as np
-from states.documents import Document, DocumentStore
+from rnn_engine_states.documents import Document, DocumentStore
 
 store = DocumentStore(Path(sys.argv[1]))
 notes = store.create("", "notes", "", "") if sys.argv[2] == "0" else store.get("", "notes")

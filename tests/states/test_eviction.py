@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 
-from states.cache.checkpoint import Checkpoint, CheckpointKind
-from states.cache.eviction import EvictionQueue
+from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind
+from rnn_engine_states.cache.eviction import EvictionQueue
 
 
 def entry(saves: int, hits: int = 0) -> Checkpoint:

@@ -10,10 +10,10 @@ from typing import TypeAlias
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
-from states.cache.cache import StateCache
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.upkeep import make_cache
-from states.named.entry import Retention
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.named.entry import Retention
 from tests.support.faulty_disk import Crash, Fault, FaultyDisk
 from tests.support.named_states import BlockingStates, advance, make_states, some_initial
 from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state

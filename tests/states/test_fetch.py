@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from states.cache.cache import StateCache
-from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.tiers.tiered import Fetch, Fetches
-from states.cache.upkeep import make_cache
-from states.frozen import Payload
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.tiers.tiered import Fetch, Fetches
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.frozen import Payload
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, toy_shape
 
 SHAPE = toy_shape()
@@ -126,7 +126,7 @@ def test_a_state_in_a_file_is_not_there_until_it_was_fetched(tmp_path: Path) -> 
 
 def test_nothing_is_read_that_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with states_on_disk(tmp_path, PROMPT[:5], PROMPT) as cache:
-        monkeypatch.setattr("states.cache.tiers.disk.read_full_state", None)
+        monkeypatch.setattr("rnn_engine_states.cache.tiers.disk.read_full_state", None)
         assert cache.prefetch("tuned", PROMPT, on_done=nothing) is None
         assert cache.prefetch(ROOT, [99, 98], on_done=nothing) is None
         assert cache.prefetch(ROOT, PROMPT, 4, on_done=nothing) is None

@@ -21,11 +21,25 @@ from safetensors.numpy import load_file, save_file
 from rnn_engine.errors import StateError
 from rnn_engine.tensor_files.binary_file import BinaryFile, MemoryFile
 from rnn_engine.types import ModelShape, State
-from states.files.full import Origin, SavedState, full_state_bytes, read_full_state, read_summary, save_full_state
-from states.files.prefab import Prefab, decode_prefab, encode_prefab, prefab_dims, rows_from_state, state_from_rows
-from states.files.reading import Layout, LoadedState, read_state, state_from_tuned, tuned_from_state
-from states.frozen import Payload
-from states.tokens import pack
+from rnn_engine_states.files.full import (
+    Origin,
+    SavedState,
+    full_state_bytes,
+    read_full_state,
+    read_summary,
+    save_full_state,
+)
+from rnn_engine_states.files.prefab import (
+    Prefab,
+    decode_prefab,
+    encode_prefab,
+    prefab_dims,
+    rows_from_state,
+    state_from_rows,
+)
+from rnn_engine_states.files.reading import Layout, LoadedState, read_state, state_from_tuned, tuned_from_state
+from rnn_engine_states.frozen import Payload
+from rnn_engine_states.tokens import pack
 from tests.support.models import TensorModel, tiny_shape
 from tests.support.named_states import save_tuned_state
 from tests.support.older_models import tiny_v4

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import RnnEngineError
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.upkeep import make_cache
-from states.files.full import file_parts
-from states.named.entry import Retention
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.files.full import file_parts
+from rnn_engine_states.named.entry import Retention
 from tests.support.named_states import make_states, some_initial
 from tests.support.toy_states import ToyDevice, keep, look_up, toy_shape
 

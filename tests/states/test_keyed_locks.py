@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from states.named.store import KeyedLocks
+from rnn_engine_states.named.store import KeyedLocks
 
 
 async def test_turns_of_one_key_are_taken_in_order_and_others_do_not_wait() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import NotFoundError, OverloadedError
-from states.named.entry import Retention
-from states.named.quota import DEFAULT_TTL
+from rnn_engine_states.named.entry import Retention
+from rnn_engine_states.named.quota import DEFAULT_TTL
 from tests.support.named_states import BlockingStates, Clock, make_states, some_initial
 
 SIZE = some_initial().num_bytes

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError
-from states.files.prefab import Prefab, encode_prefab
-from states.files.reading import LoadedState
-from states.frozen import NO_INITIAL_STATE, freeze_state
-from states.named.entry import Retention
+from rnn_engine_states.files.prefab import Prefab, encode_prefab
+from rnn_engine_states.files.reading import LoadedState
+from rnn_engine_states.frozen import NO_INITIAL_STATE, freeze_state
+from rnn_engine_states.named.entry import Retention
 from tests.support.models import TensorModel
 from tests.support.named_states import (
     KEPT,

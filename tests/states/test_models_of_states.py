@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from rnn_engine.errors import StateError
 from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.types import ModelShape
-from states.files.exchange import ExportForm, StateFiles
-from states.files.reading import LoadedState
-from states.frozen import FrozenState
+from rnn_engine_states.files.exchange import ExportForm, StateFiles
+from rnn_engine_states.files.reading import LoadedState
+from rnn_engine_states.frozen import FrozenState
 from tests.support.models import random_model, tiny_shape
 from tests.support.older_models import tiny_v6
 from tests.support.toy_states import same

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError
-from states.named.entry import Retention
-from states.named.quota import Quota
+from rnn_engine_states.named.entry import Retention
+from rnn_engine_states.named.quota import Quota
 from tests.support.named_states import STATE_BYTES, advance, make_states, some_initial
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from states.cache.cache import Match
-from states.cache.tiers.shared import SharedTier
+from rnn_engine_states.cache.cache import Match
+from rnn_engine_states.cache.tiers.shared import SharedTier
 from tests.support.cache_books import check_cache
 from tests.support.shared_caches import SharingServer, serving
 from tests.support.store_server import StoreServer

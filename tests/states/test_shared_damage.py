@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
-from states.named.entry import Retention
-from states.named.quota import Quota
-from states.shared.client import StoreClient
-from states.shared.config import ObjectsConfig, StoreUrl
-from states.shared.state_store import SharedStateStore
+from rnn_engine_states.named.entry import Retention
+from rnn_engine_states.named.quota import Quota
+from rnn_engine_states.shared.client import StoreClient
+from rnn_engine_states.shared.config import ObjectsConfig, StoreUrl
+from rnn_engine_states.shared.state_store import SharedStateStore
 from tests.support.named_states import FINGERPRINT, make_states, some_initial
 from tests.support.shared_caches import SharingServer, serving
 from tests.support.store_server import StoreServer

@@ -19,14 +19,14 @@ from rnn_engine.errors import (
     StorageError,
     UnavailableError,
 )
-from states.files.reading import LoadedState
-from states.frozen import FrozenState
-from states.named.entry import NamedState, Retention
-from states.named.quota import Quota
-from states.named.store import StateStore
-from states.shared.client import StoreClient
-from states.shared.config import StoreOutcome, StoreUrl
-from states.shared.state_store import SharedStateStore
+from rnn_engine_states.files.reading import LoadedState
+from rnn_engine_states.frozen import FrozenState
+from rnn_engine_states.named.entry import NamedState, Retention
+from rnn_engine_states.named.quota import Quota
+from rnn_engine_states.named.store import StateStore
+from rnn_engine_states.shared.client import StoreClient
+from rnn_engine_states.shared.config import StoreOutcome, StoreUrl
+from rnn_engine_states.shared.state_store import SharedStateStore
 from tests.support.named_states import FINGERPRINT, Clock, make_states, some_initial, some_state
 from tests.support.store_server import SlowProxy, StoreServer
 from tests.support.toy_states import same
@@ -390,7 +390,7 @@ async def test_a_name_that_can_not_be_understood_is_as_if_it_were_not_there(
 
 
 async def test_a_server_that_has_missed_much_reads_all(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("states.shared.names.MOST_CHANGES", 3)
+    monkeypatch.setattr("rnn_engine_states.shared.names.MOST_CHANGES", 3)
     one, other = fleet.server(), fleet.server()
     await put(other, "first", 1)
     for number in range(8):

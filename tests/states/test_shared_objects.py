@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, StateError
-from states.shared.config import ObjectsConfig
+from rnn_engine_states.shared.config import ObjectsConfig
 from tests.states import test_shared_tier
 from tests.states.test_shared_tier import (  # noqa: F401
     _empty,

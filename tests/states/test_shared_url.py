@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
+from rnn_engine_states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from states.cache.browse import snapshot
-from states.cache.checkpoint import CheckpointKind
-from states.cache.config import CacheConfig
-from states.cache.upkeep import make_cache
+from rnn_engine_states.cache.browse import snapshot
+from rnn_engine_states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
 
 SHAPE = toy_shape()

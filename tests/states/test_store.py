@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import NotFoundError
-from states.files.exchange import StateFiles
-from states.named.entry import Retention
-from states.named.store import StateStore
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.named.entry import Retention
+from rnn_engine_states.named.store import StateStore
 from tests.support.named_states import Clock, make_states, some_initial
 
 KEPT = Retention()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import StorageError
-from states.files.reading import LoadedState
-from states.frozen import freeze_state
+from rnn_engine_states.files.reading import LoadedState
+from rnn_engine_states.frozen import freeze_state
 from tests.support.named_states import (
     KEPT,
     PERSISTENT,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
-from states.frozen import FrozenState
-from states.named.entry import Retention
-from states.named.quota import DEFAULT_TTL
+from rnn_engine_states.frozen import FrozenState
+from rnn_engine_states.named.entry import Retention
+from rnn_engine_states.named.quota import DEFAULT_TTL
 from tests.support.named_states import Clock, advance, make_states, some_initial
 
 NAMES = st.sampled_from("abcdef")

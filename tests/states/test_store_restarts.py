@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
-from states.named.entry import Retention
+from rnn_engine_states.named.entry import Retention
 from tests.support.named_states import BlockingStates, advance, make_states, some_initial
 
 

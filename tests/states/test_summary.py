@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from states.cache.browse import (
+from rnn_engine_states.cache.browse import (
     BLOCK_TOKENS,
     CacheSummary,
     Mark,
@@ -13,12 +13,12 @@ from states.cache.browse import (
     path_digest,
     unpack_marks,
 )
-from states.cache.cache import StateCache
-from states.cache.checkpoint import Checkpoint, CheckpointKind
-from states.cache.config import CacheConfig
-from states.cache.tree import TokenTree
-from states.cache.upkeep import make_cache
-from states.tokens import TOKEN_BYTES, pack
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.tree import TokenTree
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.tokens import TOKEN_BYTES, pack
 from tests.support.toy_states import ToyDevice, toy_shape
 
 LONG = list(range(2 * BLOCK_TOKENS + 5))

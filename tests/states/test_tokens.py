@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from states.tokens import pack, shared_tokens, unpack
+from rnn_engine_states.tokens import pack, shared_tokens, unpack
 
 TOKENS = st.lists(st.sampled_from([0, 1, 255, 256, 65535, 2**32 - 1]), max_size=12)
 

@@ -7,8 +7,8 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from states.cache.tree import Place, TokenTree
-from states.tokens import pack
+from rnn_engine_states.cache.tree import Place, TokenTree
+from rnn_engine_states.tokens import pack
 
 PATH = st.lists(st.integers(0, 2), max_size=9).map(tuple)
 Tokens = tuple[int, ...]

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from states.cache.browse import list_positions
-from states.cache.cache import StateCache
-from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.eviction import LEAST_WAYPOINTS, WAYPOINT_SHARE, EvictionQueue
-from states.cache.tiers.tier import Tier
-from states.cache.upkeep import make_cache
+from rnn_engine_states.cache.browse import list_positions
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.eviction import LEAST_WAYPOINTS, WAYPOINT_SHARE, EvictionQueue
+from rnn_engine_states.cache.tiers.tier import Tier
+from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.cache_books import check_books
 from tests.support.toy_states import ROOT, ToyDevice, look_up, same, toy_shape, toy_state
 

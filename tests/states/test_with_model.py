@@ -10,11 +10,11 @@ import pytest
 
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import F32, TokenRun, run_step
-from states.cache.checkpoint import CheckpointKind
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.tiers.tier import SlotPool
-from states.cache.upkeep import make_cache
-from states.frozen import Precision
+from rnn_engine_states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.tiers.tier import SlotPool
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.frozen import Precision
 from tests.support.models import random_model, tiny_shape
 from tests.support.toy_states import look_up
 

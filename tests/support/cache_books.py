@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from states.cache.cache import StateCache
-from states.cache.checkpoint import Checkpoint
-from states.cache.config import CacheStats
-from states.cache.tree import TokenTree
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.checkpoint import Checkpoint
+from rnn_engine_states.cache.config import CacheStats
+from rnn_engine_states.cache.tree import TokenTree
 
 
 def check_books(records: Sequence[Checkpoint], stats: CacheStats) -> None:

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from rnn_engine.types import F32
-from states.cache.cache import Match
-from states.cache.checkpoint import Checkpoint, CheckpointKind
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.tiers.tiered import Fetch
-from states.cache.upkeep import make_cache
-from states.tokens import pack
+from rnn_engine_states.cache.cache import Match
+from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.tiers.tiered import Fetch
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.tokens import pack
 from tests.support.cache_books import check_books
 from tests.support.toy_states import ToyDevice, look_up, same, toy_shape
 

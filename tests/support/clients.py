@@ -29,7 +29,7 @@ from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.scheduler import NO_DRAFTS, Delivery, DraftSettings, Scheduler
 from rnn_engine.scheduler.slots import LEAST_TOKENS
 from rnn_engine.types import F32, InitialState
-from states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache
 from tests.support.fake_runner import FakeRunner, Logits, Tokens
 from tests.support.mixed_rows import mixed_logits
 from tests.support.plain_search import first_stop

@@ -14,9 +14,9 @@ from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.demo import model_path
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-from server.core.app import make_app
-from server.core.settings import ServerSettings
-from states.cache.config import CacheConfig
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_states.cache.config import CacheConfig
 
 _CACHE = CacheConfig()
 _STATES = StateSettings()

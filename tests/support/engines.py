@@ -12,7 +12,7 @@ from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.scheduler import EAGER, BatchingPolicy
 from rnn_engine.types import Runner
-from states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Heard
 from tests.support.fake_runner import scripted_logits

@@ -23,7 +23,7 @@ from rnn_engine.quantised import BLOCK_FORMATS
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
-from shaders import Constant, Include, specialise
+from rnn_engine_shaders import Constant, Include, specialise
 from tests.support.models import deep_embedded, random_model, tiny_shape
 from tests.support.older_models import OLDER_SHAPES, tiny_v5, tiny_v6
 

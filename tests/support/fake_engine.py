@@ -35,13 +35,21 @@ from rnn_engine.requests import (
 )
 from rnn_engine.telemetry import EngineCounters, Health, RequestAccount, SlotUse, Timing
 from rnn_engine.types import F32, EmbeddingTask, State
-from states.cache.browse import CacheTree, SnapshotNode, SummaryChanges, TreeQuery, list_positions, make_tree, snapshot
-from states.cache.cache import StateCache
-from states.cache.checkpoint import position_missing
-from states.cache.config import CacheStats
-from states.files.exchange import StateFiles
-from states.named.store import StateStore
-from states.tokens import unpack
+from rnn_engine_states.cache.browse import (
+    CacheTree,
+    SnapshotNode,
+    SummaryChanges,
+    TreeQuery,
+    list_positions,
+    make_tree,
+    snapshot,
+)
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.checkpoint import position_missing
+from rnn_engine_states.cache.config import CacheStats
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.named.store import StateStore
+from rnn_engine_states.tokens import unpack
 from tests.support.models import tiny_shape
 from tests.support.named_states import BlockingStates, make_states
 

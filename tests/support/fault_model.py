@@ -21,11 +21,11 @@ from rnn_engine.loading.parts import EngineParts, assemble
 from rnn_engine.requests import Client, Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.scheduler import Delivery, Scheduler, Worker
 from rnn_engine.types import InitialState
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.tiers.tier import SlotPool
-from states.cache.upkeep import make_cache
-from states.frozen import FrozenState, freeze_state
-from states.named.entry import Retention
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.tiers.tier import SlotPool
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.frozen import FrozenState, freeze_state
+from rnn_engine_states.named.entry import Retention
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.cache_books import check_books
 from tests.support.clients import Heard, assert_heard, run_alone

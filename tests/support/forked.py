@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from server.core.app import run
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.app import run
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 
 _SECONDS = 60  # for a process to start, and to end

@@ -18,8 +18,8 @@ from rnn_engine.cli.session import EngineChoice
 from rnn_engine.fleet.replica import ReplicaEngine
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
-from server.core.settings import ServerSettings
-from server.models.registry import MODELS
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.models.registry import MODELS
 from tools.live_server.asking import connection, encode_request
 
 Client: TypeAlias = TestClient[web.Request, web.Application]

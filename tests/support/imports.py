@@ -44,6 +44,8 @@ def _imports_of(root: Path, path: Path) -> Iterator[Import]:
 def module_name(relative: Path) -> str:
     """Return the dotted name of a file's module: a/b.py -> a.b; a/__init__.py -> a."""
     parts = relative.with_suffix("").parts
+    if len(parts) > 1 and parts[1].startswith("rnn_engine_"):
+        parts = parts[1:]  # a top folder that holds one package
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

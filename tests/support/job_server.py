@@ -13,10 +13,10 @@ from aiohttp import web
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.settings import LoadSettings
-from server.auth.keys import ApiKey, Scope
-from server.core.app import make_app
-from server.core.settings import AuthSettings, Limits, ServerSettings
-from server.jobs.files import FileStore
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_server.jobs.files import FileStore
 from tests.support.fake_engine import FakeEngine
 from tests.support.official import anthropic_client, openai_client
 

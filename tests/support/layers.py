@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tests.support.imports import Import, find_files, find_imports, module_name
 
-PRODUCT = ("rnn_engine", "server", "states", "shaders")
+PRODUCT = ("rnn_engine", "rnn_engine_server", "rnn_engine_states", "rnn_engine_shaders")  # names that are imported
+FOLDERS = ("rnn_engine", "server", "states", "shaders")  # where they are
 DEVELOPMENT = ("tests", "tools")
 
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -31,14 +32,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.telemetry",
     ),
     (
-        "shaders",
+        "rnn_engine_shaders",
         "rnn_engine.model",
         "rnn_engine.tokenizer",
         "rnn_engine.sampling",
         "rnn_engine.grammar",
         "rnn_engine.reference",
         "rnn_engine.demo",
-        "states",
+        "rnn_engine_states",
     ),
     ("rnn_engine.requests", "rnn_engine.gpu", "rnn_engine.hub"),
     ("rnn_engine.forward",),
@@ -48,27 +49,27 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rnn_engine.loading", "rnn_engine.convert"),
     ("rnn_engine.engine", "rnn_engine.training"),
     ("rnn_engine.fleet", "rnn_engine.llm"),
-    ("server", "rnn_engine.cli", "rnn_engine.compat", "rnn_engine"),
+    ("rnn_engine_server", "rnn_engine.cli", "rnn_engine.compat", "rnn_engine"),
 )
 LAYER_OF = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
 WORDS = 0  # the layer whose modules may import each other
 
 SIDEWAYS = frozenset(
     {
-        ("rnn_engine.cli", "server.core.app"),
-        ("rnn_engine.cli", "server.auth"),
-        ("rnn_engine.cli", "server.core.settings"),
-        ("rnn_engine.cli", "server.core.process"),
-        ("rnn_engine.cli", "server.telemetry.logs"),
-        ("rnn_engine.cli", "server.jobs"),
+        ("rnn_engine.cli", "rnn_engine_server.core.app"),
+        ("rnn_engine.cli", "rnn_engine_server.auth"),
+        ("rnn_engine.cli", "rnn_engine_server.core.settings"),
+        ("rnn_engine.cli", "rnn_engine_server.core.process"),
+        ("rnn_engine.cli", "rnn_engine_server.telemetry.logs"),
+        ("rnn_engine.cli", "rnn_engine_server.jobs"),
     }
 )
 """The imports inside a layer that are allowed all the same: the command line starts the server, has signals end it,
 reads who may come in, bounds requests and connections, writes the log and runs the server's batches."""
 
-APIS = "server.apis"
-API_BASES = ("server.apis.common", "server.apis.openai")  # each may import those before it
-ABOVE_APIS = ("server.apis.routes", "server.core.app")  # put all APIs together
+APIS = "rnn_engine_server.apis"
+API_BASES = ("rnn_engine_server.apis.common", "rnn_engine_server.apis.openai")  # each may import those before it
+ABOVE_APIS = ("rnn_engine_server.apis.routes", "rnn_engine_server.core.app")  # put all APIs together
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,11 @@ class Restricted:
 
 RESTRICTED = (
     Restricted("wgpu", ("rnn_engine.gpu", *DEVELOPMENT), "only rnn_engine/gpu knows wgpu"),
-    Restricted("aiohttp", ("server", *DEVELOPMENT), "only server/ knows aiohttp"),
-    Restricted("opentelemetry", ("server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
+    Restricted("aiohttp", ("rnn_engine_server", *DEVELOPMENT), "only server/ knows aiohttp"),
+    Restricted("opentelemetry", ("rnn_engine_server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
     Restricted("onnxruntime", ("rnn_engine.operations.onnx_embedder", *DEVELOPMENT), "embedding models are an extra"),
-    Restricted("valkey", ("states.shared", *DEVELOPMENT), "the shared store is an extra"),
-    Restricted("obstore", ("states.shared.bodies", *DEVELOPMENT), "the object store is an extra"),
+    Restricted("valkey", ("rnn_engine_states.shared", *DEVELOPMENT), "the shared store is an extra"),
+    Restricted("obstore", ("rnn_engine_states.shared.bodies", *DEVELOPMENT), "the object store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
     Restricted("httpx", ("rnn_engine.cli.http_client", *DEVELOPMENT), "the terminal's chat is an extra"),
     Restricted("httpx_sse", ("rnn_engine.cli.http_client", *DEVELOPMENT), "the terminal's chat is an extra"),
@@ -129,7 +130,7 @@ OF_ANY_VERSION = (
 
 def find_breaches(root: Path) -> list[str]:
     """Return the breaches, each as one line with file, line number and rule."""
-    product = find_imports(root, PRODUCT)
+    product = find_imports(root, FOLDERS)
     everything = product + find_imports(root, DEVELOPMENT)
     declared = _declared_distributions(root)
     breaches = [(found, rule) for found in product for rule in _layer_breaches(found)]
@@ -157,7 +158,7 @@ def _tensor_names(root: Path) -> set[str]:
     """Return breaches: names of one version's tensors in code for all versions."""
     breaches = set()
     for path in find_files(root, (*OF_ANY_VERSION, "states")):
-        if path.is_relative_to(root / "states" / "files"):
+        if path.is_relative_to(root / "states" / "rnn_engine_states" / "files"):
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _TENSOR_NAME.fullmatch(node.value):

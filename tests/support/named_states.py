@@ -14,15 +14,15 @@ import numpy as np
 
 from rnn_engine.errors import NotFoundError
 from rnn_engine.types import F32, ModelShape, State
-from states.files.exchange import StateFiles
-from states.files.full import write_file
-from states.files.reading import LAYOUT_KEY, Layout, LoadedState, StateForm, tuned_from_state
-from states.frozen import FrozenState, freeze_state
-from states.named.entry import NamedState, OwnerLease, Retention
-from states.named.persistence import SavedStates
-from states.named.quota import DEFAULT_CAPACITY, Quota
-from states.named.store import DEFAULT_MAX_NAMES, LocalStateStore
-from states.named.table import StateUsage
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.files.full import write_file
+from rnn_engine_states.files.reading import LAYOUT_KEY, Layout, LoadedState, StateForm, tuned_from_state
+from rnn_engine_states.frozen import FrozenState, freeze_state
+from rnn_engine_states.named.entry import NamedState, OwnerLease, Retention
+from rnn_engine_states.named.persistence import SavedStates
+from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
+from rnn_engine_states.named.store import DEFAULT_MAX_NAMES, LocalStateStore
+from rnn_engine_states.named.table import StateUsage
 from tests.support.models import tiny_shape
 
 SHAPE = tiny_shape(layers=2, width=8, head_size=4, ffn=8, vocab=10)

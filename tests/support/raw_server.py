@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rnn_engine.interface import EngineLike
-from server.connections.connection import CONNECTIONS, ConnectionCounters
-from server.core.app import make_app, serving
-from server.core.settings import ConnectionSettings, ServerSettings
+from rnn_engine_server.connections.connection import CONNECTIONS, ConnectionCounters
+from rnn_engine_server.core.app import make_app, serving
+from rnn_engine_server.core.settings import ConnectionSettings, ServerSettings
 from tests.support.http import Body
 
 

@@ -13,7 +13,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import open_parts
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.types import F32
-from states.cache.config import CacheConfig
+from rnn_engine_states.cache.config import CacheConfig
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.golden import FOLDER
 

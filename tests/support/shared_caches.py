@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from states.cache.config import CacheConfig
-from states.cache.upkeep import make_cache
-from states.shared.config import ObjectsConfig, StoreConfig, StoreCounters, StoreUrl
-from states.shared.opening import open_store
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.shared.config import ObjectsConfig, StoreConfig, StoreCounters, StoreUrl
+from rnn_engine_states.shared.opening import open_store
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 
 _SECONDS = 30

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rnn_engine.types import F32, ModelShape, PendingState, ReadyState, State
-from states.cache.cache import Match, StateCache
-from states.cache.checkpoint import CheckpointKind
-from states.cache.tiers.tiered import Fetch
+from rnn_engine_states.cache.cache import Match, StateCache
+from rnn_engine_states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.cache.tiers.tiered import Fetch
 from tests.support.models import tiny_shape
 
 ROOT = "none"
@@ -44,7 +44,7 @@ class ToyRead:
 
 
 class ToyDevice:
-    """The live slots and the pool of slabs of one model; see `states.cache.tiers.tier`."""
+    """The live slots and the pool of slabs of one model; see `rnn_engine_states.cache.tiers.tier`."""
 
     def __init__(self, shape: ModelShape, num_slots: int = 2, num_slabs: int = 0, *, slow_reads: bool = False) -> None:
         """With `slow_reads`, a state that is being read arrives at the next `arrive`, or when a caller waits for it."""

@@ -8,9 +8,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rnn_engine.training.tuner import RateTried, Updated
-from server.jobs.tuning_process import Answer, Checked, Failed, Finished, Judgement, Started, Stuck, TuningOrder, Word
-from states.files.exchange import StateFiles
-from states.files.reading import LoadedState
+from rnn_engine_server.jobs.tuning_process import (
+    Answer,
+    Checked,
+    Failed,
+    Finished,
+    Judgement,
+    Started,
+    Stuck,
+    TuningOrder,
+    Word,
+)
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.files.reading import LoadedState
 from tests.support.fake_engine import state_after
 
 STEPS = 8

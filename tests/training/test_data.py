@@ -21,7 +21,7 @@ from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.operations.chat_prompt import make_chat_prompt
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.training.data import DataSettings, TextMaker, count_held_out, read_data
-from server.apis.openai.schemas import ChatRequest
+from rnn_engine_server.apis.openai.schemas import ChatRequest
 from tests.support.byte_tokenizer import ByteTokenizer
 
 

@@ -16,7 +16,7 @@ from rnn_engine.model import ModelFile
 from rnn_engine.operations.embedding import EmbeddingSettings, part_vector
 from rnn_engine.types import TokenRun, run_step
 from rnn_engine.versions.table import VERSIONS, VersionTable
-from states.frozen import check_state
+from rnn_engine_states.frozen import check_state
 from tests.support.reference import forward
 from tests.support.toy_version import TOY, TOY_SHAPE, save_toy
 

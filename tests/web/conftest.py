@@ -21,11 +21,11 @@ from rnn_engine.cli.session import load_engine
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.engine import Engine
 from rnn_engine.loading.settings import LoadSettings, StateFile, StateSettings
-from server.auth.keys import ApiKey
-from server.core.app import make_app
-from server.core.settings import AuthSettings, ServerSettings
-from server.models.orders import LoadOrder
-from server.models.registry import ModelRegistry
+from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.models.orders import LoadOrder
+from rnn_engine_server.models.registry import ModelRegistry
 from tests.support.browser import DESKTOP, ColorScheme, Guard, Visit
 from tests.support.demo_server import demo_choice
 

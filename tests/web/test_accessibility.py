@@ -9,7 +9,7 @@ from playwright.async_api import Locator, Page, ViewportSize, expect
 from tests.support.browser import DESKTOP, PHONE, ColorScheme, Visit
 
 SERIOUS = ("serious", "critical")
-DIALOGS = {"states/named": ("New state",)}
+DIALOGS = {"states/rnn_engine_states/named": ("New state",)}
 """The buttons of a part of the page that open dialogs."""
 
 

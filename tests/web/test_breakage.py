@@ -13,8 +13,8 @@ from aiohttp.test_utils import TestServer
 from playwright.async_api import Page, expect
 
 from rnn_engine.errors import OverloadedError
-from server.core.app import make_app
-from server.core.settings import ServerSettings
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.browser import Guard, Visit, call, wait_until_kept
 from tests.support.cut_proxy import CutProxy, cut_proxy
 from tests.support.fake_engine import FakeEngine, encode
@@ -220,7 +220,7 @@ async def test_hostile_texts_are_shown_and_not_run(visit: Visit, fake: Fake) -> 
     await page.get_by_label("Initial state").select_option(name)
     await page.get_by_role("button", name="Settings").click()
     await page.get_by_label("System text").fill(HOSTILE)
-    for address in ("states", "states/named", "write"):
+    for address in ("states", "states/rnn_engine_states/named", "write"):
         await page.goto(f"{fake.way.url}/#/{address}")
         await expect(page.get_by_role("main").locator("*").first).to_be_visible()
     assert await nothing_ran(page)

@@ -18,10 +18,10 @@ from rnn_engine.engine import Engine
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.settings import LoadSettings
-from server.core.app import make_app
-from server.core.settings import ServerSettings
-from server.models.orders import LoadEngine, LoadOrder
-from server.models.registry import ModelRegistry
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.models.orders import LoadEngine, LoadOrder
+from rnn_engine_server.models.registry import ModelRegistry
 from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
 from tests.support.cut_proxy import cut_proxy
 

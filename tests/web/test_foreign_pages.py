@@ -12,9 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from playwright.async_api import Browser, Page, expect
 
-from server.core.app import make_app
-from server.core.settings import ServerSettings
-from server.models.registry import MODELS
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 
 UNLOAD = "/admin/models/unload"

@@ -8,9 +8,9 @@ import pytest
 from aiohttp.test_utils import TestServer
 from playwright.async_api import Page, Route, ViewportSize, expect
 
-from server.auth.keys import ApiKey, Scope
-from server.core.app import make_app
-from server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.browser import DESKTOP, PHONE, Guard, Visit, call, sideways_scroll
 from tests.support.fake_engine import FakeEngine
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.web import FOLDER, web_files
+from rnn_engine_server.web import FOLDER, web_files
 from tools.web import TSC, VENDOR, check_types, digest, read_list
 
 MOST_SENT_BYTES = 250_000  # of all files, compressed as they are sent

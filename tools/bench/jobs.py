@@ -22,7 +22,7 @@ import psutil
 from aiohttp import ClientSession, FormData
 
 from rnn_engine import LLM, SamplingParams
-from server.auth.keys import ApiKey, Scope
+from rnn_engine_server.auth.keys import ApiKey, Scope
 from tools.bench.turns import Runs, print_table, rounds_option, take_turns
 from tools.live_server.asking import Answer, ask, patient_session
 from tools.live_server.caller import CHAT, TEXT, expect, some_words

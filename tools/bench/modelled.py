@@ -17,8 +17,8 @@ from rnn_engine.engine import Engine
 from rnn_engine.fleet.settings import ReplicaPlace
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket
-from states.cache.config import CacheConfig
-from states.cache.upkeep import make_cache
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.models import tiny_shape
 
 MODEL = "modelled"

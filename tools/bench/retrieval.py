@@ -32,7 +32,7 @@ from rnn_engine.loading.runner import open_model
 from rnn_engine.operations.embedding import end_of_sentence
 from rnn_engine.operations.relevance import num_prompt_tokens, relevance_prompts
 from rnn_engine.versions.v7.layout import ShapeV7
-from states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from tests.support.models import embedding_shape, random_model, reranker_shape, save_safetensors
 from tools.bench.peers import SHAPES
 from tools.bench.retrieval_torch import Outcome, Task, now, since

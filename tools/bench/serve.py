@@ -18,8 +18,8 @@ from rnn_engine.fleet.routing import Candidate, PrefixRouter
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import freeze_modules
 from rnn_engine.loading.states import make_state_store
-from server.core.app import run
-from server.core.settings import ConnectionSettings, ServerSettings
+from rnn_engine_server.core.app import run
+from rnn_engine_server.core.settings import ConnectionSettings, ServerSettings
 from tools.bench.host import make_instant_engine
 from tools.bench.modelled import MODEL, QUEUED, SHAPE, VOCAB, WordTokenizer, load_replica, make_engine
 

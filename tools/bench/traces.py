@@ -15,8 +15,8 @@ import click
 
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.scheduler import Scheduler
-from states.cache.config import CacheConfig
-from states.cache.upkeep import make_cache
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.models import tiny_shape
 from tools.bench.modelled import DeviceClock, ModelledRunner
 from tools.bench.turns import Figures, compared

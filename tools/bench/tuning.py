@@ -89,7 +89,7 @@ async def _watch_training(server: int, looks: list[bool]) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
         with suppress(psutil.NoSuchProcess):  # it may end between two calls
             for process in psutil.Process(server).children():
-                while process.cmdline()[-2:] == ["server.jobs.tuning_process", "tune"]:
+                while process.cmdline()[-2:] == ["rnn_engine_server.jobs.tuning_process", "tune"]:
                     looks.append(process.status() != psutil.STATUS_SLEEPING)
                     await asyncio.sleep(_WATCH_SECONDS)
 

@@ -16,11 +16,11 @@ from random import Random
 from typing import Any, TypeAlias, get_args
 from urllib.parse import quote, urlencode
 
-from server.apis.routes import ALL_ROUTES
-from server.core.routing import Route
-from server.core.schema import RequestBody
-from server.jobs.batches import Endpoint
-from server.openapi.document import EXAMPLES
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.jobs.batches import Endpoint
+from rnn_engine_server.openapi.document import EXAMPLES
 from tools.fuzz.mutations import HOSTILE, mutate_bytes, mutate_value
 from tools.live_server.asking import encode_request
 

@@ -31,15 +31,15 @@ from rnn_engine.loading.runner import open_merged, open_model
 from rnn_engine.model import LoraChoice
 from rnn_engine.model.merged import OpenModel
 from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
-from server.auth.keys import ApiKey, read_keys
-from states.cache.cache import StateCache
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.upkeep import make_cache
-from states.files.full import Origin, SavedState, read_summary, save_full_state
-from states.files.prefab import Prefab, encode_prefab
-from states.files.reading import read_state
-from states.frozen import FrozenState, Payload
-from states.tokens import pack
+from rnn_engine_server.auth.keys import ApiKey, read_keys
+from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.config import CacheConfig, DiskConfig
+from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.files.full import Origin, SavedState, read_summary, save_full_state
+from rnn_engine_states.files.prefab import Prefab, encode_prefab
+from rnn_engine_states.files.reading import read_state
+from rnn_engine_states.frozen import FrozenState, Payload
+from rnn_engine_states.tokens import pack
 from tests.support.ggmf import save_ggmf
 from tests.support.gguf import save_gguf
 from tests.support.hf import save_hf

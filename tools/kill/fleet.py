@@ -18,7 +18,7 @@ from aiohttp import ClientSession
 
 from rnn_engine import demo
 from rnn_engine.fleet.remote import open_front
-from states.shared.config import StoreConfig, StoreUrl
+from rnn_engine_states.shared.config import StoreConfig, StoreUrl
 from tests.support.store_server import SlowProxy, StoreServer
 from tools.kill.ledger import Ledger, StateWriter
 from tools.kill.load import STORY, Load, Lost, Question, Tally, make_story

@@ -52,9 +52,8 @@ class Environment:
 
     def _key(self) -> str:
         """Return a hash of all that the installed packages depend on. When it changes, they must be installed again."""
-        packages = sorted(path.name for path in self.root.iterdir() if any(path.glob("*.py")))
         pyproject = (self.root / "pyproject.toml").read_bytes()
-        facts = [sys.version, str(self.root), ",".join(packages), hashlib.sha256(pyproject).hexdigest()]
+        facts = [sys.version, str(self.root), hashlib.sha256(pyproject).hexdigest()]
         return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
     def _read_record(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The web page's vendored JavaScript libraries, each a file of an npm package, and a type check of the page's modules.
 
-`server/web/vendor/vendored.json` lists the libraries: file, package, version, path in the package, licence, a text that
+`vendored.json` beside them lists the libraries: file, package, version, path in the package, licence, a text that
 is appended to make it an ES module, and SHA-256. `python -m tools.web` downloads all of them again.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-from server.web import FOLDER
+from rnn_engine_server.web import FOLDER
 
 VENDOR = FOLDER / "vendor"
 LIST = VENDOR / "vendored.json"

@@ -1,6 +1,6 @@
 """Download the libraries of the web page again: python -m tools.web
 
-After a change of a version in server/web/vendor/vendored.json, `--update` writes the new SHA-256 there.
+After a change of a version in the page's vendor/vendored.json, `--update` writes the new SHA-256 there.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from rnn_engine.cli.state_options import with_demo_state
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import atomic_file
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-from server.auth.keys import ANYONE
-from server.core.app import BATCHES, RUNNER, make_app, serving
-from server.core.settings import Limits, ServerSettings
-from server.jobs.batches import BatchStore, Endpoint
-from server.jobs.runner import BatchRunner
-from states.cache.config import CacheConfig
+from rnn_engine_server.auth.keys import ANYONE
+from rnn_engine_server.core.app import BATCHES, RUNNER, make_app, serving
+from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_server.jobs.batches import BatchStore, Endpoint
+from rnn_engine_server.jobs.runner import BatchRunner
+from rnn_engine_states.cache.config import CacheConfig
 
 _WINDOW: Final = "30d"  # the longest
 _PIECE_BYTES: Final = 1 << 20

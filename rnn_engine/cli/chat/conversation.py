@@ -11,8 +11,8 @@ from typing import Protocol
 from rnn_engine.chat_template import ChatMessage, Role
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import SamplingParams
-from states.frozen import NO_INITIAL_STATE
-from states.named.entry import check_new_name
+from rnn_engine_states.frozen import NO_INITIAL_STATE
+from rnn_engine_states.named.entry import check_new_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.operations.chat_prompt import prompt_after
 from rnn_engine.operations.naming import check_room, run_tokens
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
-from states.cache.config import CacheConfig
-from states.frozen import NO_INITIAL_STATE, FrozenState
-from states.named.entry import NamedState, Retention
-from states.named.quota import MAX_TTL
+from rnn_engine_states.cache.config import CacheConfig
+from rnn_engine_states.frozen import NO_INITIAL_STATE, FrozenState
+from rnn_engine_states.named.entry import NamedState, Retention
+from rnn_engine_states.named.quota import MAX_TTL
 
 _RETENTION: Final = Retention(ttl=MAX_TTL)
 

@@ -15,7 +15,7 @@ from rnn_engine.cli.http_client import HttpClient, Json, error_text, objects_of,
 from rnn_engine.errors import ServerError
 from rnn_engine.requests import SamplingParams
 from rnn_engine.sampling.params import PARAMETERS, Ai00Sampler, Seed
-from states.named.quota import MAX_TTL
+from rnn_engine_states.named.quota import MAX_TTL
 
 _CHAT: Final = "/v1/chat/completions"
 _STATES: Final = "/v1/states"

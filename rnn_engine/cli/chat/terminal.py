@@ -27,7 +27,7 @@ from rnn_engine.cli.chat.conversation import Talk
 from rnn_engine.errors import InvalidRequestError, RnnEngineError
 from rnn_engine.files import cache_folder
 from rnn_engine.sampling.params import PARAMETERS, Parameter, Seed
-from states.frozen import NO_INITIAL_STATE
+from rnn_engine_states.frozen import NO_INITIAL_STATE
 
 _PARSER: Final = MarkdownIt()
 

@@ -24,7 +24,7 @@ from rnn_engine.versions.shared.plan import (
     head_sizes,
     state_constants,
 )
-from shaders import Constant
+from rnn_engine_shaders import Constant
 
 _TRACED_PLANES: Final = 7  # of traced_planes.wgsl
 _KEPT_EVERY: Final = 16  # as in kept_gradients.wgsl

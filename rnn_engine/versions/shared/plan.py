@@ -19,7 +19,7 @@ from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, round_up
 from rnn_engine.gpu import Buffer, Dispatch
 from rnn_engine.types import F32, Model
 from rnn_engine.versions.shared.layout import HeadsShape, RwkvShape
-from shaders import Constant, Include
+from rnn_engine_shaders import Constant, Include
 
 MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows this many in a workgroup
 _HEAD_BY_LANES: Final = 64  # the head size that head_by_lanes.wgsl requires; all published models have it

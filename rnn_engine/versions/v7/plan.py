@@ -41,7 +41,7 @@ from rnn_engine.versions.shared.plan import (
     stage_with_adapters,
 )
 from rnn_engine.versions.v7.layout import ShapeV7
-from shaders import Constant
+from rnn_engine_shaders import Constant
 
 _MIXES: Final = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
 _ATT_MIXES: Final = tuple(f"att.{mix}" for mix in _MIXES)

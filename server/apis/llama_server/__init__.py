@@ -1,5 +1,0 @@
-"""The routes of llama-server's API that no other API has."""
-
-from server.apis.llama_server import completion, embedding, slots
-
-ROUTES = (*completion.ROUTES, *slots.ROUTES, *embedding.ROUTES)

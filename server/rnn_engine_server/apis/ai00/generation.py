@@ -1,0 +1,119 @@
+"""ai00's own routes for completions and chats, with its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NotRequired
+
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.requests import Finished, TextDelta, TokenInfo
+from rnn_engine.sampling.params import Ai00Nucleus
+from rnn_engine_server.apis.common.generation import JoinedPrompts, Stop
+from rnn_engine_server.apis.openai.chat import converse
+from rnn_engine_server.apis.openai.completions import CompletionFormatter, complete
+from rnn_engine_server.apis.openai.schemas import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatRequest,
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
+)
+from rnn_engine_server.core.bodies import read_body
+from rnn_engine_server.core.routing import Route
+
+_NUCLEUS = Ai00Nucleus()
+_PRESENCE = "Subtracted from the logit of each token that has occurred, unless `sampler` sets it."
+_FREQUENCY = "Subtracted for each time a token has occurred, unless `sampler` sets it."
+
+
+class Ai00CompletionRequest(CompletionRequest):
+    """A request to continue a text or tokens. Fields of completions mean the same here; some have ai00's defaults."""
+
+    keeps_null: ClassVar = frozenset({"stop"})
+
+    prompt: JoinedPrompts = Field(
+        default=("",),
+        description="What to continue. The texts of a list are joined to one; a list of lists of token ids makes a "
+        "list of choices.",
+    )
+    stop: Stop = Field(default=("\n\n",), description="Texts before which the answer ends; null for none.")
+    presence_penalty: float = Field(default=_NUCLEUS.presence_penalty, description=_PRESENCE)
+    frequency_penalty: float = Field(default=_NUCLEUS.frequency_penalty, description=_FREQUENCY)
+
+
+class Ai00ChatRequest(ChatRequest):
+    """A request to continue a conversation. Fields of chats mean the same here; the penalties have ai00's defaults."""
+
+    presence_penalty: float = Field(default=_NUCLEUS.presence_penalty, description=_PRESENCE)
+    frequency_penalty: float = Field(default=_NUCLEUS.frequency_penalty, description=_FREQUENCY)
+
+
+class Ai00TextDelta(TypedDict):
+    content: NotRequired[str]
+
+
+class Ai00CompletionChoice(CompletionChoice):
+    """One choice in an event of a completion's stream. `delta` repeats the choice's text, as ai00 does."""
+
+    delta: Ai00TextDelta
+
+
+class Ai00CompletionChunk(Completion):
+    """One event of a completion's stream, with ai00's field `delta` in each choice."""
+
+    choices: list[Ai00CompletionChoice]  # type: ignore[misc]
+
+
+class Ai00CompletionFormatter(CompletionFormatter):
+    """Formats completions for ai00's clients: a field `delta` in each chunk of a stream repeats the chunk's text."""
+
+    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Ai00CompletionChoice | None:
+        choice = super().opening(index, prompt)
+        return None if choice is None else _with_delta(choice)
+
+    def delta(self, index: int, delta: TextDelta) -> Ai00CompletionChoice | None:
+        choice = super().delta(index, delta)
+        if isinstance(choice, str):
+            choice = self.text_chunk(index, choice)
+        return None if choice is None else _with_delta(choice)
+
+    def closing(self, index: int, finished: Finished) -> Ai00CompletionChoice:
+        return {**super().closing(index, finished), "delta": {}}
+
+
+def _with_delta(choice: CompletionChoice) -> Ai00CompletionChoice:
+    return {**choice, "delta": {"content": choice["text"]}}
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    return await complete(request, await read_body(request, Ai00CompletionRequest), Ai00CompletionFormatter)
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    return await converse(request, await read_body(request, Ai00ChatRequest))
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/api/oai/completions",
+        completions,
+        "Continue a text, as ai00 does: the texts of a list are joined to one.",
+        Completion,
+        request=Ai00CompletionRequest,
+        chunk=Ai00CompletionChunk,
+    ),
+    Route(
+        "POST",
+        "/api/oai/chat/completions",
+        chat_completions,
+        "Continue a conversation, with ai00's defaults.",
+        ChatCompletion,
+        request=Ai00ChatRequest,
+        chunk=ChatCompletionChunk,
+    ),
+)

@@ -1,0 +1,261 @@
+"""ai00's own routes for states after texts, and for vectors of an embedding model."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from aiohttp import web
+from pydantic import Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.operations.embedding import Layers, run_states
+from rnn_engine.operations.onnx_embedder import Embedder
+from rnn_engine.operations.parallel import Cost
+from rnn_engine.requests import BEGINNING
+from rnn_engine_server.apis.common.answering import usage_of
+from rnn_engine_server.apis.common.generation import JOINED_SCHEMA, AnyPrompt, check_prompts, parse_joined
+from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
+from rnn_engine_server.apis.openai.embeddings import (
+    LAYER_SCHEMA,
+    EmbeddingList,
+    EmbeddingsRequest,
+    Encoding,
+    VectorEntry,
+    answer_vectors,
+    parse_layer,
+    send_vectors,
+    tokens_of_inputs,
+)
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import long_json_response, read_body, work
+from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.schema import RequestBody, Usage
+from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.models.registry import EMBEDDER
+from rnn_engine_states.files.prefab import prefab_dims, rows_from_state
+
+
+def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
+    return tuple(BEGINNING if prompt == "" else prompt for prompt in parse_joined(value))
+
+
+_Inputs: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(_parse_inputs), WithJsonSchema(JOINED_SCHEMA)]
+_INPUT = (
+    "A text or token ids. The texts of a list are joined to one; a list of lists of token ids has an entry for "
+    "each. An empty input stands for token 0."
+)
+
+
+class StatesRequest(ModelBody):
+    """A request to run texts. The answer has the whole state of the model after each of them."""
+
+    ignored: ClassVar = frozenset({"metadata", "user"})
+
+    input: _Inputs = Field(default=(BEGINNING,), description=_INPUT)
+    encoding_format: Encoding = Field(
+        default="float", description="Numbers, or their bytes (f32, little-endian) as base64."
+    )
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_inputs", "input", len(self.input))
+        check_prompts(limits, "input", self.input)
+
+
+def _parse_layer(value: object) -> Layers | None:
+    return None if value is None else parse_layer(value)
+
+
+class Ai00EmbeddingsRequest(EmbeddingsRequest):
+    """A request to run texts. The answer has one row of the model's state after each of them.
+
+    The fields of embeddings mean the same here; some have ai00's defaults.
+    """
+
+    aliases: ClassVar = {"embed_layer": "layer"}
+    keeps_null: ClassVar = frozenset({"layer"})
+
+    input: _Inputs = Field(default=(BEGINNING,), description=_INPUT)
+    layer: Annotated[
+        Layers | None,
+        PlainValidator(_parse_layer),
+        WithJsonSchema({"anyOf": [*LAYER_SCHEMA["anyOf"], {"type": "null"}]}),
+    ] = Field(  # type: ignore[assignment]
+        default=0,
+        description="The number of a layer, counted from the end if negative; a list of numbers, whose vectors are "
+        "joined; `all`, joined; or their `mean`. Null is the whole state, as in `/api/oai/states`.",
+    )
+    part: str | None = Field(default="att_shift", description="A field of the state, as for `/v1/embeddings`.")
+    normalize: bool = Field(default=False, description="Scale every vector to length 1.")
+
+
+class WholeState(TypedDict):
+    """The model's state after one input, as an array of numbers.
+
+    `shape` lists four lengths, the fastest axis first: the width, the head size + 2, the number of layers and 1.
+    """
+
+    object: Literal["states"]
+    index: int
+    shape: list[int]
+    data: list[float] | str
+
+
+class StateList(TypedDict):
+    """The answer with the states after texts: one entry for each input, in the order of the inputs."""
+
+    object: Literal["list"]
+    model: str
+    data: list[WholeState]
+    usage: Usage
+
+
+MOST_TOKENS = 510
+
+
+class EmbedsRequest(RequestBody):
+    """A request to cut a text into pieces and to compute a vector for each piece with the embedding model."""
+
+    ignored: ClassVar = frozenset({"metadata", "model", "user"})
+
+    input: str = Field(min_length=1, description="The text.")
+    max_tokens: int = Field(
+        default=MOST_TOKENS,
+        ge=0,
+        description=f"The most tokens of a piece, from 1 to {MOST_TOKENS}; a greater number counts as {MOST_TOKENS}.",
+    )
+    prefix: str = Field(
+        default="query:",
+        description="The text that is put before each piece, as in the training of the embedding model.",
+    )
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_text_bytes", "input", len(self.input.encode()))
+        limits.check("max_stop_bytes", "prefix", len(self.prefix.encode()))
+
+
+class EmbeddedChunk(TypedDict):
+    """One piece of the text with its vector. `embed` is a list that holds this one vector."""
+
+    chunk: str
+    embed: list[list[float]]
+
+
+class EmbeddedText(TypedDict):
+    object: Literal["embed"]
+    index: int
+    chunks: list[EmbeddedChunk]
+
+
+class Embeds(TypedDict):
+    """The answer with a vector for each piece of a text.
+
+    `data` has one entry, for the whole text; `model` is the embedding model.
+    """
+
+    object: Literal["embeds"]
+    model: str
+    data: list[EmbeddedText]
+
+
+async def states(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, StatesRequest)
+    dims = prefab_dims(engine_of(request).info.shape)
+    return await _answer_whole(request, body, {"object": "states", "shape": dims}, "data")
+
+
+async def embeddings(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, Ai00EmbeddingsRequest)
+    if body.layer is None:
+        return await _answer_whole(request, body, {"object": "embedding"}, "embedding")
+    return await answer_vectors(request, body)
+
+
+async def _answer_whole(
+    request: web.Request, body: StatesRequest | Ai00EmbeddingsRequest, fields: Mapping[str, object], name: str
+) -> web.StreamResponse:
+    """Run the inputs of `body` and answer with the whole state of the model after each one.
+
+    Each entry has the given `fields`, the index of its input, and the numbers of the state in the field `name`.
+    """
+    engine = engine_of(request, body.cache_salt)
+    shape = engine.info.shape
+    inputs = await tokens_of_inputs(request, engine, "input", body.input, math.prod(prefab_dims(shape)))
+    initial_state = await resolve_initial_state(engine, body.state)
+    entries: dict[int, VectorEntry] = {}
+    costs: list[Cost] = []
+    async with aclosing(run_states(engine, inputs, initial_state=initial_state)) as ends:
+        async for index, end in ends:
+            rows = await asyncio.to_thread(rows_from_state, end.state, shape)
+            entries[index] = VectorEntry({**fields, "index": index}, name, rows)
+            costs.append(end.cost)
+    in_order = [entries[index] for index in range(len(inputs))]
+    return await send_vectors(request, engine.info.model, in_order, body.encoding_format, usage_of(costs))
+
+
+_AT_A_TIME = 8  # pieces, between which the request may be cancelled
+
+
+async def embeds(request: web.Request) -> web.Response:
+    body = await read_body(request, EmbedsRequest)
+    embedder = request.app.get(EMBEDDER)
+    if embedder is None:
+        raise web.HTTPNotImplemented(
+            text="this server has no embedding model; its operator can name one with --embed-model. "
+            "/v1/embeddings makes vectors with the RWKV model itself"
+        )
+    max_tokens = min(max(body.max_tokens, 1), MOST_TOKENS)
+    pieces = await work(request, len(body.input), lambda: embedder.split(body.input, max_tokens))
+    limits = request.app[SETTINGS].limits
+    limits.check("max_inputs", "input", len(pieces))
+    chunks: list[EmbeddedChunk] = []
+    for start in range(0, len(pieces), _AT_A_TIME):
+        chunks += await asyncio.to_thread(_embed, embedder, body.prefix, pieces[start : start + _AT_A_TIME])
+
+    def make() -> Embeds:
+        return {
+            "object": "embeds",
+            "model": embedder.name,
+            "data": [{"object": "embed", "index": 0, "chunks": chunks}],
+        }
+
+    return await long_json_response(request, sum(len(chunk["embed"][0]) for chunk in chunks), make)
+
+
+def _embed(embedder: Embedder, prefix: str, pieces: Sequence[str]) -> list[EmbeddedChunk]:
+    vectors = embedder.embed([prefix + piece for piece in pieces])
+    return [{"chunk": piece, "embed": [vector.tolist()]} for piece, vector in zip(pieces, vectors, strict=True)]
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/api/oai/states",
+        states,
+        "The whole states after texts or tokens, in ai00's order.",
+        StateList,
+        request=StatesRequest,
+    ),
+    Route(
+        "POST",
+        "/api/oai/embeddings",
+        embeddings,
+        "A row of the states after texts or tokens, as ai00 returned it: by default the token shift of a layer.",
+        EmbeddingList,
+        request=Ai00EmbeddingsRequest,
+    ),
+    Route(
+        "POST",
+        "/api/oai/embeds",
+        embeds,
+        "Vectors of the pieces of a text, made by a separate embedding model (`--embed-model`); 501 without one.",
+        Embeds,
+        request=EmbedsRequest,
+        uses_model=False,
+    ),
+)

@@ -1,0 +1,365 @@
+"""Anthropic's message batches: requests of `/v1/messages` that are run below those of clients that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+
+from aiohttp import hdrs, web
+from pydantic import FailFast, Field
+from pydantic_core import from_json
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError, NotFoundError
+from rnn_engine_server.apis.anthropic.routes import anthropic_error
+from rnn_engine_server.apis.anthropic.schemas import AnthropicAnswer, AnthropicErrorDetail
+from rnn_engine_server.apis.openai.batches import BATCHES, RUNNER
+from rnn_engine_server.auth.admission import PRINCIPAL
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.bodies import json_response, query_count, read_body, to_json
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.jobs.batches import Batch, BatchStore
+
+_ENDPOINT = "/v1/messages"
+_WINDOW = "24h"
+_LIFETIME = 29 * 24 * 3600.0  # seconds for which results are kept, as Anthropic has it
+_PREFIX = "msg"  # of an id, before the store's own `batch_...`
+_MOST_LISTED = 1000
+_PIECE_BYTES = 1 << 20  # of results, read at a time
+
+
+class BatchedMessage(RequestBody):
+    """One request of a batch."""
+
+    custom_id: str = Field(
+        pattern=r"^[a-zA-Z0-9_-]{1,64}$",
+        description="An id that no other request of the batch has: 1 to 64 letters, digits, `_` and `-`.",
+    )
+    params: dict[str, Any] = Field(
+        description="The body of a request to `/v1/messages`, without `stream`. If it is wrong, its result is an error."
+    )
+
+
+class MessageBatchRequest(RequestBody):
+    """The requests of a new batch."""
+
+    requests: Annotated[list[BatchedMessage], FailFast()] = Field(
+        min_length=1, description="The requests, at most `max_batch_lines`."
+    )
+
+    def check(self, limits: Limits) -> None:
+        limits.check("max_batch_lines", "requests", len(self.requests))
+        known = set[str]()
+        for number, each in enumerate(self.requests):
+            if each.custom_id in known:
+                raise InvalidRequestError(
+                    f"requests.{number}.custom_id", each.custom_id, "an id that no other request has"
+                )
+            known.add(each.custom_id)
+            if each.params.get("stream"):
+                allowed = "false: the answers of a batch are whole"
+                raise InvalidRequestError(f"requests.{number}.params.stream", each.params["stream"], allowed)
+
+
+class MessageBatchCounts(TypedDict):
+    """How many requests of a batch have which result. All are `processing` until the batch has ended."""
+
+    processing: int
+    succeeded: int
+    errored: int
+    canceled: int
+    expired: int
+
+
+class MessageBatch(TypedDict):
+    """A batch, as Anthropic describes one. Times are RFC 3339; `results_url` is a path, from when the batch has ended.
+
+    At `archived_at`, 29 days after the end, the results were deleted.
+    """
+
+    id: str
+    type: Literal["message_batch"]
+    processing_status: Literal["in_progress", "canceling", "ended"]
+    request_counts: MessageBatchCounts
+    created_at: str
+    expires_at: str
+    ended_at: str | None
+    cancel_initiated_at: str | None
+    archived_at: str | None
+    results_url: str | None
+
+
+class MessageBatchList(TypedDict):
+    """Batches, the newest first. If `has_more`, the last one's id is `after_id` for the next page."""
+
+    data: list[MessageBatch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedMessageBatch(TypedDict):
+    id: str
+    type: Literal["message_batch_deleted"]
+
+
+class MessageBatchError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+class MessageBatchOutcome(TypedDict):
+    """What has become of a request: `message` is its answer if it `succeeded`, `error` says why it `errored`."""
+
+    type: Literal["succeeded", "errored", "canceled", "expired"]
+    message: NotRequired[AnthropicAnswer]
+    error: NotRequired[MessageBatchError]
+
+
+class MessageBatchResult(TypedDict):
+    """A line of the results of a batch, which are in no certain order."""
+
+    custom_id: str
+    result: MessageBatchOutcome
+
+
+async def create_batch(request: web.Request) -> web.Response:
+    body = await read_body(request, MessageBatchRequest)
+    owner, store = request[PRINCIPAL].name, request.app[BATCHES]
+    batch = await request.app[RUNNER].begin(partial(_create, store, owner, body))
+    return json_response(_message_batch(store, batch))
+
+
+def _create(store: BatchStore, owner: str, body: MessageBatchRequest) -> Batch:
+    """Store the requests as the file of a batch, and the batch."""
+    with store.files.create(owner) as new:
+        for each in body.requests:
+            line = {"custom_id": each.custom_id, "method": "POST", "url": _ENDPOINT, "body": each.params}
+            new.write(to_json(line) + b"\n")
+        new.describe("message_batch.jsonl", "batch", _LIFETIME)
+    assert new.stored is not None
+    with ExitStack() as undoing:
+        undoing.callback(store.files.delete, owner, new.stored.id)
+        batch = store.create(
+            owner, _ENDPOINT, new.stored.id, _WINDOW, output_lifetime=_LIFETIME, total=len(body.requests)
+        )
+        undoing.pop_all()
+    return batch
+
+
+async def list_batches(request: web.Request) -> web.Response:
+    store = request.app[BATCHES]
+    found = await asyncio.to_thread(store.of_owner, request[PRINCIPAL].name)
+    newest_first = [_message_batch(store, batch) for batch in reversed(found) if batch.endpoint == _ENDPOINT]
+    return json_response(_page(request, newest_first))
+
+
+async def get_batch(request: web.Request) -> web.Response:
+    return json_response(_message_batch(request.app[BATCHES], await _batch(request)))
+
+
+async def cancel_batch(request: web.Request) -> web.Response:
+    batch = await request.app[RUNNER].cancel(await _batch(request))
+    return json_response(_message_batch(request.app[BATCHES], batch))
+
+
+async def delete_batch(request: web.Request) -> web.Response:
+    batch = await _batch(request)
+    await asyncio.to_thread(request.app[BATCHES].delete, batch.owner, batch.id)
+    answer: DeletedMessageBatch = {"id": request.match_info["id"], "type": "message_batch_deleted"}
+    return json_response(answer)
+
+
+async def get_results(request: web.Request) -> web.StreamResponse:
+    batch, store = await _batch(request), request.app[BATCHES]
+    if not batch.has_ended:
+        raise InvalidRequestError("batch", request.match_info["id"], "a batch that has ended, as its results are")
+    paths = await asyncio.to_thread(_result_paths, store, batch)
+    response = web.StreamResponse(headers={"Content-Type": _LINES})
+    await response.prepare(request)
+    for path in () if request.method == hdrs.METH_HEAD else paths:
+        pieces = _result_pieces(path)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            await response.write(piece)
+    await response.write_eof()
+    return response
+
+
+async def _batch(request: web.Request) -> Batch:
+    """Return the batch that the path names. Raises NotFoundError."""
+    owner, batch_id = request[PRINCIPAL].name, request.match_info["id"]
+    with suppress(NotFoundError):
+        batch = await asyncio.to_thread(request.app[BATCHES].get, owner, batch_id.removeprefix(_PREFIX))
+        if batch.endpoint == _ENDPOINT and batch_id.startswith(_PREFIX):
+            return batch
+    raise NotFoundError(f"there is no message batch {batch_id[:80]!r}")
+
+
+_Status: TypeAlias = Literal["in_progress", "canceling", "ended"]
+
+
+def _message_batch(store: BatchStore, batch: Batch) -> MessageBatch:
+    status: _Status = "ended" if batch.has_ended else "canceling" if batch.status == "cancelling" else "in_progress"
+    ended = batch.entered[batch.status] if batch.has_ended else None
+    archived = None if ended is None or ended + _LIFETIME > store.files.now() else ended + _LIFETIME
+    results = f"{_ALL}/{_PREFIX}{batch.id}/results"
+    return {
+        "id": f"{_PREFIX}{batch.id}",
+        "type": "message_batch",
+        "processing_status": status,
+        "request_counts": _counts(batch),
+        "created_at": _time(batch.created),
+        "expires_at": _time(batch.expires),
+        "ended_at": None if ended is None else _time(ended),
+        "cancel_initiated_at": _time(batch.entered["cancelling"]) if "cancelling" in batch.entered else None,
+        "archived_at": None if archived is None else _time(archived),
+        "results_url": results if ended is not None and archived is None else None,
+    }
+
+
+def _counts(batch: Batch) -> MessageBatchCounts:
+    counts: MessageBatchCounts = {"processing": 0, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
+    if not batch.has_ended:
+        return {**counts, "processing": batch.total}
+    cancelled, expired = (batch.not_run if batch.status == status else 0 for status in ("cancelled", "expired"))
+    errored = batch.total - batch.completed - batch.not_run
+    return {**counts, "succeeded": batch.completed, "errored": errored, "canceled": cancelled, "expired": expired}
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def _page(request: web.Request, batches: Sequence[MessageBatch]) -> MessageBatchList:
+    """Return the page of `batches` that the query's `limit` and `after_id` or `before_id` select.
+
+    Raises InvalidRequestError.
+    """
+    places = {batch["id"]: place for place, batch in enumerate(batches)}
+    limit, ends = query_count(request, "limit", 20, _MOST_LISTED), {"after_id": -1, "before_id": len(batches)}
+    for name in ends.keys() & request.query.keys():
+        if (batch_id := request.query[name]) not in places:
+            raise InvalidRequestError(name, batch_id, "the id of a message batch")
+        ends[name] = places[batch_id]
+    between = batches[ends["after_id"] + 1 : ends["before_id"]]
+    page = between[-limit or len(between) :] if "before_id" in request.query else between[:limit]
+    return {
+        "data": list(page),
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(page) < len(between),
+    }
+
+
+# The results: lines of OpenAI's form in the batch's files, translated as they are read.
+
+
+def _result_paths(store: BatchStore, batch: Batch) -> list[Path]:
+    """Return the paths of the files with the results of an ended batch. Raises NotFoundError if they are gone."""
+    found = [file_id for file_id in store.result_ids(batch) if file_id is not None]
+    try:
+        return [store.files.content_path(store.files.get(batch.owner, file_id)) for file_id in found]
+    except NotFoundError:
+        raise NotFoundError(f"message batch {_PREFIX}{batch.id} has ended, and its results are gone") from None
+
+
+def _result_pieces(path: Path) -> Iterator[bytes]:
+    """Yield the results that the file at `path` has, in pieces of whole lines."""
+    with path.open("rb") as file:
+        while lines := file.readlines(_PIECE_BYTES):
+            yield b"".join(to_json(_result(from_json(line))) + b"\n" for line in lines)
+
+
+def _result(line: Mapping[str, Any]) -> MessageBatchResult:
+    return {"custom_id": line["custom_id"], "result": _outcome(line)}
+
+
+def _outcome(line: Mapping[str, Any]) -> MessageBatchOutcome:
+    match line:
+        case {"response": {"status_code": 200, "body": message}}:
+            return {"type": "succeeded", "message": message}
+        case {"response": {"body": body, "request_id": request_id}}:
+            return {"type": "errored", "error": {"type": "error", "error": body["error"], "request_id": request_id}}
+        case {"error": {"code": "batch_cancelled"}}:
+            return {"type": "canceled"}
+    return {"type": "expired"}
+
+
+_ALL = "/v1/messages/batches"
+_ONE = f"{_ALL}/{{id}}"
+_LINES = "application/x-jsonl"
+
+ROUTES = (
+    Route(
+        "POST",
+        _ALL,
+        create_batch,
+        "Run requests of `/v1/messages` below those of clients that wait.",
+        MessageBatch,
+        request=MessageBatchRequest,
+        scope=Scope.MANAGE,
+        uses_model=False,
+        error_form=anthropic_error,
+    ),
+    Route(
+        "GET",
+        _ALL,
+        list_batches,
+        "The message batches of the API key.",
+        MessageBatchList,
+        query={
+            "limit": f"How many batches to return: 20 by default, at most {_MOST_LISTED}.",
+            "after_id": "The id of a batch: return only the batches after it.",
+            "before_id": "The id of a batch: return only the batches before it.",
+        },
+        uses_model=False,
+        error_form=anthropic_error,
+    ),
+    Route(
+        "GET",
+        _ONE,
+        get_batch,
+        "A message batch, and how far it has come.",
+        MessageBatch,
+        uses_model=False,
+        error_form=anthropic_error,
+    ),
+    Route(
+        "DELETE",
+        _ONE,
+        delete_batch,
+        "Delete a message batch that has ended, and its results.",
+        DeletedMessageBatch,
+        scope=Scope.MANAGE,
+        uses_model=False,
+        error_form=anthropic_error,
+    ),
+    Route(
+        "POST",
+        f"{_ONE}/cancel",
+        cancel_batch,
+        "Cancel a message batch. The answers that it has are kept.",
+        MessageBatch,
+        scope=Scope.MANAGE,
+        uses_model=False,
+        error_form=anthropic_error,
+    ),
+    Route(
+        "GET",
+        f"{_ONE}/results",
+        get_results,
+        "The results of a message batch that has ended, one a line.",
+        MessageBatchResult,
+        content_type=_LINES,
+        uses_model=False,
+        error_form=anthropic_error,
+    ),
+)

@@ -1,0 +1,278 @@
+"""Anthropic's API: messages, and the count of a conversation's tokens."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from aiohttp import web
+
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
+from rnn_engine.interface import EngineInfo
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta
+from rnn_engine_server.apis.anthropic.schemas import (
+    AnthropicAnswer,
+    AnthropicBlock,
+    AnthropicError,
+    AnthropicErrorDetail,
+    AnthropicEvent,
+    AnthropicUsage,
+    CountTokensRequest,
+    MessagesRequest,
+    StopReason,
+    TokenCount,
+)
+from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
+from rnn_engine_server.apis.common.messages import call_arguments
+from rnn_engine_server.apis.openai.chat import prepare_chat
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import json_response, read_body
+from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import Usage
+from rnn_engine_server.core.streams import encode_event
+
+BlockType: TypeAlias = Literal["text", "thinking", "tool_use"]
+
+_BLOCK_OF: Mapping[AnswerPart, BlockType] = {
+    AnswerPart.CONTENT: "text",
+    AnswerPart.REASONING: "thinking",
+    AnswerPart.CALL: "tool_use",
+    AnswerPart.ARGUMENTS: "tool_use",
+}
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicDialect:
+    """Formats an answer as Anthropic's message, or as the events of its stream: a `Dialect`.
+
+    `form` says which parts, such as thoughts and calls, to look for in the answer. `stops` are the client's own stop
+    strings.
+    """
+
+    def __init__(self, info: EngineInfo, form: AnswerForm, stops: Sequence[str]) -> None:
+        self._model = info.model
+        self._form = form
+        self._stops = frozenset(stops)
+        self._id = f"msg_{uuid.uuid4().hex[:24]}"
+        self._reader = AnswerReader(form)
+        self._blocks = _BlockStream()
+        self._started: Started | None = None
+
+    def whole(
+        self,
+        kept: Sequence[int],  # noqa: ARG002
+        outcomes: Sequence[ChoiceOutcome],
+        usage: Usage,  # noqa: ARG002
+        extra: Mapping[str, object],
+    ) -> Mapping[str, object]:
+        [outcome] = outcomes
+        reader = AnswerReader(self._form)
+        blocks = _blocks([*reader.feed(outcome.text), *reader.finish()])
+        reason, stop = self._end(reader, outcome.end)
+        return {**self._message(blocks, reason, stop, _usage(outcome.started, outcome.end)), **extra}
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+        match event:
+            case Started():
+                self._started = event
+                message = self._message([], None, None, _usage(event, None))
+                return _encode({"type": "message_start", "message": message}) + _encode({"type": "ping"})
+            case TextDelta():
+                return b"".join(map(_encode, self._blocks.tell(self._reader.feed(event.text))))
+            case Finished():
+                blocks = b"".join(map(_encode, [*self._blocks.tell(self._reader.finish()), *self._blocks.close()]))
+                return blocks + _encode({**self._last(event), **extra})
+            case PromptProgress() | PromptScored():
+                return b""
+
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return _encode({"type": "message_stop"})
+
+    def failure(self, error: Exception) -> bytes:
+        return _encode(error_body(describe(error)))
+
+    def _message(
+        self, blocks: Sequence[AnthropicBlock], reason: StopReason | None, stop: str | None, usage: AnthropicUsage
+    ) -> Mapping[str, object]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": blocks,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": usage,
+        }
+
+    def _last(self, finished: Finished) -> AnthropicEvent:
+        reason, stop = self._end(self._reader, finished)
+        return {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": stop},
+            "usage": _usage(self._started, finished),
+        }
+
+    def _end(self, reader: AnswerReader, finished: Finished) -> tuple[StopReason, str | None]:
+        """Return the reason why an answer ended, and the client's stop string that ended it, or None."""
+        if finished.reason == "length":
+            return "max_tokens", None
+        if reader.num_calls:
+            return "tool_use", None
+        stop = finished.stop.decode() if isinstance(finished.stop, bytes) else None
+        return ("stop_sequence", stop) if stop in self._stops else ("end_turn", None)
+
+
+class _BlockStream:
+    """Converts the pieces of an answer to stream events that start, extend and stop one content block after another.
+
+    The arguments of a call are sent in one event, so that they are the same as in a whole answer: those of an answer
+    that was cut are empty.
+    """
+
+    def __init__(self) -> None:
+        self._open: BlockType | None = None
+        self._number = -1
+        self._arguments: list[str] = []  # pieces of the arguments of the open block's call
+
+    def tell(self, pieces: Sequence[Piece]) -> Iterator[Mapping[str, object]]:
+        for piece in pieces:
+            kind = _BLOCK_OF.get(piece.part)
+            if kind is None:
+                continue
+            if piece.part is AnswerPart.CALL or kind != self._open:
+                yield from self.close()
+                self._open, self._number = kind, self._number + 1
+                yield {"type": "content_block_start", "index": self._number, "content_block": _new_block(piece)}
+            if piece.part is AnswerPart.ARGUMENTS:
+                self._arguments.append(piece.text)
+            elif piece.part is not AnswerPart.CALL:
+                yield self._extend(_delta(piece))
+
+    def close(self) -> Iterator[Mapping[str, object]]:
+        if self._open == "tool_use":
+            arguments = "".join(self._arguments)
+            whole = arguments if call_arguments(arguments) else "{}"
+            yield self._extend({"type": "input_json_delta", "partial_json": whole})
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._number}
+        self._open, self._arguments = None, []
+
+    def _extend(self, delta: Mapping[str, str]) -> Mapping[str, object]:
+        return {"type": "content_block_delta", "index": self._number, "delta": delta}
+
+
+def _blocks(pieces: Sequence[Piece]) -> list[AnthropicBlock]:
+    """Return the content blocks of an answer that is not streamed, made from its `pieces`."""
+    blocks: list[AnthropicBlock] = []
+    arguments = ""
+    for piece in pieces:
+        kind = _BLOCK_OF.get(piece.part)
+        if kind is None:
+            continue
+        if piece.part is AnswerPart.CALL or not blocks or blocks[-1]["type"] != kind:
+            blocks.append(_new_block(piece))
+            arguments = ""
+        match piece.part:
+            case AnswerPart.CONTENT:
+                blocks[-1]["text"] += piece.text
+            case AnswerPart.REASONING:
+                blocks[-1]["thinking"] += piece.text
+            case AnswerPart.ARGUMENTS:
+                arguments += piece.text
+                blocks[-1]["input"] = call_arguments(arguments)
+    return blocks
+
+
+def _new_block(piece: Piece) -> AnthropicBlock:
+    """Return a new content block of the kind that `piece` belongs to, without text or arguments."""
+    match piece.part:
+        case AnswerPart.CALL:
+            return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": piece.text, "input": {}}
+        case AnswerPart.REASONING:
+            return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
+
+
+def _delta(piece: Piece) -> Mapping[str, str]:
+    if piece.part is AnswerPart.REASONING:
+        return {"type": "thinking_delta", "thinking": piece.text}
+    return {"type": "text_delta", "text": piece.text}
+
+
+def _usage(started: Started | None, finished: Finished | None) -> AnthropicUsage:
+    prompt, cached = (0, 0) if started is None else (started.prompt_tokens, started.cached_tokens)
+    return {
+        "input_tokens": prompt - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 0 if finished is None else finished.completion_tokens,
+    }
+
+
+def _encode(event: Mapping[str, object]) -> bytes:
+    return encode_event(event, str(event["type"]))
+
+
+def anthropic_error(failure: Failure) -> tuple[int, AnthropicError]:
+    """Return the HTTP status and the body of an error in Anthropic's form."""
+    return failure.status, error_body(failure)
+
+
+def error_body(failure: Failure) -> AnthropicError:
+    """Return the body of an error in Anthropic's form."""
+    kind = _ERROR_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
+    detail: AnthropicErrorDetail = {"type": kind, "message": failure.message}
+    if failure.param == "thread":
+        detail["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": detail}
+
+
+# Anthropic's API: messages, and the count of their tokens.
+
+
+async def messages(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, MessagesRequest)
+    engine = engine_of(request, body.cache_salt)
+    calls, form, resolved = await prepare_chat(request, engine, body.chat)
+    return await answer_in(AnthropicDialect(engine.info, form, body.stop), request, body.chat, calls, resolved)
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    body = await read_body(request, CountTokensRequest)
+    [call], _, _ = await prepare_chat(request, engine_of(request, body.cache_salt), body.chat)
+    return json_response({"input_tokens": len(call.prompt)})
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/messages",
+        messages,
+        "Continue a conversation, as Anthropic's API does. Errors have Anthropic's form, too.",
+        AnthropicAnswer,
+        request=MessagesRequest,
+        chunk=AnthropicEvent,
+        error_form=anthropic_error,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_tokens,
+        "The number of tokens of a conversation, in the form of Anthropic's API.",
+        TokenCount,
+        request=CountTokensRequest,
+        error_form=anthropic_error,
+    ),
+)

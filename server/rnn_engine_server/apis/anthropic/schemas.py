@@ -1,0 +1,438 @@
+"""The schemas of the bodies of Anthropic's API: requests, answers, events and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
+
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.chat_template import Role
+from rnn_engine.chat_template.tools import to_json
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.grammar import Grammar, json_grammar
+from rnn_engine.operations.chat_prompt import ToolChoice
+from rnn_engine_server.apis.common.generation import GenerationBody
+from rnn_engine_server.apis.common.messages import (
+    CalledFunction,
+    FunctionBody,
+    Message,
+    Parameters,
+    ToolBody,
+    ToolCallBody,
+    ToolName,
+    check_tool_type,
+    client_tools,
+)
+from rnn_engine_server.apis.common.states import StateEntry
+from rnn_engine_server.apis.openai.schemas import TranslatedChat
+from rnn_engine_server.core.schema import STRING, ErrorDetail, RefusedError, RequestBody, only
+from rnn_engine_server.core.settings import Limits
+
+_TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the model reads and writes text only"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The parsed content of one message, divided by the type of its blocks: texts, thoughts, calls and results."""
+
+    texts: tuple[str, ...] = ()
+    thoughts: tuple[str, ...] = ()
+    calls: tuple[ToolCallBody, ...] = ()
+    results: tuple[tuple[str, str], ...] = ()  # the id of a call, and the result
+    cache: bool = False  # whether to keep the state after the message
+
+
+def _parse_content(value: object) -> Content:
+    if isinstance(value, str):
+        return Content((value,))
+    if not isinstance(value, list):
+        raise RefusedError(value, "a string or a list of blocks")
+    content = Content()
+    for block in value:
+        content = _add(content, block)
+        if block.get("cache_control") is not None:
+            content = replace(content, cache=True)
+    return content
+
+
+def _add(content: Content, block: object) -> Content:
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return replace(content, texts=(*content.texts, text))
+        case {"type": "thinking", "thinking": str(text)}:
+            return replace(content, thoughts=(*content.thoughts, text))
+        case {"type": "redacted_thinking"}:
+            return content
+        case {"type": "tool_use", "id": str(call_id), "name": str(name), "input": dict(arguments)}:
+            function = CalledFunction.model_construct(name=name, arguments=to_json(arguments))
+            call = ToolCallBody.model_construct(id=call_id, function=function)
+            return replace(content, calls=(*content.calls, call))
+        case {"type": "tool_result", "tool_use_id": str(call_id), **rest}:
+            return replace(content, results=(*content.results, (call_id, _text(rest.get("content") or ""))))
+        case {"type": "text" | "thinking" | "tool_use" | "tool_result"}:
+            raise RefusedError(block, "a block with all of its required fields")
+        case {"type": str(kind)}:
+            raise RefusedError(kind, _TEXT_ALONE)
+    raise RefusedError(block, 'blocks such as {"type": "text", "text": "..."}')
+
+
+def _text(value: object) -> str:
+    """Return the text in a request field: a string, or text blocks joined by line breaks. Raises RefusedError."""
+    content = _parse_content(value)
+    if content.thoughts or content.calls or content.results:
+        raise RefusedError(value, "a string or a list of blocks of text")
+    return "\n".join(content.texts)
+
+
+_BILLING = "x-anthropic-billing-header:"
+
+
+def _parse_system(value: object) -> Content:
+    """Parse the field `system`. Raises RefusedError.
+
+    Claude Code's first block is a header for Anthropic's servers. It differs from call to call, so it is left out:
+    otherwise no later call could continue from a kept state of the long instructions after it.
+    """
+    content = _parse_content(value)
+    _text(value)  # raises for blocks that are no text
+    return replace(content, texts=tuple(text for text in content.texts if not text.startswith(_BILLING)))
+
+
+_BLOCKS = {"anyOf": [STRING, {"type": "array", "items": {"type": "object"}}]}
+Blocks: TypeAlias = Annotated[Content, PlainValidator(_parse_content), WithJsonSchema(_BLOCKS)]
+SystemBlocks: TypeAlias = Annotated[
+    Content, PlainValidator(_parse_system), WithJsonSchema({"anyOf": [*_BLOCKS["anyOf"], {"type": "null"}]})
+]
+
+
+class AnthropicMessage(RequestBody):
+    """One message of a conversation in Anthropic's format."""
+
+    role: Literal["user", "assistant", "system"] = Field(description="Who speaks.")
+    content: Blocks = Field(
+        description="A text, or a list of blocks. Any message may have `text` blocks; the assistant's also `thinking` "
+        "and `tool_use`, and the user's also `tool_result` with texts. `cache_control` in a block keeps the state "
+        "after the message in preference to others. Images and documents are refused."
+    )
+
+    def model_post_init(self, context: object) -> None:  # noqa: ARG002
+        if self.role != "assistant" and (self.content.calls or self.content.thoughts):
+            raise RefusedError("tool_use or thinking", "such blocks only in messages of the assistant", below="content")
+        if self.role != "user" and self.content.results:
+            raise RefusedError("tool_result", "such blocks only in messages of the user", below="content")
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The message in the form that chat templates take.
+
+        Results of tools become messages of their own, which come first.
+        """
+        content = self.content
+        found = [
+            Message.model_construct(role=Role.OBSERVATION, content=text, tool_call_id=call_id)
+            for call_id, text in content.results
+        ]
+        if content.texts or content.calls or not found:
+            found.append(
+                Message.model_construct(
+                    role=Role[self.role.upper()],
+                    content="".join(content.texts),
+                    reasoning_content="\n".join(content.thoughts) or None,
+                    tool_calls=list(content.calls),
+                )
+            )
+        return [*found[:-1], found[-1].model_copy(update={"cache": content.cache})]
+
+
+class AnthropicTool(RequestBody):
+    """A function that the model may ask its client to call."""
+
+    ignored: ClassVar = frozenset(
+        {"allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"}
+    )
+
+    type: Literal["custom"] | None = Field(default=None, description="Only `custom`.")
+    name: ToolName
+    description: str = Field(default="", description="What the tool is for.")
+    input_schema: Parameters = Field(description="The JSON schema of the input, which every call follows.")
+    strict: bool | None = Field(
+        default=None,
+        description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
+        "keyword.",
+    )
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        return check_tool_type(fields, None, "custom")
+
+    @property
+    def body(self) -> ToolBody:
+        """The tool in the format of OpenAI's requests."""
+        function = FunctionBody.model_construct(
+            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
+        )
+        return ToolBody.model_construct(type="function", function=function)
+
+
+class ToolChoiceBody(RequestBody):
+    """The client's choice of tools: if the model must call one, and which."""
+
+    type: Literal["auto", "any", "tool", "none"] = Field(
+        description="`auto`: the model decides; `any`: at least one tool; `tool`: the tool that `name` gives; `none`: "
+        "no tool."
+    )
+    name: str | None = Field(default=None, description="The name of the tool if `type` is `tool`.")
+    disable_parallel_tool_use: bool = Field(default=False, description="Allow at most one call in an answer.")
+
+    def model_post_init(self, context: object) -> None:  # noqa: ARG002
+        if (self.type == "tool") is (self.name is None):
+            raise RefusedError(self.name, "the name of a tool if type is tool, else null", below="name")
+
+    @property
+    def choice(self) -> ToolChoice:
+        match self.type:
+            case "auto" | "none":
+                return ToolChoice(self.type)
+            case "any" | "tool":
+                return ToolChoice("required", None if self.name is None else (self.name,))
+
+
+class ThinkingBody(RequestBody):
+    """The setting that makes the model think before it answers, if its chat template has such a setting."""
+
+    type: Literal["enabled", "adaptive", "disabled"] = Field(description="`adaptive` is the same as `enabled`.")
+    budget_tokens: int | None = Field(
+        default=None, ge=0, description="End the model's reasoning after this many tokens, and begin the answer."
+    )
+    display: Annotated[str | None, only(None, "summarized", because="reasoning is always returned whole")] = Field(
+        default=None, description="Only `summarized`, which returns the whole reasoning."
+    )
+
+
+def _parse_format(value: object) -> Grammar | None:
+    match value:
+        case None:
+            return None
+        case {"type": "json_schema", "schema": dict(schema)}:
+            return json_grammar(schema, "output_config.format.schema")
+    raise RefusedError(value, '{"type": "json_schema", "schema": ...} or null')
+
+
+OutputFormat: TypeAlias = Annotated[
+    Grammar | None,
+    PlainValidator(_parse_format),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
+]
+
+
+class OutputConfig(RequestBody):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None, description="How much to think before the answer, if the chat template supports it."
+    )
+    format: OutputFormat = Field(
+        default=None, description='The form of the answer: `{"type": "json_schema", "schema": ...}`.'
+    )
+
+
+class AnthropicConversation(GenerationBody):
+    """A conversation in Anthropic's format: the fields that `/v1/messages` and the count of tokens share."""
+
+    ignored: ClassVar = GenerationBody.ignored | {
+        "cache_control",
+        "container",
+        "diagnostics",
+        "inference_geo",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    }
+    neutral: ClassVar = {**GenerationBody.neutral, "mcp_servers": ([],), "thread": ()}
+    aliases: ClassVar = {**GenerationBody.aliases, "stop_sequences": "stop"}
+
+    messages: Annotated[list[AnthropicMessage], FailFast()] = Field(
+        min_length=1,
+        description="The conversation so far. If the last message is the assistant's, the answer continues it.",
+    )
+    system: SystemBlocks | None = Field(
+        default=None, description="Instructions for the model: a text, or a list of blocks of text."
+    )
+    tools: Annotated[list[AnthropicTool], FailFast(), client_tools(None, "custom")] = Field(
+        default=[], description="The tools that the model may call."
+    )
+    tool_choice: ToolChoiceBody | None = Field(default=None, description="Null: `auto`.")
+    thinking: ThinkingBody | None = Field(default=None, description="Null: the chat template's default.")
+    output_config: OutputConfig = Field(
+        default=OutputConfig(), description="The form of the answer, and how much to think before it."
+    )
+    n: Annotated[int, only(1, because="a message is one answer")] = Field(default=1, description="Only 1.")
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
+        if self.output_config.format is not None and self.answer_grammar is not None:
+            allowed = "null, since another field already sets the form of the answer"
+            raise InvalidRequestError("output_config.format", self.output_config.format.text, allowed)
+        _ = self.chat  # raises if fields contradict each other
+
+    def check(self, limits: Limits) -> None:
+        self.chat.check(limits)
+
+    @property
+    def alternatives(self) -> int | None:
+        return None
+
+    @cached_property
+    def chat(self) -> TranslatedChat:
+        """The conversation as a request for OpenAI's chat completions."""
+        fields: dict[str, Any] = {}
+        if self.output_config.format is not None:
+            fields["json_schema"] = self.output_config.format
+        if self.tool_choice is not None:
+            fields["tool_choice"] = self.tool_choice.choice
+            fields["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        if self.thinking is not None:
+            fields["enable_thinking"] = self.thinking.type != "disabled"
+            fields["thinking_budget_tokens"] = self.thinking.budget_tokens
+        if self.output_config.effort is not None:
+            fields["reasoning_effort"] = "xhigh" if self.output_config.effort == "max" else self.output_config.effort
+        return TranslatedChat.of(
+            self, messages=[*self._system, *self._turns], tools=[tool.body for tool in self.tools], **fields
+        )
+
+    @property
+    def _system(self) -> list[Message]:
+        if self.system is None:
+            return []
+        text, cache = "\n".join(self.system.texts), self.system.cache
+        return [Message.model_construct(role=Role.SYSTEM, content=text, cache=cache)]
+
+    @property
+    def _turns(self) -> list[Message]:
+        return [each for message in self.messages for each in message.messages]
+
+
+class MessagesRequest(AnthropicConversation):
+    """A request to continue a conversation. It has Anthropic's own fields and those of this server."""
+
+    max_tokens: int = Field(ge=0, description="The most tokens to generate. 0 runs only the prompt.")
+
+
+class CountTokensRequest(AnthropicConversation):
+    """A request to count the tokens of a conversation, without an answer."""
+
+
+StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class AnthropicBlock(TypedDict):
+    """A content block, which is a part of an answer.
+
+    A `text` block has `text`. A `thinking` block has the model's thoughts as `thinking`, and an empty `signature`. A
+    `tool_use` block is a call that the client is asked to make. It has `id`, `name` and `input`; `input` is empty if
+    the answer was cut.
+    """
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    id: NotRequired[str]
+    name: NotRequired[str]
+    input: NotRequired[Mapping[str, Any]]
+
+
+class AnthropicUsage(TypedDict):
+    """The token counts of a request and its answer.
+
+    `cache_read_input_tokens` of the prompt came from the cache and were not run; `input_tokens` counts the others.
+    """
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: Literal[0]
+    output_tokens: int
+
+
+class AnthropicAnswer(TypedDict):
+    """The answer to a conversation: the assistant's next message.
+
+    `stop_sequence` is the one of `stop_sequences` that ended the answer.
+    """
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnthropicBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: AnthropicUsage
+    saved_state: NotRequired[StateEntry | None]
+    save_error: NotRequired[ErrorDetail]
+
+
+class AnthropicDelta(TypedDict):
+    """The change that a stream's event makes to the answer.
+
+    It is more of a block (`text_delta`, `thinking_delta` or `input_json_delta`), or the reason why the answer ended.
+    """
+
+    type: NotRequired[Literal["text_delta", "thinking_delta", "input_json_delta"]]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    partial_json: NotRequired[str]
+    stop_reason: NotRequired[StopReason]
+    stop_sequence: NotRequired[str | None]
+
+
+class AnthropicErrorDetail(TypedDict):
+    """The type and the message of an error.
+
+    A client that sent `thread` learns from `details` that it has to send whole conversations.
+    """
+
+    type: str
+    message: str
+    details: NotRequired[dict[str, Any]]
+
+
+class AnthropicEvent(TypedDict):
+    """One event of an answer's stream. The name of the server-sent event is the field `type`.
+
+    `index` is the number of the content block.
+    """
+
+    type: Literal[
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "error",
+    ]
+    message: NotRequired[AnthropicAnswer]
+    index: NotRequired[int]
+    content_block: NotRequired[AnthropicBlock]
+    delta: NotRequired[AnthropicDelta]
+    usage: NotRequired[AnthropicUsage]
+    error: NotRequired[AnthropicErrorDetail]
+    saved_state: NotRequired[StateEntry | None]
+    save_error: NotRequired[ErrorDetail]
+
+
+class AnthropicError(TypedDict):
+    """The body of every error answer of Anthropic's routes."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+
+
+class TokenCount(TypedDict):
+    """The answer with the number of tokens of a conversation."""
+
+    input_tokens: int

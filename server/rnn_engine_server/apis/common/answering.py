@@ -1,0 +1,488 @@
+"""Run the engine requests of one HTTP request that generates text, and answer it at once or as a stream.
+
+The protocols by which an API formats its answer come first, with helpers for its token counts and times.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, TypeAlias
+
+from aiohttp import web
+
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.parallel import Cost, Numbered, ParallelRequests
+from rnn_engine.requests import (
+    Event,
+    Finished,
+    GenerateRequest,
+    PromptProgress,
+    PromptScored,
+    Started,
+    TextDelta,
+    TokenInfo,
+)
+from rnn_engine_server.apis.common.generation import GenerationBody
+from rnn_engine_server.apis.common.states import EndSaver, ResolvedState
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import LEASE, long_json_response, work
+from rnn_engine_server.core.errors import describe
+from rnn_engine_server.core.routing import SETTINGS
+from rnn_engine_server.core.schema import Timings, Usage
+from rnn_engine_server.core.streams import EVENT_STREAM, EventStream
+
+
+class Tally:
+    """Adds up the token counts of one HTTP answer, which has `copies` choices for each prompt, as its events arrive.
+
+    Choices are numbered prompt by prompt.
+    """
+
+    def __init__(self, copies: int) -> None:
+        self._copies = copies
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._completion_tokens = 0
+
+    def add(self, choice: int, event: Event) -> None:
+        """Add the token counts that are in `event`, an event of choice number `choice`.
+
+        A prompt counts once, for its first choice.
+        """
+        if isinstance(event, Finished):
+            self._completion_tokens += event.completion_tokens
+        elif isinstance(event, Started) and choice % self._copies == 0:
+            self._prompt_tokens += event.prompt_tokens
+            self._cached_tokens += event.cached_tokens
+
+    def usage(self) -> Usage:
+        """Return the token counts of the answer, from all events so far."""
+        return _usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
+
+
+def usage_of(costs: Sequence[Cost]) -> Usage:
+    """Return the token counts for an answer without generated text: the sum of the costs of its prompts."""
+    return _usage(sum(cost.prompt_tokens for cost in costs), sum(cost.cached_tokens for cost in costs), 0)
+
+
+def _usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Usage:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+class AnswerClock:
+    """Measures one streamed engine request, and makes the fields that report its progress and times in its events."""
+
+    def __init__(self, *, with_each: bool = False) -> None:
+        """Report the times only with the last event or, if `with_each` is set, with each event."""
+        self._with_each = with_each
+        self._begun: float | None = None  # when the prompt began to run
+        self.started: Started | None = None
+        self.predicted = 0  # tokens that were sent
+
+    def tell(self, event: Event) -> Mapping[str, object]:
+        """Return the fields that report progress or times with an event: `prompt_progress`, `timings`, both or none."""
+        timings: Timings | None = None
+        match event:
+            case PromptProgress():
+                return self._tell_progress(event)
+            case Started():
+                self.started = event
+            case TextDelta():
+                self.predicted += len(event.tokens)
+                if self._with_each and self.started is not None:
+                    timings = _timings(self.started, self.predicted, time.monotonic())
+            case Finished() if self.started is not None:
+                timings = timings_of(self.started, event)
+        return {} if timings is None else {"timings": timings}
+
+    def _tell_progress(self, event: PromptProgress) -> Mapping[str, object]:
+        now = time.monotonic()
+        self._begun = self._begun or now
+        seconds = now - self._begun
+        progress = {
+            "total": event.prompt_tokens,
+            "cache": event.cached_tokens,
+            "processed": event.processed_tokens,
+            "time_ms": 1000 * seconds,
+        }
+        if not self._with_each:
+            return {"prompt_progress": progress}
+        timings = _rates(event.cached_tokens, event.processed_tokens - event.cached_tokens, seconds, 0, 0.0)
+        return {"prompt_progress": progress, "timings": timings}
+
+
+def timings_of(started: Started, finished: Finished, ended: float | None = None) -> Timings | None:
+    """Return the field `timings` of an ended engine request, or None if the engine has measured no times.
+
+    `ended` is when the request ended, by `time.monotonic`; None means now.
+    """
+    timings = _timings(started, finished.completion_tokens, time.monotonic() if ended is None else ended)
+    if timings is not None and finished.draft_tokens > 0:
+        timings["draft_n"], timings["draft_n_accepted"] = finished.draft_tokens, finished.accepted_tokens
+    return timings
+
+
+def _timings(started: Started, predicted_tokens: int, now: float) -> Timings | None:
+    timing = started.timing
+    if timing is None:
+        return None
+    prompt_tokens = started.prompt_tokens - started.cached_tokens
+    prompt_seconds, predicted_seconds = timing.first_token - timing.started, max(now - timing.first_token, 0.0)
+    return _rates(started.cached_tokens, prompt_tokens, prompt_seconds, predicted_tokens, predicted_seconds)
+
+
+def _rates(
+    cached_tokens: int, prompt_tokens: int, prompt_seconds: float, predicted_tokens: int, predicted_seconds: float
+) -> Timings:
+    predicted_steps = max(predicted_tokens - 1, 0)  # the first token came with the prompt
+    return {
+        "cache_n": cached_tokens,
+        "prompt_n": prompt_tokens,
+        "prompt_ms": prompt_seconds * 1000,
+        "prompt_per_token_ms": _ratio(prompt_seconds * 1000, prompt_tokens),
+        "prompt_per_second": _ratio(prompt_tokens, prompt_seconds),
+        "predicted_n": predicted_tokens,
+        "predicted_ms": predicted_seconds * 1000,
+        "predicted_per_token_ms": _ratio(predicted_seconds * 1000, predicted_steps),
+        "predicted_per_second": _ratio(predicted_steps, predicted_seconds),
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+# The choices of an answer: what they are made from, and the protocol that each kind of answer implements.
+
+Choice: TypeAlias = Mapping[str, object]
+
+
+@dataclass(slots=True)
+class ChoiceOutcome:
+    """The outcome of one engine request, collected from all its events: text, tokens, scored prompt, start and end."""
+
+    started: Started | None = None
+    finished: Finished | None = None
+    ended: float = 0.0  # when it finished, by `time.monotonic`
+    prompt: tuple[TokenInfo, ...] = ()  # empty unless the prompt was scored
+    text: str = ""
+    tokens: list[TokenInfo] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.started = event
+            case PromptScored():
+                self.prompt = event.tokens
+            case TextDelta():
+                self.text += event.text
+                self.tokens.extend(event.tokens)
+            case Finished():
+                self.finished, self.ended = event, time.monotonic()
+
+    @property
+    def end(self) -> Finished:
+        """The last event of the engine request, which must have ended."""
+        assert self.finished is not None
+        return self.finished
+
+    @property
+    def times(self) -> Mapping[str, object]:
+        """The field `timings` of the answer, as a dict that is empty if the engine has measured no times."""
+        timings = None if self.started is None else timings_of(self.started, self.end, self.ended)
+        return {} if timings is None else {"timings": timings}
+
+    @property
+    def drawn(self) -> list[TokenInfo]:
+        """All tokens sampled for the answer, including a stop token at the end."""
+        return [*self.tokens, *([] if self.end.stop_token is None else [self.end.stop_token])]
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log-probability of the tokens sampled for the answer; 0 if there are none."""
+        drawn = self.drawn
+        return math.fsum(info.logprob for info in drawn if info.logprob is not None) / max(len(drawn), 1)
+
+
+def stop_text(finished: Finished) -> str:
+    """Return the stop string that ended a text; empty if none did."""
+    return finished.stop.decode() if isinstance(finished.stop, bytes) else ""
+
+
+class ChoiceFormatter(Protocol):
+    """The interface for making OpenAI's choice objects from an answer's events, whole or as chunks of a stream.
+
+    For each choice the methods are called in the order of its events.
+    """
+
+    @property
+    def id_prefix(self) -> str: ...
+
+    @property
+    def object(self) -> str: ...
+
+    @property
+    def chunk_object(self) -> str: ...
+
+    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Choice | None:
+        """Return a stream's first chunk for choice `index`, before its text, or None if there is nothing to send.
+
+        `prompt` has the scored tokens of the prompt; it is empty if the prompt was not scored.
+        """
+        ...
+
+    def delta(self, index: int, delta: TextDelta) -> Choice | str | None:
+        """Return a stream's chunk with more text of choice `index`, or None if there is nothing to send yet.
+
+        A string stands for the chunk that `text_chunk` makes of it.
+        """
+        ...
+
+    def text_chunk(self, index: int, text: str) -> Choice:
+        """Return a stream's chunk that has more text of choice `index` and nothing else."""
+        ...
+
+    def closing(self, index: int, finished: Finished) -> Choice:
+        """Return a stream's last chunk for choice `index`, with the reason why its text ended."""
+        ...
+
+    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> Choice:
+        """Return choice `index` of an answer that is not streamed."""
+        ...
+
+
+class WholeDialect(Protocol):
+    """The interface for making an API's answer that is not streamed from the outcomes of its engine requests."""
+
+    def whole(
+        self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
+    ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
+        """Return the body of an answer that is not streamed, with the fields `extra` added.
+
+        `outcomes` has one entry for each engine request; `kept` are the indices of those to return.
+        """
+        ...
+
+
+class Dialect(WholeDialect, Protocol):
+    """The interface for making an API's answers, either whole or as the events of a stream."""
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
+        """Return the bytes to send in a stream for an event of engine request `index`, with the fields `extra` added.
+
+        The bytes may be empty. The method is called for every event, in the order of the events.
+        """
+        ...
+
+    def ending(self, usage: Usage) -> bytes:
+        """Return the bytes that end a stream which has not failed."""
+        ...
+
+    def failure(self, error: Exception) -> bytes:
+        """Return the encoded last event of a stream that ends because of `error`."""
+        ...
+
+
+Keep: TypeAlias = Callable[[], Awaitable[None]]
+"""Keeps an answer that a dialect has made. It is awaited before the client gets the end of the answer."""
+
+RunRequests: TypeAlias = Callable[[EngineLike, Sequence[GenerateRequest], int], ParallelRequests]
+"""Makes the `ParallelRequests` that runs some requests, of which at most a number are in the engine at a time."""
+
+
+async def answer_in(
+    dialect: Dialect,
+    request: web.Request,
+    body: GenerationBody,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
+    *,
+    stream_type: str = EVENT_STREAM,
+    run: RunRequests = ParallelRequests,
+    keep: Keep | None = None,
+) -> web.StreamResponse:
+    """Run the engine requests `calls` and send the answer that `dialect` makes of them, whole or as a stream.
+
+    All `calls` must have been checked and must start at the state `resolved`. `stream_type` is the content type of a
+    stream, `run` makes what runs the requests, and `keep` keeps the answer. Raises InvalidRequestError or
+    OverloadedError before any of them runs.
+    """
+    if not body.stream:
+        return await answer_whole(dialect, request, body, calls, resolved, run=run, keep=keep)
+    running, end = await _prepare(request, body, calls, resolved, run)
+    async with running:
+        stream = EventStream(request, stream_type)
+        return await _Streaming(stream, request, dialect, Tally(body.copies), end, keep).run(running)
+
+
+async def _prepare(
+    request: web.Request,
+    body: GenerationBody,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
+    run: RunRequests,
+) -> tuple[ParallelRequests, _End]:
+    """Return the engine requests for `calls`, which have not started, and the object that saves a state after them.
+
+    That object, an `_End`, does nothing unless `body` asks to save the state.
+    """
+    engine = engine_of(request, body.cache_salt)
+    seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
+    calls = [replace(call, deadline=time.monotonic() + seconds) for call in calls]
+    saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)
+    if saver is not None:
+        calls = [saver.call]
+    return run(engine, calls, engine.info.num_slots), _End(saver)
+
+
+class _End:
+    """Saves the state at the end of a generation if the client wants that, and makes the answer's fields about it.
+
+    The client wants it if `saver` is given.
+    """
+
+    def __init__(self, saver: EndSaver | None) -> None:
+        self.is_wanted = saver is not None
+        self._saver = saver
+        self._outcome = ChoiceOutcome()
+
+    async def note(self, event: Event) -> Mapping[str, object]:
+        """Process the next event of the engine request, and save the state if the event is the last one.
+
+        Return the answer's fields about the saved state, or about the error of saving it; none before the last event.
+        """
+        if self._saver is None:
+            return {}
+        self._outcome.add(event)
+        if not isinstance(event, Finished):
+            return {}
+        try:
+            return {"saved_state": await self._saver.save(self._outcome.tokens, event)}
+        except Exception as error:  # the answer is complete: send it without its state
+            return {"saved_state": None, "save_error": describe(error).body["error"]}
+
+
+async def answer_whole(
+    dialect: WholeDialect,
+    request: web.Request,
+    body: GenerationBody,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
+    *,
+    run: RunRequests = ParallelRequests,
+    keep: Keep | None = None,
+) -> web.Response:
+    """Run the engine requests `calls`, and return one answer when all have ended.
+
+    See `answer_in` for the arguments.
+    """
+    running, end = await _prepare(request, body, calls, resolved, run)
+    tally = Tally(body.copies)
+    outcomes = [ChoiceOutcome() for _ in running.requests]
+    saved: Mapping[str, object] = {}
+    async with running:
+        async for events in running:
+            for index, event in events:
+                tally.add(index, event)
+                outcomes[index].add(event)
+                saved = await end.note(event)
+
+    def make() -> Mapping[str, object] | Sequence[Mapping[str, object]]:
+        return dialect.whole(list(_best(outcomes, body.copies, body.n)), outcomes, tally.usage(), saved)
+
+    size = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in outcomes) * (1 + (body.alternatives or 0))
+    response = await long_json_response(request, size + request[LEASE].num_bytes, make)
+    if keep is not None:
+        await keep()
+    return response
+
+
+def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterator[int]:
+    """Yield, for each prompt, the indices of its `wanted` answers with the highest mean log-probability, best first.
+
+    If all answers are wanted, they keep their order.
+    """
+    for first in range(0, len(outcomes), copies):
+        places = range(first, first + copies)
+        yield from (
+            places if wanted == copies else sorted(places, key=lambda place: -outcomes[place].mean_logprob)[:wanted]
+        )
+
+
+class _Streaming:
+    """Sends the answer to one HTTP request as a stream, event by event."""
+
+    def __init__(
+        self,
+        stream: EventStream,
+        request: web.Request,
+        dialect: Dialect,
+        tally: Tally,
+        end: _End,
+        keep: Keep | None,
+    ) -> None:
+        self._request = request
+        self._stream = stream
+        self._dialect = dialect
+        self._tally = tally
+        self._end = end
+        self._keep = keep
+
+    async def run(self, running: ParallelRequests) -> web.StreamResponse:
+        """Send the whole stream to the client and return the response.
+
+        An error before the first event is raised, so that it gets its own HTTP status; a later error is sent as an
+        event.
+        """
+        groups = aiter(running)
+        group: list[Numbered] | None = await anext(groups)
+        await self._stream.open()
+        try:
+            while group is not None:
+                await self._send(group)
+                group = await anext(groups, None)
+            await self._stream.write(self._dialect.ending(self._tally.usage()))
+        except ConnectionError:
+            raise
+        except Exception as error:
+            failure = partial(self._dialect.failure, error)
+            await self._stream.write(await work(self._request, self._request[LEASE].num_bytes, failure))
+        return await self._stream.close()
+
+    async def _send(self, events: Sequence[Numbered]) -> None:
+        """Send `events` to the client, a group of engine events that are ready at the same time.
+
+        At the last event, save the state if wanted. The events before the last one are written first, since saving may
+        take long.
+        """
+        parts: list[bytes] = []
+        for index, event in events:
+            self._tally.add(index, event)
+            saved: Mapping[str, object] = {}
+            if self._end.is_wanted:
+                if isinstance(event, Finished):
+                    await self._stream.write(b"".join(parts))  # saving takes a while
+                    parts.clear()
+                saved = await self._end.note(event)
+            encode = partial(self._dialect.event, index, event, saved)
+            parts.append(encode() if isinstance(event, TextDelta) else await self._encode(event, encode))
+            if isinstance(event, Finished) and self._keep is not None:
+                await self._keep()
+        await self._stream.write(b"".join(parts))
+
+    async def _encode(self, event: Event, encode: Callable[[], bytes]) -> bytes:
+        """Return the bytes that `encode` makes of `event`, an engine event without text.
+
+        It runs on another thread if the event may be large.
+        """
+        size = self._request[LEASE].num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
+        return await work(self._request, size, encode)

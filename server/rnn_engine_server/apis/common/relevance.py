@@ -1,0 +1,74 @@
+"""How well documents answer queries: the fields that requests for it share, and the function that finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+from pydantic import Field
+
+from rnn_engine.chat_template import WorldTemplate
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.chat_prompt import text_before_chat
+from rnn_engine.operations.relevance import (
+    Relevance,
+    RelevancePrompt,
+    num_prompt_tokens,
+    relevance_prompts,
+    score_relevance,
+)
+from rnn_engine_server.apis.common.generation import check_prompts
+from rnn_engine_server.apis.common.states import ModelBody, ResolvedState, resolve_state
+from rnn_engine_server.core.bodies import SHORT_WORK, work
+from rnn_engine_server.core.routing import SETTINGS
+from rnn_engine_server.core.settings import Limits
+
+
+class RelevanceBody(ModelBody):
+    """The fields of a request for the relevance of documents. Subclasses add the texts."""
+
+    max_tokens_per_doc: int | None = Field(
+        default=None, ge=1, description="Read only this many of a document's first tokens. Null: all."
+    )
+
+
+def check_texts(limits: Limits, field: str, texts: Sequence[str]) -> None:
+    """Raise InvalidRequestError if `field` has more texts, or longer ones, than `limits` allow."""
+    limits.check("max_inputs", field, len(texts))
+    check_prompts(limits, field, texts)
+
+
+async def find_relevance(
+    request: web.Request, engine: EngineLike, body: RelevanceBody, field: str, pairs: Sequence[tuple[str, str]]
+) -> tuple[Relevance, ...]:
+    """Return the relevance for each pair of a query and a document.
+
+    Raises InvalidRequestError for `field` if the prompts have more tokens than the limits allow.
+    """
+    limits, start = request.app[SETTINGS].limits, await resolve_state(engine, body.state)
+
+    def make() -> Sequence[RelevancePrompt]:
+        prompts = _prompts(engine, body, start, pairs)
+        limits.check("max_prompt_tokens", field, num_prompt_tokens(prompts))
+        return prompts
+
+    size = sum(len(query) + len(document) for query, document in pairs)
+    if not isinstance(engine.info.chat_template, WorldTemplate):
+        size += SHORT_WORK  # a template that is a program may take long even for short texts
+    prompts = await work(request, size, make)
+    return await score_relevance(engine, prompts, initial_state=start.initial_state)
+
+
+def _prompts(
+    engine: EngineLike, body: RelevanceBody, start: ResolvedState, pairs: Sequence[tuple[str, str]]
+) -> Sequence[RelevancePrompt]:
+    before = text_before_chat(engine, start.frozen, engine.info.chat_template)
+    most = body.max_tokens_per_doc
+    if most is not None:
+        pairs = [(query, _beginning(engine, document, most)) for query, document in pairs]
+    return relevance_prompts(engine, pairs, before=before)
+
+
+def _beginning(engine: EngineLike, text: str, num_tokens: int) -> str:
+    """Return the text of the first tokens of `text`, without a character that is cut in two."""
+    return engine.detokenize(engine.tokenize(text)[:num_tokens]).decode(errors="ignore")

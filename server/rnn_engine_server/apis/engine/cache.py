@@ -1,0 +1,380 @@
+"""Routes to inspect the cache of prompts and answers, and to drop entries from it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aiohttp import web
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.bodies import json_response, long_json_response, query_count
+from rnn_engine_server.core.routing import MODEL_QUERY, Route
+from rnn_engine_states.cache.browse import HEAD_TOKENS, SnapshotNode, TreeNode, TreeQuery
+from rnn_engine_states.cache.config import CacheStats, TierStats
+
+KindName = Literal["prompt_end", "turn", "branch", "mark", "generation_end", "waypoint"]
+MissName = Literal[
+    "no_paths", "unknown_prompt", "no_checkpoint", "no_logits", "beyond_limit", "evicted", "not_fetched", "damaged"
+]
+
+
+class CacheTotals(TypedDict):
+    """Counts of the cache since its start. Each prompt is looked up once; after an exact hit none of it was run.
+
+    `misses` are counted by reason. `index_bytes` is the host memory that the index takes, at most `index_capacity`:
+    tokens, records, and the logits of states on the device (`device_logits_bytes`), but not the states themselves.
+    """
+
+    look_ups: int
+    hits: int
+    exact_hits: int
+    tokens_looked_up: int
+    tokens_saved: int
+    misses: dict[MissName, int]
+    checkpoints: int
+    path_marks: int
+    not_stored: int
+    writes_refused: int
+    lost_files: int
+    failed_writes: int
+    device_logits_bytes: int
+    index_bytes: int
+    index_capacity: int
+
+
+class CacheTier(TypedDict):
+    """One tier of the cache (`device`, `host` or `disk`): its contents, and how many copies came and went.
+
+    `capacity` and `used` are bytes. A hit promotes a copy to a quicker tier; an eviction demotes it to a slower one.
+    """
+
+    tier: str
+    capacity: int
+    used: int
+    copies: int
+    hits: int
+    stored: int
+    promotions: int
+    demotions: int
+    evictions: int
+
+
+class CacheNode(TypedDict):
+    """A token position in the tree of cached prompts and answers.
+
+    `length` is how many tokens lie before it, `start` how many before its parent. `parent` is an index in the same
+    list. `tokens` are the first ones after `start`, and `text` is their text. `bytes` has the size of the copy in each
+    tier that has one. If it is empty, the state is gone and the position only marks a known path. `saves` is how many
+    tokens a hit here need not run beyond those that a shorter state saves. `root` is the digest of the state that the
+    prompt started from, or `none`. After a slash follow the name of the API key that may use the position, and a hash
+    of the `cache_salt`.
+    """
+
+    id: int
+    parent: int | None
+    root: str
+    start: int
+    length: int
+    tokens: list[int]
+    text: str
+    kind: KindName
+    bytes: dict[str, int]
+    hits: int
+    saves: int
+    has_logits: bool
+    in_use: bool
+
+
+class Cache(TypedDict):
+    """The contents of the cache of prompts and answers, with its counts.
+
+    `enabled` is false, and `totals` null, if the server has no cache.
+    """
+
+    object: Literal["cache"]
+    enabled: bool
+    totals: CacheTotals | None
+    tiers: list[CacheTier]
+    nodes: list[CacheNode]
+
+
+class CacheTreeNode(TypedDict):
+    """A token position in the tree of cached prompts and answers.
+
+    `id` names it while it is kept. `length` tokens lie before it, and `start` before its `parent`. `text` is the text
+    of the tokens between the two; `whole` is false if it is only its beginning. `root` is the digest of the state that
+    the prompt started from, or `none`. After a slash follow the name of the API key that may use the position, and a
+    hash of the `cache_salt`. `bytes` has the size of the copy in each tier that has one. If it is empty, the state is
+    gone and the position only marks a known path. `saves` is how many tokens a hit here need not run beyond those that
+    a shorter state saves; `idle_seconds` have passed since the last hit. `match` is false if the position is listed
+    only because it lies above a match of the filter. `children` counts all positions directly below it, listed or not.
+    """
+
+    id: str
+    parent: str | None
+    root: str
+    start: int
+    length: int
+    text: str
+    whole: bool
+    kind: KindName
+    bytes: dict[str, int]
+    hits: int
+    saves: int
+    has_logits: bool
+    in_use: bool
+    idle_seconds: float
+    match: bool
+    children: int
+
+
+class CacheTreeList(TypedDict):
+    """A part of the tree of cached prompts and answers, as a list of its positions.
+
+    `nodes` are listed from the roots down, the last used first among siblings. `total` is the number of positions in
+    the tree, those without a state included. `truncated` is true if the list lacks some of the requested positions,
+    because there are too many or they lie too deep.
+    """
+
+    object: Literal["cache.tree"]
+    nodes: list[CacheTreeNode]
+    total: int
+    truncated: bool
+
+
+class CachePosition(TypedDict):
+    """The tokens before a position in the cache, and their text.
+
+    A prompt that begins with these tokens continues from the position.
+    """
+
+    object: Literal["cache.position"]
+    id: str
+    length: int
+    tokens: list[int]
+    text: str
+
+
+class CachePositionDropped(TypedDict):
+    object: Literal["cache.position.deleted"]
+    id: str
+    deleted: Literal[True]
+
+
+class CacheDropped(TypedDict):
+    """The number of cache positions that were dropped."""
+
+    object: Literal["cache.dropped"]
+    dropped: int
+
+
+def cache_totals(stats: CacheStats) -> CacheTotals:
+    """Return the cache's counts since its start, in the form in which clients get them."""
+    return {
+        "look_ups": stats.look_ups,
+        "hits": stats.hits,
+        "exact_hits": stats.exact_hits,
+        "tokens_looked_up": stats.tokens_looked_up,
+        "tokens_saved": stats.tokens_saved,
+        "misses": {reason.value: count for reason, count in stats.misses.items()},
+        "checkpoints": stats.checkpoints,
+        "path_marks": stats.ghosts,
+        "not_stored": stats.not_stored,
+        "writes_refused": stats.writes_refused,
+        "lost_files": stats.lost_files,
+        "failed_writes": stats.failed_writes,
+        "device_logits_bytes": stats.device_logits_bytes,
+        "index_bytes": stats.index_bytes,
+        "index_capacity": stats.index_capacity,
+    }
+
+
+def cache_tier(stats: TierStats) -> CacheTier:
+    """Return the contents and counts of one tier of the cache, in the form in which clients get them."""
+    return {
+        "tier": stats.tier,
+        "capacity": stats.capacity,
+        "used": stats.used,
+        "copies": stats.copies,
+        "hits": stats.hits,
+        "stored": stats.stored,
+        "promotions": stats.promotions,
+        "demotions": stats.demotions,
+        "evictions": stats.evictions,
+    }
+
+
+DEFAULT_NODES = 100
+MOST_NODES = 1000
+
+
+async def get_cache(request: web.Request) -> web.Response:
+    engine = engine_of(request)
+    limit = query_count(request, "limit", DEFAULT_NODES, MOST_NODES)
+    nodes = await engine.cache_nodes(limit) if limit > 0 else ()
+    stats = engine.cache_stats()
+    body: Cache = {
+        "object": "cache",
+        "enabled": stats is not None,
+        "totals": None if stats is None else cache_totals(stats),
+        "tiers": [] if stats is None else [cache_tier(tier) for tier in stats.tiers],
+        "nodes": [_node(engine, number, node) for number, node in enumerate(nodes)],
+    }
+    return json_response(body)
+
+
+async def drop_cache(request: web.Request) -> web.Response:
+    body: CacheDropped = {"object": "cache.dropped", "dropped": await engine_of(request).drop_cache()}
+    return json_response(body)
+
+
+def _node(engine: EngineLike, number: int, node: SnapshotNode) -> CacheNode:
+    return {
+        "id": number,
+        "parent": node.parent,
+        "root": node.root,
+        "start": node.start,
+        "length": node.length,
+        "tokens": list(node.head),
+        "text": engine.detokenize(node.head).decode(errors="replace"),
+        "kind": node.kind.value,
+        "bytes": node.sizes,
+        "hits": node.hits,
+        "saves": node.saves,
+        "has_logits": node.has_logits,
+        "in_use": node.in_use,
+    }
+
+
+_DEFAULT_NODES, _MOST_NODES, _MOST_LEVELS, _MOST_TEXT = 200, 1000, 1000, 200
+
+
+async def get_tree(request: web.Request) -> web.Response:
+    engine, query = engine_of(request), _query(request)
+    found = await engine.cache_tree(query)
+
+    def make() -> CacheTreeList:
+        nodes = [_tree_node(node) for node in found.nodes]
+        return {"object": "cache.tree", "nodes": nodes, "total": found.num_positions, "truncated": found.truncated}
+
+    return await long_json_response(request, len(found.nodes) * HEAD_TOKENS, make)
+
+
+async def get_position(request: web.Request) -> web.Response:
+    engine, position = engine_of(request), request.match_info["id"]
+    tokens = await engine.cache_tokens(position)
+
+    def make() -> CachePosition:
+        return {
+            "object": "cache.position",
+            "id": position,
+            "length": len(tokens),
+            "tokens": tokens,
+            "text": engine.detokenize(tokens).decode(errors="replace"),
+        }
+
+    return await long_json_response(request, len(tokens), make)
+
+
+async def drop_position(request: web.Request) -> web.Response:
+    position = request.match_info["id"]
+    if not await engine_of(request).drop_cache_position(position):
+        raise web.HTTPConflict(text=f"the kept position {position!r} is in use; drop it when its requests have ended")
+    answer: CachePositionDropped = {"object": "cache.position.deleted", "id": position, "deleted": True}
+    return json_response(answer)
+
+
+def _query(request: web.Request) -> TreeQuery:
+    text = request.query.get("text", "")
+    if len(text) > _MOST_TEXT:
+        raise InvalidRequestError("text", text, f"at most {_MOST_TEXT} characters")
+    return TreeQuery(
+        text=text,
+        under=request.query.get("under"),
+        depth=query_count(request, "depth", _MOST_LEVELS, _MOST_LEVELS),
+        limit=query_count(request, "limit", _DEFAULT_NODES, _MOST_NODES),
+    )
+
+
+def _tree_node(node: TreeNode) -> CacheTreeNode:
+    position = node.position
+    return {
+        "id": position.id,
+        "parent": node.parent,
+        "root": position.root,
+        "start": node.start,
+        "length": position.length,
+        "text": node.text,
+        "whole": node.is_whole,
+        "kind": position.kind.value,
+        "bytes": position.sizes,
+        "hits": position.hits,
+        "saves": position.saves,
+        "has_logits": position.has_logits,
+        "in_use": position.in_use,
+        "idle_seconds": round(position.idle_seconds, 1),
+        "match": node.is_match,
+        "children": node.num_children,
+    }
+
+
+_TREE_QUERY = {
+    **MODEL_QUERY,
+    "text": "Only positions whose text contains this, in upper or lower case, and the positions above them; at most "
+    f"{_MOST_TEXT} characters.",
+    "under": "The id of a position: only this position and those below it.",
+    "depth": "How many levels below the first ones to list; without it, all.",
+    "limit": f"How many positions to list, the most recently used ones: {_DEFAULT_NODES} by default, at most "
+    f"{_MOST_NODES}.",
+}
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/cache",
+        get_cache,
+        "What the cache keeps of prompts and answers: counts, tiers, and the positions that were hit most.",
+        Cache,
+        query={"limit": f"How many positions to list: {DEFAULT_NODES} by default, at most {MOST_NODES}."},
+    ),
+    Route(
+        "DELETE",
+        "/v1/cache",
+        drop_cache,
+        "Forget every kept position that is not in use.",
+        CacheDropped,
+        scope=Scope.ADMIN,
+    ),
+    Route(
+        "GET",
+        "/v1/cache/tree",
+        get_tree,
+        "The kept prompts and answers as a tree, with the beginnings of their texts.",
+        CacheTreeList,
+        query=_TREE_QUERY,
+        scope=Scope.ADMIN,
+        routine=True,
+    ),
+    Route(
+        "GET",
+        "/v1/cache/positions/{id}",
+        get_position,
+        "All tokens before a kept position, and their text.",
+        CachePosition,
+        query=MODEL_QUERY,
+        scope=Scope.ADMIN,
+    ),
+    Route(
+        "DELETE",
+        "/v1/cache/positions/{id}",
+        drop_position,
+        "Forget one kept position; 409 if it is in use.",
+        CachePositionDropped,
+        query=MODEL_QUERY,
+        scope=Scope.ADMIN,
+    ),
+)

@@ -1,0 +1,151 @@
+"""Routes that export a named state as a file, or upload one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast, get_args
+
+from aiohttp import hdrs, web
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine_server.apis.common.states import StateEntry, state_entry
+from rnn_engine_server.apis.openai.files import FILES
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.bodies import LEASE, json_response, receive_file
+from rnn_engine_server.core.routing import MODEL_QUERY, Route
+from rnn_engine_states.files.exchange import ExportForm, StateFiles
+from rnn_engine_states.files.reading import LoadedState
+from rnn_engine_states.frozen import FrozenState
+from rnn_engine_states.named.entry import NamedState, Retention
+
+_ENDINGS: Mapping[ExportForm, str] = {
+    "full": ".state",
+    "tuned": ".safetensors",
+    "pth": ".pth",
+    "metal": ".state.safetensors",
+    "prefab": ".cbor",
+}
+_COPIES: Mapping[ExportForm, int] = {"full": 0, "tuned": 1, "pth": 3, "metal": 1, "prefab": 3}
+"""How many times the values are in memory while a file is made, besides the state's own arrays."""
+
+_FORM_QUERY = {
+    **MODEL_QUERY,
+    "form": "`full` (everything, for this engine; the default), `tuned` (safetensors with `blocks.N.att.time_state`; "
+    "the token shifts are lost), `pth` (the same as torch's file), `metal` (rwkv-metal's and SwiftRWKV's safetensors, "
+    "for RWKV-7) or `prefab` (ai00's CBOR).",
+}
+_RETENTION_QUERY = {
+    **MODEL_QUERY,
+    "owner": "The owner of the lease that keeps the state; without it, the state has a lease of its own.",
+    "ttl": "Seconds without use after which the lease ends.",
+    "persistent": "`true`: keep the state until it is removed.",
+    "shared": "`true`: let every API key start from the state; needs the scope `admin`.",
+}
+_UPLOAD_QUERY = {
+    **_RETENTION_QUERY,
+    "any_model": "`true`: take the state although its file says that it was made for another model.",
+}
+
+
+async def export(request: web.Request) -> web.StreamResponse:
+    engine = engine_of(request)
+    form = _form(request)
+    named = await engine.states.get(request.match_info["name"])
+    request[LEASE].hold(_COPIES[form] * named.frozen.num_bytes)
+    parts = await asyncio.to_thread(_export, engine.state_files, form, named)
+    if _COPIES[form] > 0:
+        request[LEASE].hold(sum(map(_size, parts)))
+    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/octet-stream"})
+    response.headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{named.id}{_ENDINGS[form]}"'
+    response.content_length = sum(map(_size, parts))
+    await response.prepare(request)
+    for part in () if request.method == hdrs.METH_HEAD else parts:
+        await response.write(part)
+    await response.write_eof()
+    return response
+
+
+async def upload(request: web.Request) -> web.Response:
+    engine = engine_of(request)
+    name, query = request.match_info["name"], _query(request, _UPLOAD_QUERY)
+    retention, any_model = _retention(query), _flag(query, "any_model")
+    await engine.states.check_place(name, retention, 0)
+    with request.app[FILES].temporary("upload") as path:
+        await receive_file(request, path)
+        loaded, frozen = await asyncio.to_thread(_read, engine.state_files, path, any_model)
+    named = await engine.states.put(name, frozen, retention, source="upload", form=loaded.form, key=loaded.id)
+    return json_response(state_entry(named))
+
+
+def _export(files: StateFiles, form: ExportForm, named: NamedState) -> list[bytes | memoryview]:
+    return list(files.export(form, named.name, named.id, named.frozen))
+
+
+def _read(files: StateFiles, path: Path, any_model: bool) -> tuple[LoadedState, FrozenState]:
+    loaded = files.read(path, any_model=any_model)
+    return loaded, files.freeze(loaded, "upload")
+
+
+def _form(request: web.Request) -> ExportForm:
+    query = _query(request, _FORM_QUERY)
+    form = query.get("form", "full")
+    if form not in get_args(ExportForm):
+        raise InvalidRequestError("form", form, f"one of {', '.join(get_args(ExportForm))}")
+    return cast(ExportForm, form)
+
+
+def _retention(query: Mapping[str, str]) -> Retention:
+    flags = [_flag(query, name) for name in ("persistent", "shared")]
+    return Retention(query.get("owner"), _seconds(query.get("ttl")), *flags)
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidRequestError(name, value, "true or false")
+    return value == "true"
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise InvalidRequestError("ttl", text, "a number of seconds") from None
+
+
+def _query(request: web.Request, known: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in request.query.items():
+        if name not in known:
+            raise InvalidRequestError(name, value, f"one of the query's fields {', '.join(known)}")
+    return dict(request.query)
+
+
+def _size(part: bytes | memoryview) -> int:
+    return memoryview(part).nbytes
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/states/{name}/export",
+        export,
+        "A state as a file.",
+        None,
+        content_type="application/octet-stream",
+        query=_FORM_QUERY,
+        scope=Scope.MANAGE,
+    ),
+    Route(
+        "PUT",
+        "/v1/states/{name}",
+        upload,
+        "Upload a state and give it a name. The body is the file itself: of any form that can be exported, or "
+        "a `.pth` with a tuned state.",
+        StateEntry,
+        query=_UPLOAD_QUERY,
+        scope=Scope.MANAGE,
+    ),
+)

@@ -1,0 +1,441 @@
+"""Routes to make, list, copy, move, advance and remove named states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from aiohttp import web
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.naming import advance_state, create_state
+from rnn_engine.requests import MAX_PRIORITY, TokenInfo
+from rnn_engine.types import F32
+from rnn_engine_server.apis.common.answering import usage_of
+from rnn_engine_server.apis.common.generation import Input, check_prompts, tokens_of
+from rnn_engine_server.apis.common.states import (
+    NewStateBody,
+    RetentionBody,
+    StateEntry,
+    StateRefBody,
+    parse_numbers,
+    resolve_state,
+    state_entry,
+)
+from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB, token_text
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.bodies import LEASE, json_response, long_json_response, read_body, work
+from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS, Route
+from rnn_engine_server.core.schema import INTEGERS, RefusedError, RequestBody, Usage
+from rnn_engine_server.core.settings import Limits
+from rnn_engine_states.named.entry import NamedState
+from rnn_engine_states.named.table import StateListing
+
+Priority: TypeAlias = Annotated[
+    int,
+    Field(
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Among a client's requests that wait for a slot, the one with the greatest priority comes first, "
+        "then the earliest.",
+    ),
+]
+
+
+class CreateStateRequest(NewStateBody, StateRefBody):
+    """A request to run a prompt, and to store the state after it as a named state."""
+
+    prompt: Input = Field(description="What to run: a text or token ids. Empty: keep `state` as it is.")
+    priority: Priority = 0
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        check_prompts(limits, "prompt", [self.prompt])
+
+
+class ForkStateRequest(RetentionBody):
+    """A request to copy a named state to other names. Either all copies are made or none."""
+
+    names: Annotated[list[str], FailFast()] = Field(min_length=1, max_length=1024, description="Names that are free.")
+
+
+class TakeStateRequest(RetentionBody):
+    """A request to move a named state to another owner, another name, or both."""
+
+    name: str | None = Field(default=None, description="The new name. Null: the present one.")
+
+
+def _parse_embeddings(value: object) -> F32 | None:
+    match value:
+        case None:
+            return None
+        case {"data": data, "shape": [int(count), int(width)], **rest} if not rest and count > 0 < width:
+            numbers = parse_numbers(data)
+            if numbers.size == count * width:
+                return numbers.reshape(count, width)
+            raise RefusedError(numbers.size, f"{count} times {width} numbers", below="data")
+    raise RefusedError(value, 'null or {"data": numbers or base64 of f32, "shape": [tokens, width]}')
+
+
+_EMBEDDINGS = {
+    "type": "object",
+    "properties": {"data": {"type": "array", "items": {"type": "number"}}, "shape": INTEGERS},
+}
+GivenEmbeddings: TypeAlias = Annotated[
+    F32, PlainValidator(_parse_embeddings), WithJsonSchema({"anyOf": [_EMBEDDINGS, {"type": "null"}]})
+]
+
+
+class AdvanceStateRequest(RequestBody):
+    """A request to run more tokens from a named state, which then changes. It says what to report about them."""
+
+    always_strict: ClassVar = True
+
+    input: Input = Field(default="", description="A text or token ids to run. Without any, the state stays as it is.")
+    logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        description="Return the log-probabilities of the tokens, and of this many other tokens at each position.",
+    )
+    top_k: int = Field(default=0, ge=0, description="Return this many of the tokens that are likeliest to come next.")
+    input_embeddings: GivenEmbeddings | None = Field(
+        default=None,
+        description="Inputs of the first layer, before its layer norm, in place of the embeddings of tokens: "
+        '`{"data": ..., "shape": [tokens, width]}`, where `data` is a flat list of numbers or base64 of f32. '
+        "Not with `input` or `logprobs`; `output_positions` can then hold only the last position.",
+    )
+    output_positions: Annotated[list[int], FailFast()] = Field(
+        default=[],
+        max_length=4096,
+        description="Positions in the input, counted from the end if negative. After each of them, `outputs` has the "
+        "`top_k` likeliest tokens, too. At most as many positions before the last one as the model's "
+        "`max_logprobs`.",
+    )
+    priority: Priority = 0
+    mask: Any = Field(
+        default=None, description="Refused with 501: a state has no pages or positions that a mask could hide."
+    )
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        check_prompts(limits, "input", [self.input])
+        given = self.input_embeddings
+        if given is not None:
+            limits.check("max_prompt_tokens", "input_embeddings", given.shape[0])
+            if self.input or self.logprobs is not None:
+                raise InvalidRequestError("input_embeddings", list(given.shape), "null beside input and logprobs")
+
+
+class LeaseEntry(TypedDict):
+    """The description of an owner's lease, which keeps the owner's states.
+
+    The lease ends when none of them was used for `ttl` seconds.
+    """
+
+    object: Literal["lease"]
+    owner: str
+    ttl: float
+    expires_in: float
+    states: list[str]
+    bytes: int
+
+
+class LeaseEntries(TypedDict):
+    """The list of leases, the newest first. If an older lease needs memory, they are ended in this order."""
+
+    object: Literal["list"]
+    data: list[LeaseEntry]
+
+
+class LeaseEnded(TypedDict):
+    """The answer to a request to end a lease. `states` are the names that were removed with it."""
+
+    object: Literal["lease.ended"]
+    owner: str
+    states: list[str]
+
+
+class StateEntries(TypedDict):
+    """The list of named states.
+
+    `bytes` is the memory that they take, of at most `capacity`; copies share theirs. `default` names the default state.
+    """
+
+    object: Literal["list"]
+    data: list[StateEntry]
+    default: str | None
+    bytes: int
+    capacity: int
+
+
+class StateRemoved(TypedDict):
+    object: Literal["state.deleted"]
+    id: str
+    name: str
+    deleted: Literal[True]
+
+
+class CreatedState(TypedDict):
+    object: Literal["state.created"]
+    state: StateEntry
+    usage: Usage
+
+
+class StateToken(TypedDict):
+    """A token with its log-probability. `logprob` is null for the first token after a state without logits."""
+
+    id: int
+    token: str
+    logprob: float | None
+
+
+class ScoredStateToken(StateToken):
+    top: list[StateToken]
+
+
+class StateOutput(TypedDict):
+    """The likeliest next tokens at one position of the input. `next` lists those after the token at `position`."""
+
+    position: int
+    next: list[StateToken]
+
+
+class AdvancedState(TypedDict):
+    """The answer to a request to run more tokens from a named state: the state after them.
+
+    `scored` is null unless the request sets `logprobs`. `next` has `top_k` tokens, the likeliest first. `outputs` has
+    an entry for each of `output_positions`.
+    """
+
+    object: Literal["state.advanced"]
+    state: StateEntry
+    scored: list[ScoredStateToken] | None
+    next: list[StateToken]
+    outputs: list[StateOutput]
+    usage: Usage
+
+
+async def list_states(request: web.Request) -> web.Response:
+    listing = await engine_of(request).states.list()
+    return json_response(_entries(listing.entries, listing))
+
+
+async def create(request: web.Request) -> web.Response:
+    body = await read_body(request, CreateStateRequest)
+    engine = engine_of(request, body.cache_salt)
+    resolved = await resolve_state(engine, body.state)
+    tokens = await work(request, len(body.prompt), partial(tokens_of, engine, body.prompt))
+    request.app[SETTINGS].limits.check("max_prompt_tokens", "prompt", len(tokens))
+    named, cost = await create_state(
+        engine, body.name, tokens, body.retention, initial_state=resolved.frozen, priority=body.priority
+    )
+    answer: CreatedState = {"object": "state.created", "state": state_entry(named), "usage": usage_of([cost])}
+    return json_response(answer)
+
+
+async def get(request: web.Request) -> web.Response:
+    return json_response(state_entry(await engine_of(request).states.get(_name(request))))
+
+
+async def remove(request: web.Request) -> web.Response:
+    removed = await engine_of(request).states.delete(_name(request))
+    answer: StateRemoved = {
+        "object": "state.deleted",
+        "id": str(removed.id),
+        "name": removed.name,
+        "deleted": True,
+    }
+    return json_response(answer)
+
+
+async def open_copy(request: web.Request) -> web.Response:
+    body = await read_body(request, NewStateBody)
+    [copy] = await engine_of(request).states.fork(_name(request), [body.name], body.retention)
+    return json_response(state_entry(copy))
+
+
+async def fork(request: web.Request) -> web.Response:
+    body = await read_body(request, ForkStateRequest)
+    states = engine_of(request).states
+    forks = await states.fork(_name(request), body.names, body.retention)
+    return json_response(_entries(forks, await states.list()))
+
+
+async def take(request: web.Request) -> web.Response:
+    body = await read_body(request, TakeStateRequest)
+    states = engine_of(request).states
+    named = await states.get(_name(request))
+    return json_response(state_entry(await states.move(str(named.id), body.name or named.name, body.retention)))
+
+
+async def advance(request: web.Request) -> web.Response:
+    body = await read_body(request, AdvanceStateRequest)
+    if body.mask is not None:
+        raise web.HTTPNotImplemented(
+            text="mask: a recurrent state has no pages or positions that a mask could hide, since it sums up all of "
+            "its input. Fork the state before a text that must not be seen; logit_bias and grammars mask which "
+            "tokens are drawn"
+        )
+    engine = engine_of(request)
+    given = body.input_embeddings
+    tokens = await work(request, len(body.input), partial(tokens_of, engine, body.input))
+    if given is not None:
+        tokens = [0] * len(given)  # placeholders: only their number counts
+    limits = request.app[SETTINGS].limits
+    limits.check("max_prompt_tokens", "input", len(tokens))
+    if body.logprobs is not None or body.output_positions:
+        alternatives = max(body.logprobs or 0, body.top_k if body.output_positions else 0)
+        limits.check("max_logprob_entries", "logprobs", len(tokens) * (1 + alternatives))
+    advanced = await advance_state(
+        engine,
+        _name(request),
+        tokens,
+        logprobs=body.logprobs,
+        top_k=body.top_k,
+        output_positions=body.output_positions,
+        priority=body.priority,
+        embeddings=given,
+    )
+
+    def make() -> AdvancedState:
+        return {
+            "object": "state.advanced",
+            "state": state_entry(advanced.named),
+            "scored": None if body.logprobs is None else [_scored(engine, info) for info in advanced.scored],
+            "next": _likeliest(engine, advanced.top),
+            "outputs": [{"position": place, "next": _likeliest(engine, found)} for place, found in advanced.outputs],
+            "usage": usage_of([advanced.cost]),
+        }
+
+    return await long_json_response(request, len(tokens) + request[LEASE].num_bytes, make)
+
+
+async def list_leases(request: web.Request) -> web.Response:
+    leases = await engine_of(request).states.leases()
+    answer: LeaseEntries = {
+        "object": "list",
+        "data": [
+            {
+                "object": "lease",
+                "owner": lease.owner,
+                "ttl": lease.ttl,
+                "expires_in": lease.expires_in,
+                "states": list(lease.names),
+                "bytes": lease.num_bytes,
+            }
+            for lease in leases
+        ],
+    }
+    return json_response(answer)
+
+
+async def end_lease(request: web.Request) -> web.Response:
+    lease = await engine_of(request).states.end_lease(request.match_info["owner"])
+    answer: LeaseEnded = {"object": "lease.ended", "owner": lease.owner, "states": list(lease.names)}
+    return json_response(answer)
+
+
+def _name(request: web.Request) -> str:
+    return request.match_info["name"]
+
+
+def _entries(entries: Sequence[NamedState], listing: StateListing) -> StateEntries:
+    """Return the answer that lists the named states `entries`, with the default state's name and the memory use.
+
+    The memory use is that of all states.
+    """
+    return {
+        "object": "list",
+        "data": [state_entry(entry) for entry in entries],
+        "default": listing.default,
+        "bytes": listing.num_bytes,
+        "capacity": listing.capacity,
+    }
+
+
+def _scored(engine: EngineLike, info: TokenInfo) -> ScoredStateToken:
+    return {**_token(engine, info.token, info.logprob), "top": _likeliest(engine, info.top)}
+
+
+def _likeliest(engine: EngineLike, tokens: Iterable[tuple[int, float]]) -> list[StateToken]:
+    return [_token(engine, token, logprob) for token, logprob in tokens]
+
+
+def _token(engine: EngineLike, token: int, logprob: float | None) -> StateToken:
+    known = None if logprob is None else max(logprob, LEAST_LOGPROB)
+    return {"id": token, "token": token_text(token, engine.detokenize([token])), "logprob": known}
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/leases",
+        list_leases,
+        "What owners have leased, the newest first.",
+        LeaseEntries,
+        query=MODEL_QUERY,
+    ),
+    Route(
+        "DELETE",
+        "/v1/leases/{owner}",
+        end_lease,
+        "End the lease of an owner, with all of its states.",
+        LeaseEnded,
+        query=MODEL_QUERY,
+        scope=Scope.MANAGE,
+    ),
+    Route("GET", "/v1/states", list_states, "The states that have names.", StateEntries),
+    Route(
+        "POST",
+        "/v1/states",
+        create,
+        "Run a prompt and name the state after it.",
+        CreatedState,
+        request=CreateStateRequest,
+        scope=Scope.MANAGE,
+    ),
+    Route("GET", "/v1/states/{name}", get, "The state of that name or id.", StateEntry),
+    Route("DELETE", "/v1/states/{name}", remove, "Remove a state.", StateRemoved, scope=Scope.MANAGE),
+    Route(
+        "POST",
+        "/v1/states/{name}/open",
+        open_copy,
+        "Copy a state under another name.",
+        StateEntry,
+        request=NewStateBody,
+        scope=Scope.MANAGE,
+    ),
+    Route(
+        "POST",
+        "/v1/states/{name}/fork",
+        fork,
+        "Copy a state under several names.",
+        StateEntries,
+        request=ForkStateRequest,
+        scope=Scope.MANAGE,
+    ),
+    Route(
+        "POST",
+        "/v1/states/{name}/take",
+        take,
+        "Move a state to another owner or name; the old name is gone.",
+        StateEntry,
+        request=TakeStateRequest,
+        scope=Scope.MANAGE,
+    ),
+    Route(
+        "POST",
+        "/v1/states/{name}/advance",
+        advance,
+        "Run more tokens from a named state, which the name then stands for, and read out log-probabilities. "
+        "Calls for one state run in the order in which they come.",
+        AdvancedState,
+        request=AdvanceStateRequest,
+        scope=Scope.MANAGE,
+    ),
+)

@@ -1,0 +1,440 @@
+"""Routes that report the status of the server and its models: health, slots, counts, times, memory, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Literal, TypeAlias
+
+from aiohttp import hdrs, web
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector
+from typing_extensions import TypedDict
+
+from rnn_engine.interface import EngineInfo, EngineLike
+from rnn_engine.sampling.params import PARAMETERS
+from rnn_engine.telemetry import EngineCounters, Health, SlotUse
+from rnn_engine_server.apis.common.generation import GenerationBody
+from rnn_engine_server.apis.engine.cache import CacheTier, CacheTotals, cache_tier, cache_totals
+from rnn_engine_server.apis.openai.models import HealthBody, Readiness
+from rnn_engine_server.auth.engine import engine_of, open_engines_of
+from rnn_engine_server.connections.connection import CONNECTIONS
+from rnn_engine_server.core.bodies import BUDGET, json_response, query_seconds
+from rnn_engine_server.core.errors import retry_headers
+from rnn_engine_server.core.routing import EVENTS, LIFECYCLE, SETTINGS, Route
+from rnn_engine_server.core.streams import send_repeatedly
+from rnn_engine_server.models.registry import MODELS, ModelStatus, ServedModel
+from rnn_engine_server.telemetry.metrics import METRICS
+from rnn_engine_states.cache.config import CacheStats
+from rnn_engine_states.named.table import StateUsage
+
+SlotPhase: TypeAlias = Literal["prompt", "decode", "paused"]
+
+
+class SlotStatus(TypedDict):
+    """The status of one slot that a request holds. A request that mixes states holds several slots.
+
+    `request` is a number that no other request of the model has. `owner` is the name of the API key that sent the
+    request, null if it is unknown or this key may not see it. The state has taken in `run_tokens` of the prompt and the
+    answer; `cached_tokens` of these came from the cache and were not run. The phase is `paused` while the client reads
+    too slowly.
+    """
+
+    slot: int
+    request: int
+    phase: SlotPhase
+    owner: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    run_tokens: int
+    generated_tokens: int
+    max_tokens: int
+
+
+class TokenCounts(TypedDict):
+    """A model's token counts since it was loaded.
+
+    `prompt` counts those of prompts; `cached` of them came from the cache and were not run. The device has run
+    `prefill` tokens of prompts and `decode` tokens of answers. `generated` counts the sampled tokens.
+    """
+
+    prompt: int
+    cached: int
+    prefill: int
+    decode: int
+    generated: int
+
+
+class StepCounts(TypedDict):
+    """A model's counts of steps and of the tokens in them since it was loaded, and the time that the steps took.
+
+    During `host_seconds` the host worked and the device waited; `device_seconds` passed on the device.
+    """
+
+    steps: int
+    failed: int
+    tokens: int
+    host_seconds: float
+    device_seconds: float
+
+
+class MemoryPart(TypedDict):
+    """One use of memory: the bytes in use, and the most that it may use, null if it has no bound.
+
+    `place` is `device`, `host`, or another tier of the cache. On the device there are `weights` (with the buffers of a
+    step), `slots` (the states of running requests) and `cache`; on the host `cache`, `cache_index`, `named_states`.
+    """
+
+    place: str
+    part: Literal["weights", "slots", "cache", "cache_index", "named_states"]
+    used: int
+    capacity: int | None
+
+
+class EngineStatus(TypedDict):
+    """The status of a loaded model.
+
+    Counts are since it was loaded; `requests` counts the ended ones by how they ended.
+    """
+
+    model: str
+    health: Readiness
+    device: str
+    weights: str
+    num_slots: int
+    slots: list[SlotStatus]
+    queued: int
+    requests: dict[str, int]
+    tokens: TokenCounts
+    steps: StepCounts
+    cache: CacheTotals | None
+    tiers: list[CacheTier]
+    memory: list[MemoryPart]
+
+
+class LoadingStatus(TypedDict):
+    """The progress of loading a model: `done` of `total` parts of the running step `what` are done."""
+
+    what: str
+    done: int
+    total: int
+
+
+class ServerStatus(TypedDict):
+    """The status of the server and its models at `time`, in Unix seconds.
+
+    `default` is the model of requests that name none. `loading` has the progress of models that are being loaded, null
+    before the first report. `model_folder` is true if there is a folder from which admins may load. `cpu_seconds` and
+    `resident_bytes` are those of the process, null if the system does not report them. `body_bytes` is the memory that
+    the bodies of running requests take, at most `body_capacity`.
+    """
+
+    object: Literal["engine.status"]
+    time: float
+    started: int
+    requests: int
+    connections: int
+    body_bytes: int
+    body_capacity: int
+    cpu_seconds: float | None
+    resident_bytes: int | None
+    default: str
+    model_folder: bool
+    models: dict[str, ModelStatus]
+    loading: dict[str, LoadingStatus | None]
+    engines: list[EngineStatus]
+
+
+class Props(TypedDict):
+    """The properties of the server: its default model, the defaults of requests, and its limits.
+
+    `chat_template` is a Jinja template. `default_generation_settings` has the defaults of requests' fields. Its `n_ctx`
+    is the most tokens of a prompt, since a state has no context of a fixed length. `limits` and `connections` are
+    options of `rnn-engine serve`.
+    """
+
+    model_path: str
+    model_alias: str
+    build_info: str
+    modalities: dict[str, bool]
+    bos_token: str
+    eos_token: str
+    is_sleeping: Literal[False]
+    total_slots: int
+    chat_template: str
+    default_generation_settings: dict[str, int | float | str | list[str] | dict[str, float] | None]
+    limits: dict[str, int]
+    connections: dict[str, float]
+
+
+def engine_status(name: str, engine: EngineLike) -> EngineStatus:
+    """Return the status of the model `name` and its engine at this moment."""
+    info, counters, cache = engine.info, engine.counters(), engine.cache_stats()
+    return {
+        "model": name,
+        "health": readiness(engine.health()),
+        "device": info.device,
+        "weights": info.weights,
+        "num_slots": info.num_slots,
+        "slots": [_slot(use) for use in engine.slot_uses()],
+        "queued": engine.stats().queued,
+        "requests": {outcome.value: count for outcome, count in counters.outcomes.items()},
+        "tokens": _tokens(counters),
+        "steps": _steps(counters),
+        "cache": None if cache is None else cache_totals(cache),
+        "tiers": [] if cache is None else [cache_tier(tier) for tier in cache.tiers],
+        "memory": list(_memory(info, cache, engine.states.usage())),
+    }
+
+
+def readiness(health: Health) -> Readiness:
+    """Return an engine's health in the form in which clients get it."""
+    return {"status": health.status, "reason": health.reason, "seconds": round(health.seconds, 1)}
+
+
+def _slot(use: SlotUse) -> SlotStatus:
+    phase: SlotPhase = "prompt" if use.run_tokens < use.prompt_tokens else "decode"
+    return {
+        "slot": use.slot,
+        "request": use.request,
+        "phase": "paused" if use.paused else phase,
+        "owner": use.scope or None,
+        "prompt_tokens": use.prompt_tokens,
+        "cached_tokens": use.cached_tokens,
+        "run_tokens": use.run_tokens,
+        "generated_tokens": use.generated_tokens,
+        "max_tokens": use.max_tokens,
+    }
+
+
+def _tokens(counters: EngineCounters) -> TokenCounts:
+    return {
+        "prompt": int(counters.prompt_tokens.sum),
+        "cached": counters.cached_tokens,
+        "prefill": counters.prefill_tokens,
+        "decode": counters.decode_tokens,
+        "generated": counters.generated_tokens,
+    }
+
+
+def _steps(counters: EngineCounters) -> StepCounts:
+    return {
+        "steps": counters.steps,
+        "failed": counters.failed_steps,
+        "tokens": int(counters.step_tokens.sum),
+        "host_seconds": counters.step_host_seconds.sum,
+        "device_seconds": counters.step_device_seconds.sum,
+    }
+
+
+def _memory(info: EngineInfo, cache: CacheStats | None, states: StateUsage) -> Iterator[MemoryPart]:
+    """Yield a description of each use of memory: the weights, the slots, the tiers of the cache and the named states.
+
+    Slots and the cache on the device are allocated when the model is loaded.
+    """
+    tiers = () if cache is None else cache.tiers
+    if info.device_bytes is not None:
+        slots = info.num_slots * info.shape.state_bytes
+        kept = sum(tier.capacity for tier in tiers if tier.tier == "device")
+        rest = max(info.device_bytes - slots - kept, 0)
+        yield {"place": "device", "part": "weights", "used": rest, "capacity": None}
+        yield {"place": "device", "part": "slots", "used": slots, "capacity": None}
+    for tier in tiers:
+        yield {"place": tier.tier, "part": "cache", "used": tier.used, "capacity": tier.capacity}
+    if cache is not None:
+        yield {"place": "host", "part": "cache_index", "used": cache.index_bytes, "capacity": cache.index_capacity}
+    yield {"place": "host", "part": "named_states", "used": states.num_bytes, "capacity": states.capacity}
+
+
+# The status of the engines: their slots, counts and memory.
+
+_SECONDS, _LEAST_SECONDS, _MOST_SECONDS = 1.0, 0.1, 60.0
+_PROCESS = ProcessCollector(registry=None)
+
+
+async def status(request: web.Request) -> web.Response:
+    return json_response(await _status(request))
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    seconds = query_seconds(request, "interval", _SECONDS, _LEAST_SECONDS, _MOST_SECONDS)
+    return await send_repeatedly(request, seconds, lambda: _status(request))
+
+
+async def _status(request: web.Request) -> ServerStatus:
+    app = request.app
+    process = {sample.name: sample.value for metric in _PROCESS.collect() for sample in metric.samples}
+    resident = process.get("process_resident_memory_bytes")
+    return {
+        "object": "engine.status",
+        "time": time.time(),
+        "started": app[METRICS].started,
+        "requests": app[LIFECYCLE].active,
+        "connections": app[CONNECTIONS].open,
+        "body_bytes": app[BUDGET].held,
+        "body_capacity": app[BUDGET].capacity,
+        "cpu_seconds": process.get("process_cpu_seconds_total"),
+        "resident_bytes": None if resident is None else int(resident),
+        "default": app[MODELS].default.name,
+        "model_folder": app[SETTINGS].model_folder is not None,
+        "models": {model.name: model.status for model in app[MODELS]},
+        "loading": {model.name: _progress(model) for model in app[MODELS] if model.status == "loading"},
+        "engines": [engine_status(name, engine) for name, engine in open_engines_of(request).items()],
+    }
+
+
+def _progress(model: ServedModel) -> LoadingStatus | None:
+    progress = model.progress
+    return None if progress is None else {"what": progress.what, "done": progress.done, "total": progress.total}
+
+
+_STATUS = "The state of the engines: slots and the requests in them, counts, times, memory"
+
+# Health of the server: whether it takes requests, why not, and how busy it is.
+
+
+async def health(request: web.Request) -> web.Response:
+    models, lifecycle = request.app[MODELS], request.app[LIFECYCLE]
+    found = _find_health(request)
+    engines = [model.open_engine for model in models if model.open_engine is not None]
+    stats = [engine.stats() for engine in engines]
+    caches = [cache for engine in engines if (cache := engine.cache_stats()) is not None]
+    body: HealthBody = {
+        "status": found.status,
+        "model": models.default.name,
+        "models": {model.name: model.status for model in models},
+        "requests": lifecycle.active,
+        "active": sum(each.active for each in stats),
+        "queued": sum(each.queued for each in stats),
+        "cache_look_ups": sum(cache.look_ups for cache in caches),
+        "cache_hits": sum(cache.hits for cache in caches),
+    }
+    return json_response(body, status=200 if found.status == "ok" else 503)
+
+
+async def ready(request: web.Request) -> web.Response:
+    found = _find_health(request)
+    return _answer(found, healthy=found.status == "ok")
+
+
+async def live(request: web.Request) -> web.Response:
+    found = _find_health(request)
+    return _answer(found, healthy=found.status not in ("failed", "stalled"))
+
+
+def _find_health(request: web.Request) -> Health:
+    """Return the health of the model that the query names, or of all models together if it names none."""
+    name, models = request.query.get("model"), request.app[MODELS]
+    found = models.health() if name is None else models.find(name).health
+    if request.app[LIFECYCLE].closing and found.status != "failed":
+        return Health("closing", "the server is stopping and takes no new requests")
+    return found
+
+
+def _answer(found: Health, *, healthy: bool) -> web.Response:
+    body = readiness(found)
+    if healthy:
+        return json_response(body)
+    return json_response(body, status=503, headers=retry_headers(found.retry_after))
+
+
+_QUERY = {"model": "Only this model; without it, all models."}
+
+_STARTED = "Process-Start-Time-Unix"  # a header of llama-server's
+
+
+async def metrics(request: web.Request) -> web.Response:
+    found = request.app[METRICS]
+    headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4, _STARTED: str(found.started)}
+    return web.Response(body=await asyncio.to_thread(found.render), headers=headers)
+
+
+# Facts of the server: its limits, and the defaults of requests.
+
+
+async def props(request: web.Request) -> web.Response:
+    engine, settings = engine_of(request), request.app[SETTINGS]
+    info = engine.info
+    defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
+    body: Props = {
+        "model_path": info.model,
+        "model_alias": info.model,
+        "build_info": f"rnn-engine {version('rnn-engine')}",
+        "modalities": {"vision": False, "audio": False},
+        "bos_token": "",
+        "eos_token": engine.detokenize([0]).decode(errors="replace"),
+        "is_sleeping": False,
+        "total_slots": info.num_slots,
+        "chat_template": info.chat_template.as_jinja,
+        "default_generation_settings": {
+            "n_ctx": settings.limits.max_prompt_tokens,
+            **defaults,
+            "max_tokens": GenerationBody.model_fields["max_tokens"].default,
+            "n": GenerationBody.model_fields["n"].default,
+        },
+        "limits": asdict(settings.limits),
+        "connections": asdict(settings.connections),
+    }
+    return json_response(body)
+
+
+ROUTES = (
+    Route("GET", "/v1/engine", status, f"{_STATUS}.", ServerStatus, routine=True, uses_model=False),
+    Route(
+        "GET",
+        "/v1/engine/events",
+        events,
+        f"{_STATUS}: a stream of events that ends when the server stops or the time for a request is up.",
+        ServerStatus,
+        content_type=EVENTS,
+        query={
+            "interval": f"Seconds between two events: {_SECONDS:g} by default, from {_LEAST_SECONDS:g} to "
+            f"{_MOST_SECONDS:g}."
+        },
+        routine=True,
+        uses_model=False,
+    ),
+    Route(
+        "GET",
+        "/health",
+        health,
+        "Whether the server takes requests, and how busy it is.",
+        HealthBody,
+        also_answers={503: HealthBody},
+        always=True,
+        also=("/v1/health",),
+    ),
+    Route(
+        "GET",
+        "/health/ready",
+        ready,
+        "Whether the server is ready for requests; if not, 503 with the reason.",
+        Readiness,
+        also_answers={503: Readiness},
+        always=True,
+        query=_QUERY,
+    ),
+    Route(
+        "GET",
+        "/health/live",
+        live,
+        "503 if only a restart helps: the engine has failed, or its device no longer answers.",
+        Readiness,
+        also_answers={503: Readiness},
+        always=True,
+        query=_QUERY,
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        metrics,
+        "Counts, times and sizes for Prometheus: [metrics.md](metrics.md).",
+        None,
+        content_type="text/plain",
+        routine=True,
+        uses_model=False,
+    ),
+    Route("GET", "/props", props, "Properties of the server, such as its limits, in llama-server's form.", Props),
+)

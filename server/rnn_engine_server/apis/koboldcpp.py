@@ -1,0 +1,633 @@
+"""The routes of KoboldCpp, as KoboldAI Lite and SillyTavern use them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import ClassVar, Literal, TypeAlias
+
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.parallel import Numbered, ParallelRequests
+from rnn_engine.requests import Event, Finished, GenerateRequest, TextDelta
+from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in, stop_text
+from rnn_engine_server.apis.common.generation import check_prompts
+from rnn_engine_server.apis.openai.completions import prepare_completions
+from rnn_engine_server.apis.openai.schemas import CompletionRequest
+from rnn_engine_server.auth.admission import PRINCIPAL, client_of
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import json_response, long_json_response, read_body
+from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.routing import EVENTS, SETTINGS, Route
+from rnn_engine_server.core.schema import RefusedError, RequestBody, Usage
+from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.streams import encode_event
+from rnn_engine_server.telemetry.records import RECENT
+
+_UNITED_VERSION = "1.2.5"  # of the API of KoboldAI United, as KoboldCpp reports it
+_VERSION = "1.98"  # of KoboldCpp
+
+_STEPS = {0: ["top_k"], 1: [], 2: ["top_p", "min_p"], 3: [], 4: ["typ_p"], 5: ["temperature"], 6: ["penalties", "dry"]}
+_LAST_STEPS = ["top_n_sigma", "xtc"]
+_ORDER_FORM = f"a list of numbers from 0 to {len(_STEPS) - 1}, each at most once"
+_DEFAULT_RANGE = 320  # tokens that the repetition penalty counts
+
+
+class KoboldRequest(CompletionRequest):
+    """A text to continue, with KoboldCpp's field names. The fields of completions mean the same here."""
+
+    ignored: ClassVar = CompletionRequest.ignored | {
+        "max_context_length",
+        "quiet",
+        "sampler_full_determinism",
+        "use_authors_note",
+        "use_memory",
+        "use_story",
+        "use_userscripts",
+        "use_world_info",
+    }
+    neutral: ClassVar = {
+        **{name: values for name, values in CompletionRequest.neutral.items() if name not in ("tfs", "top_a")},
+        "audio": ([],),
+        "bypass_eos": (False,),
+        "grammar_retain_state": (False,),
+        "images": ([],),
+        "negative_prompt": ("",),
+        "render_special": (False,),
+    }
+    lacking: ClassVar = {
+        **CompletionRequest.lacking,
+        "rep_pen_slope": (1,),
+        "smoothing_curve": (1,),
+        "tfs": (1,),
+        "top_a": (0,),
+    }
+    aliases: ClassVar = {
+        **CompletionRequest.aliases,
+        "ban_eos_token": "ignore_eos",
+        "banned_strings": "bad_words",
+        "banned_tokens": "bad_words",
+        "max_length": "max_tokens",
+        "sampler_seed": "seed",
+        "stop_sequence": "stop",
+        "use_default_badwordsids": "ignore_eos",
+    }
+    unfolded: ClassVar = {
+        "custom_token_bans": {
+            "type": ["string", "null"],
+            "description": "Ids of tokens that are never drawn, divided by commas.",
+        },
+        "logprobs": {"enum": [False, None], "description": "Only false."},
+        "memory": {"type": ["string", "null"], "description": "A text before the prompt."},
+        "sampler_order": {
+            "anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}],
+            "description": "The order of the steps: 0 top-k, 2 top-p and min-p, 4 typical, 5 temperature, 6 penalties; "
+            "1 and 3, which stand for top-a and tail-free sampling, have no effect.",
+        },
+        "singleline": {"type": ["boolean", "null"], "description": "End the answer at the first line break."},
+    }
+
+    genkey: str = Field(
+        default="",
+        max_length=256,
+        description="A name by which `/api/extra/generate/check` and `/api/extra/abort` find the generation.",
+    )
+    trim_stop: bool = Field(default=True, description="Leave the stop string out of the text.")
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        unfolded = {name: value for name, value in fields.items() if name not in cls.unfolded}
+        for name in ("stop_sequence", "banned_tokens", "banned_strings"):
+            if isinstance(texts := unfolded.get(name), list):
+                unfolded[name] = [text for text in texts if text is not None and text != ""]
+        if unfolded.get("grammar") == "":
+            del unfolded["grammar"]
+        if unfolded.get("ban_eos_token") is not None:
+            unfolded.pop("use_default_badwordsids", None)
+        if unfolded.get("rep_pen") is not None and unfolded.get("rep_pen_range") is None:
+            unfolded["rep_pen_range"] = _DEFAULT_RANGE
+        if unfolded.get("rep_pen_range") == 0:
+            unfolded["rep_pen_range"] = -1  # 0 stands for the whole text
+        if fields.get("logprobs") not in (None, False):
+            raise RefusedError(fields["logprobs"], "false; /v1/completions has log-probabilities", below="logprobs")
+        return unfolded | dict(cls._made(fields, unfolded))
+
+    @classmethod
+    def _made(cls, fields: Mapping[str, object], others: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+        """Yield the fields that those in `unfolded` stand for. `others` are the other fields of the body."""
+        if memory := fields.get("memory"):
+            prompt = others.get("prompt", "")
+            if not isinstance(memory, str) or not isinstance(prompt, str):
+                raise RefusedError(memory, "a text, and a text as the prompt", below="memory")
+            yield "prompt", memory + prompt
+        if fields.get("singleline") is True:
+            stops = others.get("stop_sequence") or []
+            yield "stop_sequence", [*stops, "\n"] if isinstance(stops, list) else stops
+        if (order := fields.get("sampler_order")) is not None:
+            yield "samplers", _step_names(order)
+        if bans := fields.get("custom_token_bans"):
+            bias = others.get("logit_bias") or {}
+            if not isinstance(bans, str) or not isinstance(bias, dict):
+                raise RefusedError(bans, "ids of tokens, divided by commas", below="custom_token_bans")
+            ids = [each.strip() for each in bans.split(",")]
+            yield "logit_bias", {**bias, **{each: False for each in ids if each.isascii() and each.isdigit()}}
+
+
+def _step_names(order: object) -> list[str]:
+    if not isinstance(order, list) or not all(type(step) is int and step in _STEPS for step in order):
+        raise RefusedError(order, _ORDER_FORM, below="sampler_order")
+    if len(set(order)) < len(order):
+        raise RefusedError(order, _ORDER_FORM, below="sampler_order")
+    return [name for step in order for name in _STEPS[step]] + _LAST_STEPS
+
+
+class GenkeyRequest(RequestBody):
+    """A request about a running generation. The body may be empty."""
+
+    may_be_empty: ClassVar = True
+
+    genkey: str = Field(default="", description="The `genkey` of the generation; empty for one without a `genkey`.")
+
+
+class TokenCountRequest(RequestBody):
+    """A request to count the tokens of a text."""
+
+    ignored: ClassVar = frozenset({"special"})
+
+    prompt: str = Field(description="The text.")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        check_prompts(limits, "prompt", [self.prompt])
+
+
+FinishWord: TypeAlias = Literal["stop", "length"]
+
+
+class KoboldText(TypedDict):
+    text: str
+    finish_reason: FinishWord
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class KoboldAnswer(TypedDict):
+    """The answer: a list with one text."""
+
+    results: list[KoboldText]
+
+
+class KoboldEvent(TypedDict):
+    """An event of a stream, called `message`. `finish_reason` is null until the last one."""
+
+    token: str
+    finish_reason: FinishWord | None
+
+
+class KoboldPartText(TypedDict):
+    text: str
+
+
+class KoboldPart(TypedDict):
+    """The text so far of a running generation; empty if none runs."""
+
+    results: list[KoboldPartText]
+
+
+class KoboldAbort(TypedDict):
+    """Whether a generation was ended."""
+
+    success: Literal["true", "false"]
+    done: Literal["true", "false"]
+
+
+class KoboldResult(TypedDict):
+    result: str
+
+
+class KoboldNumber(TypedDict):
+    value: int
+
+
+class KoboldTokens(TypedDict):
+    """The number of a text's tokens, and their ids."""
+
+    value: int
+    ids: list[int]
+
+
+class KoboldVersion(TypedDict):
+    """The version of KoboldCpp's API, and what the server can do. `protected` is true if it asks for API keys."""
+
+    result: Literal["KoboldCpp"]
+    version: str
+    protected: bool
+    txt2img: Literal[False]
+    vision: Literal[False]
+    transcribe: Literal[False]
+    multiplayer: Literal[False]
+    websearch: Literal[False]
+    tts: Literal[False]
+
+
+class KoboldPerf(TypedDict):
+    """Times in seconds and counts. `last_...` are those of the last request that the API key may see: `last_process`
+    is the time of its prompt, `last_eval` that of its answer."""
+
+    last_process: float
+    last_eval: float
+    last_token_count: int
+    total_gens: int
+    queue: int
+    idle: Literal[0, 1]
+    uptime: float
+    idletime: float
+
+
+class KoboldErrorDetail(TypedDict):
+    msg: str
+    type: str
+
+
+class KoboldError(TypedDict):
+    detail: KoboldErrorDetail
+
+
+_ERROR_TYPES = {401: "unauthorized", 429: "service_unavailable", 503: "service_unavailable"}
+
+
+def kobold_error(failure: Failure) -> tuple[int, KoboldError]:
+    """Return the HTTP status and the body of an error in KoboldCpp's form."""
+    kind = _ERROR_TYPES.get(failure.status, "server_error" if failure.status >= 500 else "bad_input")
+    return failure.status, {"detail": {"msg": failure.message, "type": kind}}
+
+
+# Running generations, which other requests of the same client can read and abort.
+
+
+class Generation:
+    """A running generation: its text so far, and whether it was aborted."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._aborted = asyncio.Event()
+        self._waiting: asyncio.Future[list[Numbered]] | None = None
+
+    def abort(self) -> None:
+        """End the generation with its text so far."""
+        self._aborted.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def wait(self, events: Awaitable[list[Numbered]]) -> list[Numbered] | None:
+        """Return the result of `events`, or None if the generation is aborted before."""
+        task = asyncio.current_task()
+        self._waiting = asyncio.ensure_future(events)
+        if self._aborted.is_set():
+            self._waiting.cancel()
+        try:
+            return await self._waiting
+        except asyncio.CancelledError:
+            if not self._aborted.is_set() or (task is not None and task.cancelling()):
+                raise  # the client has left
+            return None
+
+
+class Generations:
+    """All running generations, by client and `genkey`. For the event loop."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, str], list[Generation]] = defaultdict(list)
+
+    @contextmanager
+    def begin(self, client: str, genkey: str) -> Iterator[Generation]:
+        """Count a generation as running while the block runs."""
+        key, generation = (client, genkey), Generation()
+        self._running[key].append(generation)
+        try:
+            yield generation
+        finally:
+            self._running[key].remove(generation)
+            if not self._running[key]:
+                del self._running[key]
+
+    def find(self, client: str, genkey: str) -> Sequence[Generation]:
+        """Return a client's running generations of this key, the latest last."""
+        return tuple(self._running.get((client, genkey), ()))
+
+
+GENERATIONS = web.AppKey("generations", Generations)
+
+
+class AbortableRequests(ParallelRequests):
+    """`ParallelRequests` that end with the text so far when a `Generation` is aborted, and add their text to it."""
+
+    def __init__(
+        self, generation: Generation, engine: EngineLike, requests: Sequence[GenerateRequest], limit: int
+    ) -> None:
+        super().__init__(engine, requests, limit)
+        self._generation = generation
+
+    def __aiter__(self) -> AsyncIterator[list[Numbered]]:
+        return self._until_aborted(super().__aiter__())
+
+    async def _until_aborted(self, groups: AsyncIterator[list[Numbered]]) -> AsyncIterator[list[Numbered]]:
+        unfinished = dict.fromkeys(range(len(self.requests)), 0)  # request -> its tokens so far
+        while unfinished:
+            group = await self._generation.wait(anext(groups))
+            if group is None:
+                yield [(index, Finished("stop", count, seed=0)) for index, count in unfinished.items()]
+                return
+            for index, event in group:
+                self._note(index, event, unfinished)
+            yield group
+
+    def _note(self, index: int, event: Event, unfinished: dict[int, int]) -> None:
+        match event:
+            case TextDelta():
+                unfinished[index] += len(event.tokens)
+                self._generation.text += event.text if index == 0 else ""
+            case Finished():
+                del unfinished[index]
+
+
+class KoboldDialect:
+    """The `Dialect` that formats answers of KoboldCpp's API. With `trims`, stop strings are left out of the text."""
+
+    def __init__(self, *, trims: bool) -> None:
+        self._trims = trims
+
+    def whole(
+        self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        outcome = outcomes[kept[0]]
+        result: KoboldText = {
+            "text": outcome.text + self._stop(outcome.end),
+            "finish_reason": outcome.end.reason,
+            "prompt_tokens": usage["prompt_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+        }
+        return {"results": [result], **extra}
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+        match event:
+            case TextDelta(text=text) if text:
+                return self._encode(text, None, extra)
+            case Finished():
+                return self._encode(self._stop(event), event.reason, extra)
+        return b""
+
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        return encode_event(kobold_error(describe(error))[1], "error")
+
+    def _encode(self, text: str, reason: FinishWord | None, extra: Mapping[str, object]) -> bytes:
+        event: KoboldEvent = {"token": text, "finish_reason": reason}
+        return encode_event({**event, **extra}, "message")
+
+    def _stop(self, finished: Finished) -> str:
+        return "" if self._trims else stop_text(finished)
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    return await _answer(request, stream=False)
+
+
+async def generate_stream(request: web.Request) -> web.StreamResponse:
+    return await _answer(request, stream=True)
+
+
+async def _answer(request: web.Request, *, stream: bool) -> web.StreamResponse:
+    body = (await read_body(request, KoboldRequest)).model_copy(update={"stream": stream})
+    if body.num_prompts != 1 or body.n != 1:
+        raise InvalidRequestError("n", body.n, "1, and one prompt")
+    if stream and body.copies != 1:
+        raise InvalidRequestError("best_of", body.copies, "1 with a stream")
+    engine = engine_of(request, body.cache_salt)
+    calls, resolved = await prepare_completions(request, engine, body)
+    with request.app[GENERATIONS].begin(client_of(request).name, body.genkey) as generation:
+        run = partial(AbortableRequests, generation)
+        return await answer_in(KoboldDialect(trims=body.trim_stop), request, body, calls, resolved, run=run)
+
+
+async def check(request: web.Request) -> web.Response:
+    return _tell_part(request, (await read_body(request, GenkeyRequest)).genkey)
+
+
+async def check_unnamed(request: web.Request) -> web.Response:
+    return _tell_part(request, "")
+
+
+def _tell_part(request: web.Request, genkey: str) -> web.Response:
+    found = request.app[GENERATIONS].find(client_of(request).name, genkey)
+    answer: KoboldPart = {"results": [{"text": found[-1].text if found else ""}]}
+    return json_response(answer)
+
+
+async def abort(request: web.Request) -> web.Response:
+    body = await read_body(request, GenkeyRequest)
+    found = request.app[GENERATIONS].find(client_of(request).name, body.genkey)
+    for generation in found:
+        generation.abort()
+    done: Literal["true", "false"] = "true" if found else "false"
+    answer: KoboldAbort = {"success": done, "done": done}
+    return json_response(answer)
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    body = await read_body(request, TokenCountRequest)
+    engine, limits = engine_of(request), request.app[SETTINGS].limits
+
+    def make() -> KoboldTokens:
+        ids = engine.tokenize(body.prompt)
+        limits.check("max_prompt_tokens", "prompt", len(ids))
+        return {"value": len(ids), "ids": ids}
+
+    return await long_json_response(request, len(body.prompt), make)
+
+
+async def model(request: web.Request) -> web.Response:
+    answer: KoboldResult = {"result": engine_of(request).info.model}
+    return json_response(answer)
+
+
+async def united_version(_request: web.Request) -> web.Response:
+    answer: KoboldResult = {"result": _UNITED_VERSION}
+    return json_response(answer)
+
+
+async def version(request: web.Request) -> web.Response:
+    answer: KoboldVersion = {
+        "result": "KoboldCpp",
+        "version": _VERSION,
+        "protected": bool(request.app[SETTINGS].auth.keys),
+        "txt2img": False,
+        "vision": False,
+        "transcribe": False,
+        "multiplayer": False,
+        "websearch": False,
+        "tts": False,
+    }
+    return json_response(answer)
+
+
+async def max_length(request: web.Request) -> web.Response:
+    answer: KoboldNumber = {"value": request.app[SETTINGS].limits.max_answer_tokens}
+    return json_response(answer)
+
+
+async def max_context_length(request: web.Request) -> web.Response:
+    answer: KoboldNumber = {"value": request.app[SETTINGS].limits.max_prompt_tokens}
+    return json_response(answer)
+
+
+async def perf(request: web.Request) -> web.Response:
+    engine, now = engine_of(request), time.monotonic()
+    stats, recent = engine.stats(), request.app[RECENT].seen_by(request[PRINCIPAL])
+    last = next((each.report for each in reversed(recent) if each.report.timing is not None), None)
+    timing = None if last is None else last.timing
+    answer: KoboldPerf = {
+        "last_process": 0.0 if timing is None else timing.first_token - timing.started,
+        "last_eval": 0.0 if timing is None or last is None else last.ended - timing.first_token,
+        "last_token_count": 0 if last is None else last.completion_tokens,
+        "total_gens": sum(engine.counters().outcomes.values()),
+        "queue": stats.queued,
+        "idle": 0 if stats.active else 1,
+        "uptime": max(time.time() - engine.info.created, 0.0),
+        "idletime": 0.0 if stats.active or last is None else now - last.ended,
+    }
+    return json_response(answer)
+
+
+_CONTEXT = "The most tokens of a prompt: the server's limit, since a state has no window of a fixed length."
+
+ROUTES = (
+    Route(
+        "POST",
+        "/api/v1/generate",
+        generate,
+        "Continue a text, as KoboldCpp does. Errors of all of its routes have KoboldCpp's form, too.",
+        KoboldAnswer,
+        request=KoboldRequest,
+        also=("/api/latest/generate",),
+        error_form=kobold_error,
+    ),
+    Route(
+        "POST",
+        "/api/extra/generate/stream",
+        generate_stream,
+        "Continue a text and stream it, as KoboldCpp does.",
+        KoboldEvent,
+        request=KoboldRequest,
+        content_type=EVENTS,
+        error_form=kobold_error,
+    ),
+    Route(
+        "POST",
+        "/api/extra/generate/check",
+        check,
+        "The text so far of the client's running generation of that `genkey`.",
+        KoboldPart,
+        request=GenkeyRequest,
+        routine=True,
+        uses_model=False,
+        error_form=kobold_error,
+    ),
+    Route(
+        "GET",
+        "/api/extra/generate/check",
+        check_unnamed,
+        "The text so far of the client's running generation without a `genkey`.",
+        KoboldPart,
+        routine=True,
+        uses_model=False,
+        error_form=kobold_error,
+    ),
+    Route(
+        "POST",
+        "/api/extra/abort",
+        abort,
+        "End the client's running generations of that `genkey`; they are answered with their texts so far.",
+        KoboldAbort,
+        request=GenkeyRequest,
+        uses_model=False,
+        error_form=kobold_error,
+    ),
+    Route(
+        "POST",
+        "/api/extra/tokencount",
+        count_tokens,
+        "The number of tokens of a text, and their ids.",
+        KoboldTokens,
+        request=TokenCountRequest,
+        also=("/api/extra/tokenize",),
+        error_form=kobold_error,
+    ),
+    Route(
+        "GET",
+        "/api/v1/model",
+        model,
+        "The name of the model.",
+        KoboldResult,
+        also=("/api/latest/model",),
+        error_form=kobold_error,
+    ),
+    Route(
+        "GET",
+        "/api/v1/info/version",
+        united_version,
+        "The version of KoboldAI United whose API this is.",
+        KoboldResult,
+        uses_model=False,
+        also=("/api/latest/info/version",),
+        error_form=kobold_error,
+    ),
+    Route(
+        "GET",
+        "/api/extra/version",
+        version,
+        "The version of KoboldCpp whose API this is, and what it can do here.",
+        KoboldVersion,
+        uses_model=False,
+        error_form=kobold_error,
+    ),
+    Route(
+        "GET",
+        "/api/v1/config/max_length",
+        max_length,
+        "The most tokens of an answer.",
+        KoboldNumber,
+        uses_model=False,
+        also=("/api/latest/config/max_length",),
+        error_form=kobold_error,
+    ),
+    Route(
+        "GET",
+        "/api/v1/config/max_context_length",
+        max_context_length,
+        _CONTEXT,
+        KoboldNumber,
+        uses_model=False,
+        also=("/api/latest/config/max_context_length", "/api/extra/true_max_context_length"),
+        error_form=kobold_error,
+    ),
+    Route(
+        "GET",
+        "/api/extra/perf",
+        perf,
+        "Times of the last request, and how busy the server is.",
+        KoboldPerf,
+        routine=True,
+        error_form=kobold_error,
+    ),
+)

@@ -1,0 +1,5 @@
+"""The routes of llama-server's API that no other API has."""
+
+from rnn_engine_server.apis.llama_server import completion, embedding, slots
+
+ROUTES = (*completion.ROUTES, *slots.ROUTES, *embedding.ROUTES)

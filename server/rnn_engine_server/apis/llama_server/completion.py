@@ -1,0 +1,367 @@
+"""llama-server's own route for completions, and infill, which a recurrent model can't do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
+
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
+from rnn_engine.sampling.params import PARAMETERS
+from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome, answer_in
+from rnn_engine_server.apis.common.generation import note_slot, text_of
+from rnn_engine_server.apis.common.states import StateEntry
+from rnn_engine_server.apis.openai.completions import prepare_completions
+from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB
+from rnn_engine_server.apis.openai.schemas import CompletionRequest
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import read_body
+from rnn_engine_server.core.errors import describe
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import ErrorBody, PromptProgressBody, Timings, Usage, only
+from rnn_engine_server.core.streams import encode_event
+
+
+class LlamaCompletionRequest(CompletionRequest):
+    """A request to continue a text or tokens, with llama-server's field names.
+
+    Fields that OpenAI has as well mean the same.
+    """
+
+    ignored: ClassVar = CompletionRequest.ignored | {
+        "backend_sampling",
+        "cache_prompt",
+        "grammar_lazy",
+        "grammar_triggers",
+        "n_cache_reuse",
+        "n_discard",
+        "n_keep",
+        "preserved_tokens",
+        "t_max_prompt_ms",
+    }
+    aliases: ClassVar = {
+        **CompletionRequest.aliases,
+        "max_completion_tokens": "max_tokens",
+        "n_probs": "logprobs",
+        "n_cmpl": "n",
+    }
+
+    return_tokens: bool = Field(default=False, description="Return the ids of the tokens; a stream always has them.")
+    response_fields: list[str] | None = Field(
+        default=None,
+        description="Return only these fields of the answer, and of a stream's last event. `generation_settings/seed` "
+        "is a field within another, and is returned under that whole name. Null or empty: all.",
+    )
+    min_keep: Annotated[int, only(0, because="no sampler keeps tokens against its own rule")] = Field(
+        default=0, description="Only 0."
+    )
+    n_indent: Annotated[int, only(0, because="the model knows no lines")] = Field(default=0, description="Only 0.")
+    post_sampling_probs: Annotated[
+        Literal[False], only(False, because="probabilities are returned as the model gives them, before sampling")
+    ] = Field(default=False, description="Only false.")
+    image_data: Annotated[list[Any], only([], because="the model reads text only")] = Field(
+        default=[], description="Only an empty list."
+    )
+    lora: Annotated[list[Any], only([], because="LoRAs are merged when the model is loaded")] = Field(
+        default=[], description="Only an empty list."
+    )
+
+    @property
+    def alternatives(self) -> int | None:
+        return super().alternatives or None  # n_probs of 0 asks for none
+
+
+class TokenProbability(TypedDict):
+    """A token with its log-probability. `bytes` are those of the token's text."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class DrawnProbability(TokenProbability):
+    top_logprobs: list[TokenProbability]
+
+
+class PromptProbability(TypedDict):
+    """A token of the prompt with its log-probability. `logprob` is null if nothing precedes the token."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float | None
+    top_logprobs: list[TokenProbability]
+
+
+class LlamaCompletion(TypedDict):
+    """The answer to a completion: the text for one prompt. For several prompts or answers there is a list of these.
+
+    `tokens_evaluated` counts the prompt's tokens; `tokens_cached` of them were known and not run. `stop_type` is `word`
+    for a stop string, `limit` for `n_predict`, and `eos` for a stop token or the end of a grammar. `timings` is absent
+    if no times are taken. `prompt_probabilities` has the prompt's tokens, if `echo` and `n_probs` ask for them.
+    """
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: Literal[-1]
+    stop: Literal[True]
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    generation_settings: Mapping[str, Any]
+    prompt: str
+    has_new_line: bool
+    truncated: Literal[False]
+    stop_type: Literal["none", "eos", "limit", "word"]
+    stopping_word: str
+    tokens_cached: int
+    timings: NotRequired[Timings]
+    completion_probabilities: NotRequired[list[DrawnProbability]]
+    prompt_probabilities: NotRequired[list[PromptProbability]]
+    saved_state: NotRequired[StateEntry | None]
+
+
+class LlamaCompletionChunk(TypedDict):
+    """An event of a completion's stream before the last one, which is a LlamaCompletion without text.
+
+    `prompt_probabilities` come in an event of their own, before the text.
+    """
+
+    prompt_progress: NotRequired[PromptProgressBody]
+    timings: NotRequired[Timings]
+    index: int
+    content: str
+    tokens: list[int]
+    stop: Literal[False]
+    id_slot: Literal[-1]
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: NotRequired[list[DrawnProbability]]
+    prompt_probabilities: NotRequired[list[PromptProbability]]
+
+
+_END_OF_TEXT = 0
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The progress of one streamed request: the clock that measures it, and if its text has a line break so far."""
+
+    clock: AnswerClock
+    has_new_line: bool = False
+
+    @property
+    def started(self) -> Started:
+        """The event that reported the start of the engine request, which must have come."""
+        assert self.clock.started is not None
+        return self.clock.started
+
+
+class LlamaDialect:
+    """Formats the answers of llama-server's `/completion`, whole or as streams: a `Dialect`."""
+
+    def __init__(self, engine: EngineLike, body: LlamaCompletionRequest) -> None:
+        self._engine = engine
+        self._body = body
+        self._progress: dict[int, _Progress] = {}
+
+    def whole(
+        self,
+        kept: Sequence[int],
+        outcomes: Sequence[ChoiceOutcome],
+        usage: Usage,  # noqa: ARG002
+        extra: Mapping[str, object],
+    ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
+        answers = [self._whole(index, place, outcomes[place], extra) for index, place in enumerate(kept)]
+        return answers[0] if len(answers) == 1 else answers
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
+        progress = self._progress.get(index)
+        if progress is None:
+            progress = self._progress[index] = _Progress(AnswerClock(with_each=self._body.tells_times))
+        times = progress.clock.tell(event)
+        match event:
+            case PromptProgress():
+                return encode_event({**_without_text(index, event.prompt_tokens), **times})
+            case TextDelta() if event.text or event.tokens:
+                return encode_event({**self._chunk(index, progress, event), **times})
+            case Finished():
+                last = self._last(index, index, progress.started, event, has_new_line=progress.has_new_line)
+                return encode_event(self._chosen({**last, **times, **extra}))
+            case PromptScored():
+                return encode_event(self._scored_chunk(index, progress, event))
+            case Started() | TextDelta():
+                pass
+        return b""
+
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        return encode_event(describe(error).body)
+
+    def _whole(
+        self, index: int, place: int, outcome: ChoiceOutcome, extra: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        assert outcome.started is not None
+        text = text_of(self._engine, self._body.prompt[place // self._body.copies]) if self._body.echo else ""
+        answer = self._last(index, place, outcome.started, outcome.end, has_new_line="\n" in outcome.text)
+        answer["content"] = text + outcome.text
+        if self._body.return_tokens:
+            answer["tokens"] = [info.token for info in outcome.tokens]
+        if self._body.alternatives is not None:
+            answer["completion_probabilities"] = [self._drawn(info) for info in outcome.drawn]
+        if self._body.scores_prompt:
+            answer["prompt_probabilities"] = [self._scored(info) for info in outcome.prompt]
+        return self._chosen({**answer, **outcome.times, **extra})
+
+    def _last(
+        self, index: int, place: int, started: Started, finished: Finished, *, has_new_line: bool
+    ) -> LlamaCompletion:
+        """Return the fields of the last event for an answer, without the text and the times.
+
+        `index` is the index to report, `place` the number of the answer's engine request.
+        """
+        stop = finished.stop
+        return {
+            "index": index,
+            "content": "",
+            "tokens": [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self._engine.info.model,
+            "tokens_predicted": finished.completion_tokens,
+            "tokens_evaluated": started.prompt_tokens,
+            "generation_settings": {**self._settings, "seed": finished.seed},
+            "prompt": text_of(self._engine, self._body.prompt[place // self._body.copies]),
+            "has_new_line": has_new_line,
+            "truncated": False,
+            "stop_type": "limit" if finished.reason == "length" else "word" if isinstance(stop, bytes) else "eos",
+            "stopping_word": stop.decode() if isinstance(stop, bytes) else "",
+            "tokens_cached": started.cached_tokens,
+        }
+
+    def _scored_chunk(self, index: int, progress: _Progress, event: PromptScored) -> Mapping[str, object]:
+        return {
+            **_without_text(index, progress.started.prompt_tokens),
+            "prompt_probabilities": [self._scored(info) for info in event.tokens],
+        }
+
+    def _chunk(self, index: int, progress: _Progress, delta: TextDelta) -> Mapping[str, object]:
+        progress.has_new_line |= "\n" in delta.text
+        chunk: dict[str, object] = {
+            "index": index,
+            "content": delta.text,
+            "tokens": [info.token for info in delta.tokens],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": progress.clock.predicted,
+            "tokens_evaluated": progress.started.prompt_tokens,
+        }
+        if self._body.alternatives is not None:
+            chunk["completion_probabilities"] = [self._drawn(info) for info in delta.tokens]
+        return chunk
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """The generation settings that the server uses for this request, by field name."""
+        body = self._body
+        values = {
+            parameter.name: getattr(body, parameter.name) for parameter in PARAMETERS if parameter.name != "sampler"
+        }
+        biases = {_END_OF_TEXT: -math.inf} if body.ignore_eos else {}
+        values["logit_bias"] = [
+            {"token": token, "bias": None if bias == -math.inf else bias}
+            for token, bias in {**biases, **values["logit_bias"]}.items()
+        ]
+        return {
+            **values,
+            "adaptive_target": -1.0,  # off, as all that this server accepts
+            "adaptive_decay": 0.9,
+            "n_predict": body.max_tokens,
+            "max_tokens": body.max_tokens,
+            "n_probs": body.logprobs or 0,
+            "stop": list(body.stop),
+            "stream": body.stream,
+            "grammar": "" if body.answer_grammar is None else body.answer_grammar.text,
+        }
+
+    def _chosen(self, answer: Mapping[str, object]) -> Mapping[str, object]:
+        """Return `answer` with only the fields that the request's `response_fields` lists, or with all if it is empty.
+
+        A field within another is listed by its path.
+        """
+        wanted = self._body.response_fields
+        if not wanted:
+            return answer
+        found: dict[str, object] = {}
+        for path in wanted:
+            value: object = answer
+            for name in path.split("/"):
+                value = value.get(name) if isinstance(value, Mapping) else None
+            if value is not None:
+                found[path] = value
+        return found
+
+    def _drawn(self, info: TokenInfo) -> DrawnProbability:
+        tops = [self._probability(token, self._engine.detokenize([token]), logprob) for token, logprob in info.top]
+        return {**self._probability(info.token, info.data, info.logprob), "top_logprobs": tops}
+
+    def _scored(self, info: TokenInfo) -> PromptProbability:
+        drawn = self._drawn(info)
+        return {**drawn, "logprob": None if info.logprob is None else drawn["logprob"]}
+
+    def _probability(self, token: int, data: bytes, logprob: float | None) -> TokenProbability:
+        known = LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)
+        return {"id": token, "token": data.decode(errors="replace"), "bytes": list(data), "logprob": known}
+
+
+def _without_text(index: int, prompt_tokens: int) -> Mapping[str, object]:
+    """Return the fields of a stream event without text, sent while the prompt is being processed."""
+    return {
+        "index": index,
+        "content": "",
+        "tokens": [],
+        "stop": False,
+        "id_slot": -1,
+        "tokens_predicted": 0,
+        "tokens_evaluated": prompt_tokens,
+    }
+
+
+async def completion(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, LlamaCompletionRequest)
+    engine = engine_of(request, body.cache_salt)
+    calls, resolved = await prepare_completions(request, engine, body)
+    await note_slot(request, engine, body, calls)
+    return await answer_in(LlamaDialect(engine, body), request, body, calls, resolved)
+
+
+async def infill(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+    raise web.HTTPNotImplemented(
+        text="a recurrent model reads a text from its beginning and has not learned to fill in what comes before a "
+        "given end; continue the prefix with /completion"
+    )
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/completion",
+        completion,
+        "Continue texts or tokens, as llama-server's own route does.",
+        LlamaCompletion | list[LlamaCompletion],
+        request=LlamaCompletionRequest,
+        chunk=LlamaCompletionChunk,
+        also=("/completions",),
+    ),
+    Route("POST", "/infill", infill, "Refused with 501 and the reason: RWKV models do not fill in.", ErrorBody),
+)

@@ -1,0 +1,210 @@
+"""llama-server's routes for slots and LoRAs: list them, and save and restore states under a slot's number."""
+
+from __future__ import annotations
+
+import time
+from typing import NotRequired
+
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.naming import create_state, run_tokens
+from rnn_engine_server.apis.common.generation import check_slot, slot_key
+from rnn_engine_server.apis.common.states import ModelNameBody
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.bodies import json_response, read_body
+from rnn_engine_server.core.kept import SLOT_PROMPTS
+from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.schema import ErrorBody
+from rnn_engine_states.named.entry import NamedState, Retention
+
+
+class SlotEntry(TypedDict):
+    """The status of one slot of the device.
+
+    `n_ctx` is the most tokens of a prompt, since a state has no context of a fixed length. `speculative` is true if the
+    server drafts tokens ahead.
+    """
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+
+
+class LoraAdapter(TypedDict):
+    """A LoRA that was merged into the weights when the model was loaded.
+
+    `alpha` is its strength, null for the one that its file gives.
+    """
+
+    id: int
+    path: str
+    scale: float
+    alpha: float | None
+
+
+class SlotActionRequest(ModelNameBody):
+    """A request to save, restore or erase a slot. `filename` is the name of the state."""
+
+    filename: str | None = Field(
+        default=None, min_length=1, description="The name of the state; only `erase` does without one."
+    )
+
+
+class SlotTimings(TypedDict):
+    save_ms: NotRequired[float]
+    restore_ms: NotRequired[float]
+
+
+class SlotAction(TypedDict):
+    """The result of saving, restoring or erasing a slot.
+
+    `n_saved`, `n_restored` and `n_erased` count tokens, `n_written` and `n_read` bytes of the state.
+    """
+
+    id_slot: int
+    filename: NotRequired[str]
+    n_saved: NotRequired[int]
+    n_written: NotRequired[int]
+    n_restored: NotRequired[int]
+    n_read: NotRequired[int]
+    n_erased: NotRequired[int]
+    timings: NotRequired[SlotTimings]
+
+
+# Save, restore and erase slots. A saved slot is the named state after the last prompt sent with the slot's number.
+
+_ACTIONS = ("save", "restore", "erase")
+
+
+async def slot_action(request: web.Request) -> web.Response:
+    action = request.query.get("action", "")
+    if action not in _ACTIONS:
+        raise InvalidRequestError("action", action, f"one of {', '.join(_ACTIONS)}")
+    body = await read_body(request, SlotActionRequest)
+    engine = engine_of(request)
+    slot = _slot(request, engine)
+    default = await engine.states.default()
+    if action == "erase":
+        erased = request.app[SLOT_PROMPTS].pop(slot_key(request, engine, default, slot))
+        return json_response({"id_slot": slot, "n_erased": erased})
+    if body.filename is None:
+        raise InvalidRequestError("filename", None, f"the name of the state to {action}")
+    act = _save if action == "save" else _restore
+    return json_response(await act(request, engine, default, slot, body.filename))
+
+
+async def _save(
+    request: web.Request, engine: EngineLike, default: NamedState | None, slot: int, name: str
+) -> SlotAction:
+    begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
+    tokens = prompts.get(slot_key(request, engine, default, slot))
+    if tokens is None:
+        raise InvalidRequestError(
+            "id_slot", slot, "the id_slot of a prompt that was sent last from the default state, and not erased since"
+        )
+    retention = Retention(persistent="states" in engine.info.folders)
+    named, _ = await create_state(
+        engine, name, tokens, retention, initial_state=None if default is None else default.frozen
+    )
+    prompts.put(slot_key(request, engine, default, named.frozen.digest), tokens)
+    return {
+        "id_slot": slot,
+        "filename": name,
+        "n_saved": len(tokens),
+        "n_written": named.frozen.num_bytes,
+        "timings": {"save_ms": 1000 * (time.monotonic() - begun)},
+    }
+
+
+async def _restore(
+    request: web.Request, engine: EngineLike, default: NamedState | None, slot: int, name: str
+) -> SlotAction:
+    """Restore the prompt that was saved under `name` to a slot's number, and run it if the cache lacks its state.
+
+    So later prompts that begin alike continue from that state.
+    """
+    begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
+    frozen = (await engine.states.get(name)).frozen
+    tokens = prompts.get(slot_key(request, engine, default, frozen.digest))
+    if tokens is not None:
+        await run_tokens(engine, None if default is None else default.frozen, tokens)  # from the cache, or into it
+        prompts.put(slot_key(request, engine, default, slot), tokens)
+    return {
+        "id_slot": slot,
+        "filename": name,
+        "n_restored": 0 if tokens is None else len(tokens),
+        "n_read": frozen.num_bytes,
+        "timings": {"restore_ms": 1000 * (time.monotonic() - begun)},
+    }
+
+
+def _slot(request: web.Request, engine: EngineLike) -> int:
+    text = request.match_info["id"]
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequestError("id", text, "the number of a slot")
+    check_slot(engine, "id", int(text))
+    return int(text)
+
+
+_NO_SLOT_QUERY = {"fail_on_no_slot": "`1`: answer 503 if all slots are taken."}
+
+
+async def slots(request: web.Request) -> web.Response:
+    engine, limits = engine_of(request), request.app[SETTINGS].limits
+    flag = request.query.get("fail_on_no_slot", "0")
+    if flag not in ("0", "1"):
+        raise InvalidRequestError("fail_on_no_slot", flag, "0 or 1")
+    held, count, drafts = {use.slot for use in engine.slot_uses()}, engine.info.num_slots, engine.info.max_draft > 0
+    if flag == "1" and len(held) >= count:
+        raise web.HTTPServiceUnavailable(text=f"all {count} slots are taken")
+    entries: list[SlotEntry] = [
+        {"id": slot, "n_ctx": limits.max_prompt_tokens, "speculative": drafts, "is_processing": slot in held}
+        for slot in range(count)
+    ]
+    return json_response(entries)
+
+
+async def lora_adapters(request: web.Request) -> web.Response:
+    entries: list[LoraAdapter] = [
+        {"id": number, "path": lora.path.name, "scale": 1.0, "alpha": lora.alpha}
+        for number, lora in enumerate(engine_of(request).info.loras)
+    ]
+    return json_response(entries)
+
+
+async def scale_adapters(request: web.Request) -> web.Response:  # noqa: ARG001
+    raise web.HTTPNotImplemented(
+        text="LoRAs are merged into the weights when the model is loaded; start the server with other ones"
+    )
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/slots/{id}",
+        slot_action,
+        "Act on the last prompt that was sent with this `id_slot`. `save` gives the state after it a name, and "
+        "`erase` forgets the prompt. After `restore`, prompts that begin like a saved one start from its state.",
+        SlotAction,
+        request=SlotActionRequest,
+        query={"action": "`save`, `restore` or `erase`."},
+        scope=Scope.MANAGE,
+    ),
+    Route(
+        "GET",
+        "/slots",
+        slots,
+        "A list with the slots of the device, as llama-server has it. Any sequence may take any slot.",
+        list[SlotEntry],
+        query=_NO_SLOT_QUERY,
+        routine=True,
+    ),
+    Route("GET", "/lora-adapters", lora_adapters, "A list with the LoRAs that are merged.", list[LoraAdapter]),
+    Route("POST", "/lora-adapters", scale_adapters, "Refused with 501 and the reason.", ErrorBody),
+)

@@ -1,0 +1,85 @@
+"""Mistral's route that fills in text: here it continues a text, since the model can't fill in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from aiohttp import web
+
+from rnn_engine.requests import Finished, TextDelta, TokenInfo
+from rnn_engine_server.apis.common.answering import ChoiceOutcome
+from rnn_engine_server.apis.openai.chat import chat_chunk
+from rnn_engine_server.apis.openai.completions import prepare_completions
+from rnn_engine_server.apis.openai.dialect import answer
+from rnn_engine_server.apis.openai.schemas import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    CompletionRequest,
+)
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import read_body
+from rnn_engine_server.core.routing import Route
+
+
+class FimRequest(CompletionRequest):
+    """A text to continue, with Mistral's field names. The fields of completions mean the same here. A `suffix` is
+    refused unless it is empty."""
+
+    neutral: ClassVar = {
+        **CompletionRequest.neutral,
+        "echo": (False,),
+        "logprobs": (),
+        "return_token_ids": (False,),
+    }
+
+
+class FimFormatter:
+    """The `ChoiceFormatter` that formats completions as messages of a chat, as Mistral does."""
+
+    id_prefix = "fim"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> ChatChunkChoice:  # noqa: ARG002
+        return chat_chunk(index, {"role": "assistant", "content": ""})
+
+    def delta(self, index: int, delta: TextDelta) -> str | None:  # noqa: ARG002
+        return delta.text or None
+
+    def text_chunk(self, index: int, text: str) -> ChatChunkChoice:
+        return chat_chunk(index, {"content": text})
+
+    def closing(self, index: int, finished: Finished) -> ChatChunkChoice:
+        return {**chat_chunk(index, {"content": ""}), "finish_reason": finished.reason, "seed": finished.seed}
+
+    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> ChatChoice:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": outcome.text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": finished.reason,
+            "seed": finished.seed,
+        }
+
+
+async def fim_completions(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, FimRequest)
+    engine = engine_of(request, body.cache_salt)
+    calls, resolved = await prepare_completions(request, engine, body)
+    return await answer(request, body, FimFormatter(), calls, resolved)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/fim/completions",
+        fim_completions,
+        "Continue a text and answer with a message, as Mistral does. A `suffix` is refused: the model can't fill in.",
+        ChatCompletion,
+        request=FimRequest,
+        chunk=ChatCompletionChunk,
+    ),
+)

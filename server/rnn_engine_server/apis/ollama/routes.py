@@ -1,0 +1,457 @@
+"""Ollama's API: chats, generations, embeddings and information about models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias
+
+from aiohttp import web
+
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineInfo
+from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta
+from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
+from rnn_engine_server.apis.common.messages import call_arguments
+from rnn_engine_server.apis.ollama.schemas import (
+    Embedded,
+    EmbedRequest,
+    OlderEmbedded,
+    OlderEmbedRequest,
+    OllamaAnsweredCall,
+    OllamaChat,
+    OllamaChatRequest,
+    OllamaDetails,
+    OllamaError,
+    OllamaGenerateRequest,
+    OllamaModel,
+    OllamaModelFacts,
+    OllamaModels,
+    OllamaText,
+    OllamaVersion,
+    ShowRequest,
+)
+from rnn_engine_server.apis.openai.chat import prepare_chat
+from rnn_engine_server.apis.openai.completions import prepare_completions
+from rnn_engine_server.apis.openai.embeddings import find_vectors
+from rnn_engine_server.apis.openai.schemas import CompletionRequest
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import json_response, long_json_response, read_body, to_json
+from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.schema import Usage
+from rnn_engine_server.models.registry import MODELS, ServedModel
+
+LINES = "application/x-ndjson"
+"""The type of a stream of lines of JSON."""
+
+AnswerKind: TypeAlias = Literal["message", "response"]
+
+
+class OllamaDialect:
+    """Formats the answers of Ollama's chats and generations, whole or as streams of lines: a `Dialect`.
+
+    Chats have the field `message`, generations `response`. `form` says which parts, such as thoughts and calls, to look
+    for in the answer; None means that it is only text.
+    """
+
+    def __init__(self, info: EngineInfo, form: AnswerForm | None, kind: AnswerKind) -> None:
+        self._info = info
+        self._form = form or AnswerForm(divides_thoughts=False, strips=False)
+        self._kind = kind
+        self._reader = AnswerReader(self._form)
+        self._call: list[str] = []  # the name of the call that has begun, and the pieces of its arguments
+        self._started: Started | None = None
+
+    def whole(
+        self,
+        kept: Sequence[int],  # noqa: ARG002
+        outcomes: Sequence[ChoiceOutcome],
+        usage: Usage,  # noqa: ARG002
+        extra: Mapping[str, object],
+    ) -> Mapping[str, object]:
+        [outcome] = outcomes
+        reader = AnswerReader(self._form)
+        said = self._said([*reader.feed(outcome.text), *reader.finish()], last=True)
+        return {**self._line(said), **_end(outcome.started, outcome.end, outcome.ended), **extra}
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+        match event:
+            case Started():
+                self._started = event
+            case TextDelta():
+                said = self._said(self._reader.feed(event.text), last=False)
+                return encode_line(self._line(said)) if said else b""
+            case Finished():
+                said = self._said(self._reader.finish(), last=True)
+                before = encode_line(self._line(said)) if said else b""
+                return before + encode_line({**self._line({}), **_end(self._started, event, time.monotonic()), **extra})
+            case PromptScored():
+                pass
+        return b""
+
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        return encode_line({"error": describe(error).message})
+
+    def empty(self) -> Mapping[str, object]:
+        """Return the answer to a request that has no prompt and only asks to load the model."""
+        return {**self._line({}), "done": True, "done_reason": "load"}
+
+    def _said(self, pieces: Sequence[Piece], *, last: bool) -> dict[str, Any]:
+        """Return the message fields made of the next pieces of the answer: text, thoughts and completed calls.
+
+        `last` means that no pieces follow.
+        """
+        said: dict[str, Any] = {}
+        for piece in pieces:
+            match piece.part:
+                case AnswerPart.CONTENT:
+                    said["content"] = said.get("content", "") + piece.text
+                case AnswerPart.REASONING:
+                    said["thinking"] = said.get("thinking", "") + piece.text
+                case AnswerPart.ARGUMENTS:
+                    self._call.append(piece.text)
+            if piece.part is not AnswerPart.ARGUMENTS:
+                self._tell_call(said)
+            if piece.part is AnswerPart.CALL:
+                self._call = [piece.text]
+        if last:
+            self._tell_call(said)
+        return said
+
+    def _tell_call(self, said: dict[str, Any]) -> None:
+        if self._call:
+            said.setdefault("tool_calls", []).append(_whole_call(self._call[0], "".join(self._call[1:])))
+            self._call = []
+
+    def _line(self, said: Mapping[str, Any]) -> dict[str, object]:
+        line: dict[str, object] = {"model": self._info.model, "created_at": _now(), "done": False}
+        if self._kind == "message":
+            return {**line, "message": {"role": "assistant", "content": "", **said}}
+        thoughts = {"thinking": said["thinking"]} if "thinking" in said else {}
+        return {**line, "response": said.get("content", ""), **thoughts}
+
+
+def _whole_call(name: str, arguments: str) -> OllamaAnsweredCall:
+    return {
+        "id": f"call_{uuid.uuid4().hex[:8]}",
+        "function": {"name": name, "arguments": call_arguments(arguments)},
+    }
+
+
+def _end(started: Started | None, finished: Finished, ended: float) -> Mapping[str, object]:
+    """Return the fields of an answer's last line: why it ended, token counts, and times if they were measured.
+
+    `ended` is when the request ended, by `time.monotonic`.
+    """
+    timing = None if started is None else started.timing
+    durations = {}
+    if timing is not None:
+        durations = {
+            "total_duration": _nanoseconds(ended - timing.arrived),
+            "load_duration": 0,
+            "prompt_eval_duration": _nanoseconds(timing.first_token - timing.started),
+            "eval_duration": _nanoseconds(ended - timing.first_token),
+        }
+    return {
+        "done": True,
+        "done_reason": finished.reason,
+        "prompt_eval_count": 0 if started is None else started.prompt_tokens,
+        "eval_count": finished.completion_tokens,
+        **durations,
+    }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(round(seconds * 1e9), 0)
+
+
+def _now() -> str:
+    return timestamp(time.time())
+
+
+def timestamp(seconds: float) -> str:
+    """Return a time, given in seconds since 1970, as text in the form that Ollama has."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def encode_line(body: Mapping[str, object]) -> bytes:
+    """Return `body` as one line of a stream: compact JSON and a line break."""
+    return to_json(body) + b"\n"
+
+
+def ollama_error(failure: Failure) -> tuple[int, OllamaError]:
+    """Return the HTTP status and the body of an error in Ollama's form."""
+    return failure.status, {"error": failure.message}
+
+
+_NEVER = "9999-12-31T23:59:59Z"
+
+
+def ollama_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
+    """Return a model's entry in the list of all models.
+
+    Its digest is computed from the model's properties, not from its file.
+    """
+    facts = repr((info.model, info.shape, info.weights, info.loras))
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": timestamp(info.created),
+        "size": info.device_bytes or 0,
+        "digest": hashlib.sha256(facts.encode()).hexdigest(),
+        "details": _details(info),
+    }
+
+
+def running_model(model: ServedModel, info: EngineInfo, idle_unload_seconds: float | None) -> OllamaModel:
+    """Return a model's entry in the list of loaded models.
+
+    It has the time when the model is freed if it stays unused.
+    """
+    expires = _NEVER
+    if idle_unload_seconds is not None:
+        expires = timestamp(time.time() + idle_unload_seconds - model.idle_seconds(time.monotonic()))
+    return {**ollama_model(model, info), "size_vram": info.device_bytes or 0, "expires_at": expires}
+
+
+def model_facts(info: EngineInfo, most_prompt_tokens: int) -> OllamaModelFacts:
+    """Return the details of one model, in Ollama's form.
+
+    `context_length` is the most tokens of a prompt, since a state has no fixed context.
+    """
+    family, source = _family(info), info.chat_template.source
+    sizes = {f"{family}.{name}": size for name, size in info.shape.sizes.items()}
+    return {
+        "modelfile": f"FROM {info.model}",
+        "parameters": "",
+        "template": source if isinstance(source, str) else json.dumps(source, ensure_ascii=False),
+        "details": _details(info),
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": info.model,
+            f"{family}.context_length": most_prompt_tokens,
+            f"{family}.embedding_length": info.shape.sizes["width"],
+            f"{family}.block_count": info.shape.sizes["num_layers"],
+            **sizes,
+        },
+        "capabilities": ["completion", "tools", "thinking", "embedding"] if info.embedding is None else ["embedding"],
+        "modified_at": timestamp(info.created),
+    }
+
+
+def _family(info: EngineInfo) -> str:
+    return f"rwkv{info.shape.version.removeprefix('v')}"
+
+
+def _details(info: EngineInfo) -> OllamaDetails:
+    family = _family(info)
+    return {
+        "parent_model": "",
+        "format": "rwkv",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": info.weights,
+    }
+
+
+# The routes of Ollama's API.
+
+_VERSION = "0.12.0"
+
+
+async def chat(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, OllamaChatRequest)
+    engine = engine_of(request, body.cache_salt)
+    if body.translated is None:
+        return _loaded(OllamaDialect(engine.info, None, "message"), stream=body.stream)
+    calls, form, resolved = await prepare_chat(request, engine, body.translated)
+    dialect = OllamaDialect(engine.info, form, "message")
+    return await answer_in(dialect, request, body.translated, calls, resolved, stream_type=LINES)
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, OllamaGenerateRequest)
+    engine = engine_of(request, body.cache_salt)
+    match body.translated:
+        case None:
+            return _loaded(OllamaDialect(engine.info, None, "response"), stream=body.stream)
+        case CompletionRequest() as translated:
+            calls, resolved = await prepare_completions(request, engine, translated)
+            dialect = OllamaDialect(engine.info, None, "response")
+        case translated:
+            calls, form, resolved = await prepare_chat(request, engine, translated)
+            dialect = OllamaDialect(engine.info, form, "response")
+    return await answer_in(dialect, request, translated, calls, resolved, stream_type=LINES)
+
+
+async def embed(request: web.Request) -> web.Response:
+    begun = time.monotonic_ns()
+    found = await find_vectors(request, await read_body(request, EmbedRequest))
+
+    def make() -> Embedded:
+        return {
+            "model": found.model,
+            "embeddings": [one.vector.tolist() for one in found.embeddings],
+            "total_duration": time.monotonic_ns() - begun,
+            "load_duration": 0,
+            "prompt_eval_count": sum(cost.prompt_tokens for cost in found.costs),
+        }
+
+    return await long_json_response(request, found.num_numbers, make)
+
+
+async def older_embed(request: web.Request) -> web.Response:
+    body = await read_body(request, OlderEmbedRequest)
+    if len(body.input) != 1:
+        raise InvalidRequestError("prompt", len(body.input), "one text")
+    [one] = (await find_vectors(request, body)).embeddings
+    return await long_json_response(request, one.vector.size, lambda: {"embedding": one.vector.tolist()})
+
+
+def _loaded(dialect: OllamaDialect, *, stream: bool) -> web.Response:
+    """Return the answer to a request that has no prompt and only asks to load the model, which is loaded by now."""
+    answer = dialect.empty()
+    return web.Response(body=encode_line(answer), content_type=LINES) if stream else json_response(answer)
+
+
+async def tags(request: web.Request) -> web.Response:
+    models = [ollama_model(model, model.info) for model in request.app[MODELS] if model.info is not None]
+    return json_response({"models": models})
+
+
+async def ps(request: web.Request) -> web.Response:
+    seconds = request.app[SETTINGS].idle_unload_seconds
+    models = [
+        running_model(model, model.info, seconds)
+        for model in request.app[MODELS]
+        if model.info is not None and model.status == "loaded"
+    ]
+    return json_response({"models": models})
+
+
+async def show(request: web.Request) -> web.Response:
+    await read_body(request, ShowRequest)
+    return json_response(model_facts(engine_of(request).info, request.app[SETTINGS].limits.max_prompt_tokens))
+
+
+async def version(_request: web.Request) -> web.Response:
+    return json_response({"version": _VERSION})
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/api/chat",
+        chat,
+        "Continue a conversation, as Ollama does. Errors of all of its routes have Ollama's form, too.",
+        OllamaChat,
+        request=OllamaChatRequest,
+        chunk=OllamaChat,
+        stream_type=LINES,
+        error_form=ollama_error,
+    ),
+    Route(
+        "POST",
+        "/api/generate",
+        generate,
+        "Answer or continue a text, as Ollama does.",
+        OllamaText,
+        request=OllamaGenerateRequest,
+        chunk=OllamaText,
+        stream_type=LINES,
+        error_form=ollama_error,
+    ),
+    Route(
+        "POST",
+        "/api/embed",
+        embed,
+        "Vectors of texts, in Ollama's form.",
+        Embedded,
+        request=EmbedRequest,
+        error_form=ollama_error,
+    ),
+    Route(
+        "POST",
+        "/api/embeddings",
+        older_embed,
+        "The vector of one text, for older clients of Ollama.",
+        OlderEmbedded,
+        request=OlderEmbedRequest,
+        error_form=ollama_error,
+    ),
+    Route(
+        "POST",
+        "/api/show",
+        show,
+        "Details of a model, in Ollama's form.",
+        OllamaModelFacts,
+        request=ShowRequest,
+        error_form=ollama_error,
+    ),
+    Route(
+        "GET",
+        "/api/tags",
+        tags,
+        "The models that are served, in Ollama's form.",
+        OllamaModels,
+        uses_model=False,
+        error_form=ollama_error,
+    ),
+    Route(
+        "GET",
+        "/api/ps",
+        ps,
+        "The models that are loaded, in Ollama's form.",
+        OllamaModels,
+        uses_model=False,
+        error_form=ollama_error,
+    ),
+    Route(
+        "GET",
+        "/api/version",
+        version,
+        "The version of Ollama whose API this is.",
+        OllamaVersion,
+        uses_model=False,
+        error_form=ollama_error,
+    ),
+)
+
+_REASON = (
+    "rnn-engine makes and moves no models through Ollama's API; /api/pull fetches one, and its operator names others "
+    "where the server is started, or with POST /admin/models/load"
+)
+
+
+async def refuse(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+    raise web.HTTPNotImplemented(text=_REASON)
+
+
+LIBRARY_ROUTES = tuple(
+    Route(
+        method,
+        f"/api/{name}",
+        refuse,
+        f"Refused with 501 and the reason: no model is {done} through Ollama's API.",
+        OllamaError,
+        uses_model=False,
+        error_form=ollama_error,
+    )
+    for method, name, done in (
+        ("POST", "push", "sent elsewhere"),
+        ("POST", "create", "made"),
+        ("POST", "copy", "copied"),
+        ("DELETE", "delete", "deleted"),
+        ("POST", "blobs/{digest}", "uploaded"),
+    )
+)

@@ -1,0 +1,270 @@
+"""Responses in the background: stored before they are run, so that they outlast their request and the process.
+
+A response is run by a call of its own route, as a stream. The events of the stream are appended to a file, from which
+any number of clients read them, also later. After a restart, what had not ended is run again, with the same seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from contextvars import Context
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aiohttp import hdrs, web
+from pydantic_core import from_json
+
+from rnn_engine.errors import InvalidRequestError, StorageError
+from rnn_engine.files import append
+from rnn_engine.requests import Client
+from rnn_engine_server.apis.openai.kept import ConversationStore
+from rnn_engine_server.apis.openai.kept_file import History, Kept
+from rnn_engine_server.apis.openai.response_items import KeptItem
+from rnn_engine_server.auth.keys import Principal
+from rnn_engine_server.core.bodies import storage_errors, to_json
+from rnn_engine_server.core.inner import InnerCalls
+from rnn_engine_server.core.streams import EventStream, cancel_tasks, encode_event, send_until_closing, uninterrupted
+
+PATH = "/v1/responses"
+
+NUM_QUEUED_EVENTS = 2
+"""How many events a stream has before the response begins to run."""
+
+_SEED_BITS = 63
+_RETRY_SECONDS = 5.0  # after which a full disk is tried again
+_FAILURE = "the events of the response can't be written to the folder of jobs"
+_PIECE_BYTES = 1 << 20  # of events, read at a time
+_END = b"\n\n"  # of an event
+_log = logging.getLogger(__name__)
+
+
+def new_seed() -> int:
+    """Return a random seed, for a response that may have to be run again."""
+    return secrets.randbits(_SEED_BITS)
+
+
+class BackgroundRun:
+    """The run of one response. The handler that answers it finds it in its request, under `BACKGROUND_RUN`."""
+
+    def __init__(self, kept: Kept, events: Path | None) -> None:
+        """Begin a file of events; None = events are not kept. Blocks for the disk. Raises OSError."""
+        self.queued: Mapping[str, Any] = {**from_json(kept.body), "output": []}  # the response before it begins
+        self.has_begun = False
+        self.num_events = 0
+        self.num_bytes = 0  # of the events
+        self.changed = asyncio.Event()  # set, and replaced, when there are more events; set at the end
+        self.task: asyncio.Task[None] | None = None
+        self._events = None if events is None else events.open("wb", buffering=0)
+        for kind in ("response.created", "response.queued"):
+            self._add_one(kind, self.queued)
+        assert self.num_events == NUM_QUEUED_EVENTS
+
+    @property
+    def key(self) -> str:
+        """The part of the response's id that the ids of its items have, too."""
+        return str(self.queued["id"]).removeprefix("resp_")
+
+    def add(self, events: bytes) -> None:
+        """Append encoded events of the running response. Raises OSError."""
+        self.has_begun = True
+        self._write(events)
+
+    def fail(self, code: str, message: str) -> Mapping[str, Any]:
+        """Return the response as one that has failed, after appending the event for it."""
+        failed = {**self.queued, "status": "failed", "error": {"code": code, "message": message}}
+        with suppress(OSError):  # that may be why it has failed
+            self._add_one("response.failed", failed)
+        return failed
+
+    def end(self) -> None:
+        """Close the file of events, and wake those who wait for more."""
+        if self._events is not None:
+            self._events.close()
+        self.changed.set()
+
+    def _add_one(self, kind: str, response: Mapping[str, Any]) -> None:
+        self._write(encode_event({"type": kind, "response": response, "sequence_number": self.num_events}, kind))
+
+    def _write(self, events: bytes) -> None:
+        self.num_events += events.count(_END)
+        if self._events is not None:
+            append(self._events, events)
+            self.num_bytes += len(events)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+BACKGROUND_RUN = web.RequestKey("background_run", BackgroundRun)
+"""The run that a request belongs to. Absent for those that come over a connection."""
+
+
+class BackgroundRunner:
+    """Runs the responses of a store that have not ended. For the event loop."""
+
+    def __init__(
+        self,
+        store: ConversationStore,
+        calls: InnerCalls,
+        find_principal: Callable[[str], Principal | None],
+        is_closing: Callable[[], bool],
+    ) -> None:
+        """Prepare to run responses. `find_principal` returns the owner of a name; None if its key is gone.
+
+        Responses that fail while `is_closing` returns True are run again after the next start.
+        """
+        self._store = store
+        self._calls = calls
+        self._find_principal = find_principal
+        self._is_closing = is_closing
+        self._runs: dict[str, BackgroundRun] = {}  # by response
+
+    @uninterrupted
+    async def queue(
+        self,
+        owner: str,
+        response: Mapping[str, Any],
+        given: Sequence[KeptItem],
+        before: History,
+        body: bytearray,
+        fields: Mapping[str, object],
+        *,
+        with_events: bool,
+    ) -> Kept:
+        """Store a response that has not begun, with the request for it, and run it.
+
+        `given` are the items of the request, and `before` is the conversation up to then. The request is the JSON
+        object `body` with `fields` in place of its own. Raises OverloadedError if the owner may have no more of them,
+        and StorageError.
+        """
+
+        def store() -> Kept:
+            request = to_json({**from_json(body), **fields})
+            return self._store.queue_response(owner, response, given, before, request, with_events=with_events)
+
+        kept = await asyncio.to_thread(store)
+        try:
+            await self._start(kept)
+        except BaseException:
+            await asyncio.to_thread(self._store.delete_response, owner, kept.id)
+            raise
+        return kept
+
+    async def start_all(self) -> None:
+        """Run all responses that have not ended, as after a start."""
+        for kept in await asyncio.to_thread(self._store.unfinished):
+            try:
+                await self._start(kept)
+            except StorageError as error:
+                _log.warning("%s is not run before the next start: %s", kept.id, error)
+
+    def find(self, response_id: str) -> BackgroundRun | None:
+        """Return the run of a response, or None if it does not run."""
+        return self._runs.get(response_id)
+
+    @uninterrupted
+    async def cancel(self, kept: Kept) -> None:
+        """Cancel a response unless it has ended. Raises StorageError."""
+        if (run := self._runs.get(kept.id)) is not None:
+            assert run.task is not None
+            await cancel_tasks(run.task)
+        cancelled = {**from_json(kept.body), "output": [], "status": "cancelled"}
+        await asyncio.to_thread(self._store.finish_response, cancelled, 0 if run is None else run.num_bytes)
+
+    async def finish(self, run: BackgroundRun, response: Mapping[str, Any]) -> None:
+        """Store how a response has ended, unless that was done. Waits until the disk has room for it."""
+        while True:
+            try:
+                return await asyncio.to_thread(self._store.finish_response, response, run.num_bytes)
+            except StorageError as error:
+                _log.warning("%s can't be stored yet: %s", response["id"], error)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def events(self, kept: Kept) -> AsyncGenerator[bytes, None]:
+        """Yield the encoded events of a response in pieces, also those that are still to come. Raises StorageError."""
+        with storage_errors(_FAILURE):
+            file = await asyncio.to_thread(self._store.events_path(kept.id).open, "rb")
+        with file:
+            while True:
+                run = self.find(kept.id)
+                changed = None if run is None else run.changed
+                if data := await asyncio.to_thread(file.read, _PIECE_BYTES):
+                    yield data
+                elif changed is None:
+                    return
+                else:
+                    await changed.wait()
+
+    async def close(self) -> None:
+        """Stop the responses that run. They are run again after the next start."""
+        await cancel_tasks(*(run.task for run in self._runs.values() if run.task is not None))
+
+    async def _start(self, kept: Kept) -> None:
+        events = None if kept.events_bytes is None else self._store.events_path(kept.id)
+        with storage_errors(_FAILURE):
+            run = await asyncio.to_thread(BackgroundRun, kept, events)
+        self._runs[kept.id] = run
+        run.task = asyncio.create_task(self._run(kept, run), context=Context())
+
+    async def _run(self, kept: Kept, run: BackgroundRun) -> None:
+        try:
+            await self._answer(kept, run)
+        except Exception:
+            _log.exception("%s has stopped until the next start", kept.id)
+        finally:
+            del self._runs[kept.id]
+            run.end()
+
+    async def _answer(self, kept: Kept, run: BackgroundRun) -> None:
+        assert kept.request is not None
+        principal = self._find_principal(kept.owner)
+        if principal is None:
+            message = f"the API key {kept.owner!r} is no longer one of this server"
+            await self.finish(run, run.fail("key_removed", message))
+            return
+
+        def prepare(request: web.Request) -> None:
+            request[BACKGROUND_RUN] = run
+
+        client = Client(principal.name, principal.weight)
+        post = partial(self._calls.post, prepare=prepare, take=run.add)
+        while (answer := await post(PATH, kept.request, principal, client, kept.id)).retry_seconds is not None:
+            await asyncio.sleep(answer.retry_seconds)
+        if answer.status != 200 and not self._is_closing():
+            error = from_json(answer.body)["error"]
+            await self.finish(run, run.fail(error["code"] or error["type"], error["message"]))
+
+
+BACKGROUND = web.AppKey("background", BackgroundRunner)
+
+
+async def stream_events(request: web.Request, kept: Kept, first: int) -> web.StreamResponse:
+    """Answer with the events of a response from number `first` on, until it has ended or the server stops.
+
+    Raises InvalidRequestError if the response has no events.
+    """
+    if kept.events_bytes is None:
+        allowed = "false; only a response that was asked for with `background` and `stream` can be streamed later"
+        raise InvalidRequestError("stream", "true", allowed)
+    stream = EventStream(request)
+    await stream.open()
+    if request.method == hdrs.METH_HEAD:
+        return await stream.close()
+    await send_until_closing(request, _send(stream, request.app[BACKGROUND].events(kept), first))
+    return await stream.close()
+
+
+async def _send(stream: EventStream, pieces: AsyncGenerator[bytes, None], skipped: int) -> None:
+    """Send encoded events, without the first `skipped` ones."""
+    unsent = b""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            *begun, unsent = (unsent + piece).split(_END, skipped)
+            skipped -= len(begun)
+            if skipped == 0:
+                await stream.write(unsent)
+                unsent = b""

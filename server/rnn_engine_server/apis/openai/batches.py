@@ -1,0 +1,230 @@
+"""OpenAI's batches: files of requests that are run below those of clients that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Literal
+
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine_server.apis.openai.files import ExpiresAfter
+from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
+from rnn_engine_server.apis.openai.response_schemas import InputTokensDetails, OutputTokensDetails
+from rnn_engine_server.auth.admission import PRINCIPAL
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.bodies import json_response, page_ends, query_page, read_body
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.jobs.batches import Batch, BatchStatus, BatchStore, Endpoint
+from rnn_engine_server.jobs.runner import BatchRunner
+
+BATCHES = web.AppKey("batches", BatchStore)
+"""The batches of all API keys."""
+RUNNER = web.AppKey("batch_runner", BatchRunner)
+
+_MOST_LISTED = 100
+
+
+class BatchRequest(RequestBody):
+    """A request to run all requests of a file."""
+
+    input_file_id: str = Field(
+        description="The id of a file with the purpose `batch`. Each line is an object with a `custom_id` that no "
+        "other line has, `method` (`POST`), `url` (the batch's endpoint) and `body`."
+    )
+    endpoint: Endpoint = Field(description="The route of all requests of the batch.")
+    completion_window: str = Field(
+        description="How long the batch may take: a whole number with `s`, `m`, `h` or `d`, such as `24h`; at most "
+        "`30d`."
+    )
+    metadata: Metadata = Field(default={}, description=f"Returned with the batch unchanged. {METADATA_BOUNDS}")
+    output_expires_after: ExpiresAfter | None = Field(
+        default=None, description="When the files of answers and errors are deleted. By default never."
+    )
+
+
+class BatchErrorEntry(TypedDict):
+    code: str
+    message: str
+    param: str | None
+    line: int | None
+
+
+class BatchErrors(TypedDict):
+    """Why a batch has failed: at most 100 errors."""
+
+    object: Literal["list"]
+    data: list[BatchErrorEntry]
+
+
+class BatchCounts(TypedDict):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchUsage(TypedDict):
+    """The tokens of the answers that a batch has; `cached_tokens` of the input were not run."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class BatchObject(TypedDict):
+    """A batch, as OpenAI describes one. Times are Unix seconds, and null for states that it has not been in.
+
+    `estimated_finish` is when it will have run all requests at its present speed; null if that is not known.
+    """
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: BatchStatus
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    estimated_finish: int | None
+    request_counts: BatchCounts
+    usage: BatchUsage
+    metadata: dict[str, str]
+
+
+class BatchList(TypedDict):
+    """Batches, the newest first. If `has_more`, the last one's id is `after` for the next page."""
+
+    object: Literal["list"]
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+async def create_batch(request: web.Request) -> web.Response:
+    body = await read_body(request, BatchRequest)
+    owner, store = request[PRINCIPAL].name, request.app[BATCHES]
+    lifetime = None if body.output_expires_after is None else body.output_expires_after.seconds
+    create = partial(store.create, owner, body.endpoint, body.input_file_id, body.completion_window)
+    begin = request.app[RUNNER].begin
+    batch = await begin(partial(create, output_lifetime=lifetime, metadata=body.metadata))
+    return json_response(_batch_object(store, batch))
+
+
+async def list_batches(request: web.Request) -> web.Response:
+    store = request.app[BATCHES]
+    found = await asyncio.to_thread(store.of_owner, request[PRINCIPAL].name)
+    page, has_more = query_page(request, {batch.id: batch for batch in found}, 20, _MOST_LISTED)
+    answer: BatchList = {
+        "object": "list",
+        "data": [_batch_object(store, batch) for batch in page],
+        **page_ends(page, has_more=has_more),
+    }
+    return json_response(answer)
+
+
+async def get_batch(request: web.Request) -> web.Response:
+    return json_response(_batch_object(request.app[BATCHES], await _batch(request)))
+
+
+async def cancel_batch(request: web.Request) -> web.Response:
+    batch = await request.app[RUNNER].cancel(await _batch(request))
+    return json_response(_batch_object(request.app[BATCHES], batch))
+
+
+async def _batch(request: web.Request) -> Batch:
+    return await asyncio.to_thread(request.app[BATCHES].get, request[PRINCIPAL].name, request.match_info["id"])
+
+
+def _batch_object(store: BatchStore, batch: Batch) -> BatchObject:
+    entered: dict[str, Any] = {name: int(when) for name, when in batch.entered.items()}
+    output_id, error_id = store.result_ids(batch)
+    usage, finish = batch.usage, store.estimated_finish(batch)
+    errors: list[BatchErrorEntry] = [
+        {"code": each.code, "message": each.message, "param": each.param, "line": each.line} for each in batch.errors
+    ]
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": output_id,
+        "error_file_id": error_id,
+        "created_at": int(batch.created),
+        "in_progress_at": entered.get("in_progress"),
+        "expires_at": int(batch.expires),
+        "finalizing_at": entered.get("finalizing"),
+        "completed_at": entered.get("completed"),
+        "failed_at": entered.get("failed"),
+        "expired_at": entered.get("expired"),
+        "cancelling_at": entered.get("cancelling"),
+        "cancelled_at": entered.get("cancelled"),
+        "estimated_finish": None if finish is None else int(finish),
+        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+        "usage": {
+            "input_tokens": usage.input_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.input_tokens + usage.output_tokens,
+        },
+        "metadata": dict(batch.metadata),
+    }
+
+
+_ALL = "/v1/batches"
+_ONE = f"{_ALL}/{{id}}"
+
+ROUTES = (
+    Route(
+        "POST",
+        _ALL,
+        create_batch,
+        "Run the requests of a file, below those of clients that wait.",
+        BatchObject,
+        request=BatchRequest,
+        scope=Scope.MANAGE,
+        uses_model=False,
+    ),
+    Route(
+        "GET",
+        _ALL,
+        list_batches,
+        "The batches of the API key.",
+        BatchList,
+        query={
+            "limit": f"How many batches to return: 20 by default, at most {_MOST_LISTED}.",
+            "order": "`desc` (the default) returns the newest batch first, `asc` the oldest.",
+            "after": "The id of a batch: return only the batches after it.",
+        },
+        uses_model=False,
+    ),
+    Route("GET", _ONE, get_batch, "A batch, and how far it has come.", BatchObject, uses_model=False),
+    Route(
+        "POST",
+        f"{_ONE}/cancel",
+        cancel_batch,
+        "Cancel a batch. The answers that it has are kept.",
+        BatchObject,
+        scope=Scope.MANAGE,
+        uses_model=False,
+    ),
+)

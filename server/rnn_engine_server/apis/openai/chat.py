@@ -1,0 +1,420 @@
+"""OpenAI's chat completions: generate the next message of a conversation."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from aiohttp import web
+from typing_extensions import TypedDict
+
+from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate
+from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerPart, AnswerReader, Piece
+from rnn_engine.errors import check_range
+from rnn_engine.grammar import Grammar
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, text_before_chat, tool_grammar
+from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
+from rnn_engine.sampling.masks import Thinking
+from rnn_engine_server.apis.common.answering import ChoiceOutcome
+from rnn_engine_server.apis.common.generation import note_slot, text_of
+from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
+from rnn_engine_server.apis.openai.dialect import ContentTokens, answer, chat_logprobs
+from rnn_engine_server.apis.openai.schemas import (
+    AnsweredCall,
+    AssistantMessage,
+    CallDelta,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatRequest,
+    FinishWord,
+    InputTokens,
+)
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import (
+    CALL_WORK,
+    LEASE,
+    SHORT_WORK,
+    json_response,
+    long_json_response,
+    read_body,
+    work,
+)
+from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.settings import Limits, ServerSettings
+
+
+class ChatFormatter:
+    """Makes OpenAI's choices of chat completions from an answer's events. Choice number i answers `calls[i]`.
+
+    `form` says which parts, such as thoughts and calls, to look for in an answer. The white space with which the model
+    begins after the prompt's `Assistant:` is no part of an answer.
+    """
+
+    id_prefix = "chatcmpl"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self, engine: EngineLike, body: ChatRequest, calls: Sequence[GenerateRequest], form: AnswerForm
+    ) -> None:
+        self._engine = engine
+        self._body = body
+        self._calls = calls
+        self._form = form
+        self._readers = [AnswerReader(form) for _ in calls]
+        self._tokens = [ContentTokens() for _ in calls]
+        self._wants_tokens = body.logprobs or body.return_token_ids
+
+    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> ChatChunkChoice:  # noqa: ARG002
+        choice = chat_chunk(index, {"role": "assistant", "content": None, "refusal": None})
+        if self._body.return_token_ids:
+            choice["prompt_token_ids"] = list(self._calls[index].prompt)
+        return choice
+
+    def delta(self, index: int, delta: TextDelta) -> ChatChunkChoice | str | None:
+        reader = self._readers[index]
+        if reader.is_plain and not self._wants_tokens:
+            return delta.text or None
+        pieces = reader.feed(delta.text)
+        if not self._wants_tokens:
+            return self._without_tokens(index, pieces)
+        choice = chat_chunk(index, self._delta_of(index, pieces) or {"content": ""})
+        choice["logprobs"] = self._logprobs(self._tokens[index].divide(delta.tokens, pieces))
+        if self._body.return_token_ids:
+            choice["token_ids"] = [info.token for info in delta.tokens]
+        return choice
+
+    def text_chunk(self, index: int, text: str) -> ChatChunkChoice:
+        return chat_chunk(index, {"content": text})
+
+    def closing(self, index: int, finished: Finished) -> ChatChunkChoice:
+        reader = self._readers[index]
+        pieces = reader.finish()
+        choice = chat_chunk(index, self._delta_of(index, pieces))
+        if self._body.logprobs and pieces:
+            choice["logprobs"] = self._logprobs(self._tokens[index].divide((), pieces))
+        return {**choice, "finish_reason": self._finish_word(reader, finished), "seed": finished.seed}
+
+    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> ChatChoice:
+        reader = AnswerReader(self._form)
+        pieces = [*reader.feed(outcome.text), *reader.finish()]
+        entries = ContentTokens().divide(outcome.tokens, pieces) if self._body.logprobs else []
+        choice: ChatChoice = {
+            "index": index,
+            "message": self._message(pieces),
+            "logprobs": self._logprobs(entries),
+            "finish_reason": self._finish_word(reader, finished),
+            "seed": finished.seed,
+        }
+        if self._body.return_token_ids:
+            choice["prompt_token_ids"] = list(self._calls[index].prompt)
+            choice["token_ids"] = [info.token for info in outcome.tokens]
+        return choice
+
+    def _without_tokens(self, index: int, pieces: Sequence[Piece]) -> ChatChunkChoice | str | None:
+        delta = self._delta_of(index, pieces)
+        if delta.keys() == {"content"}:
+            return delta["content"]
+        return chat_chunk(index, delta) if delta else None
+
+    def _delta_of(self, index: int, pieces: Sequence[Piece]) -> ChatDelta:
+        """Return the next pieces of answer number `index` in the form of a stream's delta.
+
+        Calls are numbered, and each new call has an id.
+        """
+        delta: ChatDelta = {}
+        number = self._readers[index].num_calls - sum(piece.part is AnswerPart.CALL for piece in pieces) - 1
+        for piece in pieces:
+            match piece.part:
+                case AnswerPart.CONTENT:
+                    delta["content"] = (delta.get("content") or "") + piece.text
+                case AnswerPart.REASONING:
+                    delta["reasoning_content"] = delta.get("reasoning_content", "") + piece.text
+                case AnswerPart.CALL:
+                    number += 1
+                    self._begin_call(delta, number, piece.text)
+                case AnswerPart.ARGUMENTS:
+                    self._add_arguments(delta, number, piece.text)
+        return delta
+
+    def _begin_call(self, delta: ChatDelta, number: int, name: str) -> None:
+        if self._body.functions:
+            delta["function_call"] = {"name": name, "arguments": ""}
+            return
+        call: CallDelta = {"index": number, "function": {"name": name, "arguments": ""}}
+        delta.setdefault("tool_calls", []).append({**call, "id": _call_id(), "type": "function"})
+
+    def _add_arguments(self, delta: ChatDelta, number: int, text: str) -> None:
+        if self._body.functions:
+            delta.setdefault("function_call", {"arguments": ""})["arguments"] += text
+            return
+        calls = delta.setdefault("tool_calls", [])
+        if not calls or calls[-1]["index"] != number:
+            calls.append({"index": number, "function": {"arguments": ""}})
+        calls[-1]["function"]["arguments"] += text
+
+    def _message(self, pieces: Sequence[Piece]) -> AssistantMessage:
+        calls: list[AnsweredCall] = []
+        for piece in pieces:
+            if piece.part is AnswerPart.CALL:
+                calls.append({"id": _call_id(), "type": "function", "function": {"name": piece.text, "arguments": ""}})
+            elif piece.part is AnswerPart.ARGUMENTS:
+                calls[-1]["function"]["arguments"] += piece.text
+        content, thoughts = _joined(pieces, AnswerPart.CONTENT), _joined(pieces, AnswerPart.REASONING)
+        message: AssistantMessage = {"role": "assistant", "content": content, "refusal": None}
+        if calls and not content:
+            message["content"] = None
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        if calls and self._body.functions:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _finish_word(self, reader: AnswerReader, finished: Finished) -> FinishWord:
+        if reader.num_calls == 0 or finished.reason == "length":
+            return finished.reason
+        return "function_call" if self._body.functions else "tool_calls"
+
+    def _logprobs(self, tokens: Sequence[TokenInfo]) -> ChatLogprobs | None:
+        return chat_logprobs(self._engine, tokens) if self._body.logprobs else None
+
+
+def chat_chunk(index: int, delta: ChatDelta) -> ChatChunkChoice:
+    """Return choice `index` of a stream's event, with more of its message."""
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _joined(pieces: Sequence[Piece], part: AnswerPart) -> str:
+    return "".join(piece.text for piece in pieces if piece.part is part)
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+_LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    return await converse(request, await read_body(request, ChatRequest))
+
+
+async def converse(request: web.Request, body: ChatRequest) -> web.StreamResponse:
+    """Generate the next message of the conversation in `body`, and send it as the answer."""
+    engine = engine_of(request, body.cache_salt)
+    calls, form, resolved = await prepare_chat(request, engine, body)
+    await note_slot(request, engine, body, calls)
+    prompt = calls[0].prompt
+    read = await work(request, len(prompt), lambda: text_of(engine, tuple(prompt))) if body.verbose else ""
+    extra = {"__verbose": {"prompt": read}} if body.verbose else {}
+    return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved, extra)
+
+
+async def prepare_chat(
+    request: web.Request, engine: EngineLike, body: ChatRequest
+) -> tuple[list[GenerateRequest], AnswerForm, ResolvedState]:
+    """Return the engine requests for a chat's answers, the form that divides answers into parts, and the start state.
+
+    Raises InvalidRequestError, also for more tokens or answers than the limits allow.
+    """
+    starts = await resolve_starts(engine, body)
+    template = body.template_of(engine.info.chat_template)
+    size = _rendering_size(request, body, template) * len(starts) + CALL_WORK * body.n + body.bias_characters
+    settings = request.app[SETTINGS]
+    calls, form = await work(request, size, partial(_prepare, engine, settings, body, template, starts))
+    return calls, form, starts[0].resolved
+
+
+async def count_input_tokens(request: web.Request) -> web.Response:
+    return await tell_input_tokens(request, await read_body(request, ChatRequest))
+
+
+async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Response:
+    """Answer with the number of tokens in the prompt of a chat, without running the model."""
+    [call, *_], _, _ = await prepare_chat(request, engine_of(request, chat.cache_salt), chat)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(call.prompt)})
+
+
+class AppliedTemplate(TypedDict):
+    """The answer with a conversation as the text that the model reads, in `prompt`."""
+
+    prompt: str
+
+
+async def apply_template(request: web.Request) -> web.Response:
+    body = await read_body(request, ChatRequest)
+    engine, limits = engine_of(request, body.cache_salt), request.app[SETTINGS].limits
+    start = (await resolve_starts(engine, body))[0].resolved
+    template = body.template_of(engine.info.chat_template)
+
+    def make() -> AppliedTemplate:
+        return {"prompt": render_chat(engine, limits, body, template, start).text}
+
+    return await long_json_response(request, _rendering_size(request, body, template), make)
+
+
+def _rendering_size(request: web.Request, body: ChatRequest, template: ChatTemplate) -> int:
+    """Return an estimate of the work of rendering a conversation, for the argument `size` of `work`.
+
+    A template that is a program may take long even for short texts.
+    """
+    held = request[LEASE].num_bytes
+    if held > SHORT_WORK:
+        return held
+    return template.most_characters(body.conversation) + (0 if isinstance(template, WorldTemplate) else SHORT_WORK)
+
+
+def _prepare(
+    engine: EngineLike,
+    settings: ServerSettings,
+    body: ChatRequest,
+    template: ChatTemplate,
+    starts: Sequence[WeightedState],
+) -> tuple[list[GenerateRequest], AnswerForm]:
+    """Return the engine requests for all answers of a chat, and the form that divides answers into parts.
+
+    Raises InvalidRequestError, also for more tokens or answers than the limits allow.
+    """
+    limits = settings.limits
+    prompts = [render_chat(engine, limits, body, template, start.resolved) for start in starts]
+    earlier = _earlier_replies(engine, body)
+    members = [_call(engine, body, prompt, start, earlier) for prompt, start in zip(prompts, starts, strict=True)]
+    limits.check("max_prompt_tokens", "messages", sum(len(member.prompt) for member in members) * body.n)
+    tools = body.choice.callable_tools(body.offered)
+    grammar = _tool_grammar(body, template, tools, prompts[0]) if tools else body.answer_grammar
+    thinking = _thinking(engine, body, prompts[0], grammar)
+    call = replace(mix_calls(body, starts, members), grammar=grammar, thinking=thinking)
+    calls = body.copies_of([call], limits, engine.tokenize)
+    check_range("top_logprobs", body.top_logprobs or 0, 0, engine.info.max_logprobs)
+    calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
+    form = AnswerForm(
+        prompts[0].thought,
+        bracket=prompts[0].ends_in_tag,
+        divides_thoughts=(body.reasoning_format or settings.reasoning_format) != "none",
+        tools=template.tool_format,
+        names=[tool.name for tool in tools],
+        strips=not body.continues,
+    )
+    return calls, form
+
+
+def render_chat(
+    engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: ResolvedState
+) -> ChatPrompt:
+    """Render the conversation in `body` by `template`, as a prompt for a sequence that starts from `start`."""
+    before = text_before_chat(engine, start.frozen, template)
+    limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
+    prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
+    limits.check("max_text_bytes", "messages", len(prompt.text.encode()))
+    return prompt
+
+
+def _call(
+    engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: WeightedState, earlier: Sequence[int]
+) -> GenerateRequest:
+    """Return the engine request that runs a chat's prompt from `start`, one of the states that the request names.
+
+    The prompt is that of the entry `start` in a mix of states, if it has one, else `prompt`, the conversation's.
+    """
+    call = GenerateRequest(
+        prompt=prompt.tokens,
+        initial_state=start.initial_state,
+        turn_positions=sorted(prompt.turns.values()),
+        checkpoint_positions=_checkpoint_positions(body, prompt.turns),
+        max_tokens=body.max_tokens,
+        stop=[text.encode() for text in body.stops(prompt.stop)],
+        stop_tokens=(0, *prompt.stop_tokens),
+        logprobs=body.alternatives,
+        penalised_prompt=earlier,
+        priority=body.priority,
+    )
+    if start.prompt is None:
+        return call
+    own = engine.tokenize(start.prompt) or empty_prompt(start.initial_state)
+    return replace(call, prompt=own, turn_positions=(), checkpoint_positions=())
+
+
+def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Tool], prompt: ChatPrompt) -> Grammar:
+    """Return the grammar for an answer that calls some of `tools` or, unless a call is required, is a text."""
+    required, schema = body.choice.mode == "required", body.answer_schema
+    return tool_grammar(
+        template.tool_format,
+        tools,
+        required=required,
+        parallel=body.parallel_tool_calls and not body.functions,
+        lead="" if prompt.text[-1:].isspace() or prompt.thought else " ",
+        ending=prompt.stop[0] if prompt.stop else "",
+        otherwise=None if required else schema,  # an answer of calls alone has no content that would follow it
+    )
+
+
+def _thinking(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, grammar: Grammar | None) -> Thinking | None:
+    """Return how an answer's thoughts must be treated: how they end, and how many tokens they may take.
+
+    Return None if the answer begins without thoughts, or if neither a grammar nor a budget depends on their end.
+    """
+    if not prompt.thought or (grammar is None and body.thinking_budget_tokens is None):
+        return None
+    return Thinking(THINK_CLOSES.encode(), engine.tokenize(f"\n{THINK_CLOSES}\n"), body.thinking_budget_tokens)
+
+
+def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[int]:
+    """Return the prompt positions at which to save states: those marked by the client, and a long system text's end.
+
+    Other conversations may begin with the same system text.
+    """
+    marked = [turns[count] for count, message in enumerate(body.messages, 1) if message.cache and count in turns]
+    system = turns.get(body.conversation.num_leading_system, 0)
+    return [*marked, *([system] if system >= _LEAST_SYSTEM else [])]
+
+
+def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
+    """Return the tokens of the assistant's earlier messages, which penalties also count.
+
+    Returns none if no penalty is set.
+    """
+    if not body.penalises_occurrence:
+        return []
+    replies = [message.content or "" for message in body.messages if message.role is Role.ASSISTANT]
+    return [token for reply in replies for token in engine.tokenize(reply)]
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        "Continue a conversation.",
+        ChatCompletion,
+        request=ChatRequest,
+        chunk=ChatCompletionChunk,
+        also=("/chat/completions",),
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions/input_tokens",
+        count_input_tokens,
+        "The number of tokens that the model would read for a chat, without running it.",
+        InputTokens,
+        request=ChatRequest,
+        also=("/chat/completions/input_tokens",),
+    ),
+    Route(
+        "POST",
+        "/v1/apply-template",
+        apply_template,
+        "What the model would read for a chat, without running it.",
+        AppliedTemplate,
+        request=ChatRequest,
+        also=("/apply-template",),
+    ),
+)

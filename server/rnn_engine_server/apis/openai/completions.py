@@ -1,0 +1,196 @@
+"""OpenAI's text completions: continue texts or tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from aiohttp import web
+
+from rnn_engine.errors import check_range, check_token_ids
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
+from rnn_engine_server.apis.common.answering import ChoiceOutcome
+from rnn_engine_server.apis.common.generation import AnyPrompt, text_of, tokens_of
+from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
+from rnn_engine_server.apis.openai.dialect import CompletionTokens, answer
+from rnn_engine_server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import CALL_WORK, read_body, work
+from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.settings import Limits
+
+
+class CompletionFormatter:
+    """Makes OpenAI's choices of text completions from an answer's events.
+
+    A `ChoiceFormatter`. Choice i answers `calls[i]`; choices of prompt p begin with `echoes[p]`.
+    """
+
+    id_prefix = "cmpl"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        body: CompletionRequest,
+        calls: Sequence[GenerateRequest],
+        echoes: Sequence[str],
+    ) -> None:
+        self._body = body
+        self._calls = calls
+        self._echoes = echoes
+        self._tokens = [CompletionTokens(engine) for _ in calls]
+
+    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> CompletionChoice | None:
+        if not (self._body.echo or self._body.return_token_ids):
+            return None
+        choice = self._choice(index, self._echo(index), prompt)
+        return self._with_prompt_ids(choice, index)
+
+    def delta(self, index: int, delta: TextDelta) -> CompletionChoice | str | None:
+        if self._body.logprobs is None and not self._body.return_token_ids:
+            return delta.text or None
+        choice = self._choice(index, delta.text, delta.tokens)
+        return self._with_ids(choice, delta.tokens)
+
+    def text_chunk(self, index: int, text: str) -> CompletionChoice:
+        return self._choice(index, text, ())
+
+    def closing(self, index: int, finished: Finished) -> CompletionChoice:
+        choice = self._choice(index, "", _stop_token(finished))
+        return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
+
+    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> CompletionChoice:
+        tokens = [*outcome.prompt, *outcome.tokens, *_stop_token(finished)]
+        choice = self._choice(index, self._echo(index) + outcome.text, tokens)
+        choice = self._with_ids(self._with_prompt_ids(choice, index), outcome.tokens)
+        return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self._body.copies]
+
+    def _choice(self, index: int, text: str, tokens: Sequence[TokenInfo]) -> CompletionChoice:
+        return {"index": index, "text": text, "logprobs": self._logprobs(index, tokens), "finish_reason": None}
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenInfo]) -> CompletionLogprobs | None:
+        return None if self._body.logprobs is None else self._tokens[index].describe(tokens)
+
+    def _with_prompt_ids(self, choice: CompletionChoice, index: int) -> CompletionChoice:
+        if self._body.return_token_ids:
+            choice["prompt_token_ids"] = list(self._calls[index].prompt)
+        return choice
+
+    def _with_ids(self, choice: CompletionChoice, tokens: Sequence[TokenInfo]) -> CompletionChoice:
+        if self._body.return_token_ids:
+            choice["token_ids"] = [info.token for info in tokens]
+        return choice
+
+
+def _stop_token(finished: Finished) -> tuple[TokenInfo, ...]:
+    """Return a tuple with the stop token that ended the answer, or an empty tuple if none did.
+
+    It is listed with a log-probability, but is no part of the text.
+    """
+    return () if finished.stop_token is None else (finished.stop_token,)
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    return await complete(request, await read_body(request, CompletionRequest), CompletionFormatter)
+
+
+async def complete(
+    request: web.Request, body: CompletionRequest, formatter: type[CompletionFormatter]
+) -> web.StreamResponse:
+    """Generate continuations of the prompts in `body`, and send them as the answer."""
+    engine = engine_of(request, body.cache_salt)
+    calls, resolved = await prepare_completions(request, engine, body)
+    echoes = await work(request, sum(map(len, body.prompt)) if body.echo else 0, partial(_echoes, engine, body))
+    return await answer(request, body, formatter(engine, body, calls, echoes), calls, resolved)
+
+
+async def prepare_completions(
+    request: web.Request, engine: EngineLike, body: CompletionRequest
+) -> tuple[list[GenerateRequest], ResolvedState]:
+    """Return the engine requests for all answers to a completion request, and the state from which they start.
+
+    Raises InvalidRequestError, also for more tokens or answers than the limits allow.
+    """
+    starts = await resolve_starts(engine, body)
+    size = sum(map(len, body.prompt)) * len(starts) + CALL_WORK * len(body.prompt) * body.copies + body.bias_characters
+    make = partial(_calls, engine, request.app[SETTINGS].limits, body, starts)
+    return await work(request, size, make), starts[0].resolved
+
+
+def _echoes(engine: EngineLike, body: CompletionRequest) -> list[str]:
+    """Return for each prompt the text to put before its answers: the prompt itself with `echo`, else an empty text."""
+    return [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
+
+
+def _calls(
+    engine: EngineLike, limits: Limits, body: CompletionRequest, starts: Sequence[WeightedState]
+) -> list[GenerateRequest]:
+    """Return the engine requests for all answers to a completion request.
+
+    Raises InvalidRequestError, also for more tokens or answers than `limits` allow.
+    """
+    members = [[_call(engine, body, prompt, start) for start in starts] for prompt in body.prompt]
+    num_tokens = sum(len(call.prompt) for calls in members for call in calls) * body.copies
+    limits.check("max_prompt_tokens", "prompt", num_tokens)
+    if body.scores_prompt:
+        limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + (body.alternatives or 0)))
+    mixes = [mix_calls(body, starts, calls) for calls in members]
+    calls = body.copies_of(mixes, limits, engine.tokenize)
+    for call in calls[:: body.copies]:  # the copies of a prompt are alike
+        call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
+    return calls
+
+
+def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start: WeightedState) -> GenerateRequest:
+    """Return the engine request that runs a prompt from `start`, one of the states that the request names.
+
+    The prompt is that of `start` if it has one, else `prompt`. Only its last `body.most_prompt_tokens` are run; the
+    marks count the tokens before them, too.
+    """
+    tokens = _tokens(engine, prompt if start.prompt is None else start.prompt, start)
+    marks = body.marks if start.prompt is None else []
+    for position in marks:
+        check_range("marks position", position, 0, len(tokens))
+    cut = 0 if body.most_prompt_tokens is None else max(len(tokens) - body.most_prompt_tokens, 0)
+    if cut:
+        check_token_ids("prompt token", tokens, engine.info.shape.vocab_size)  # those that are cut off may be echoed
+    return GenerateRequest(
+        prompt=tokens[cut:],
+        initial_state=start.initial_state,
+        checkpoint_positions=[position - cut for position in marks if position >= cut],
+        max_tokens=body.max_tokens,
+        stop=body.stop_bytes,
+        logprobs=body.alternatives,
+        score_from=0 if body.scores_prompt else None,
+        grammar=body.answer_grammar,
+        grammar_prefix=body.grammar_prefix_tokens,
+        priority=body.priority,
+    )
+
+
+def _tokens(engine: EngineLike, prompt: AnyPrompt, start: WeightedState) -> Sequence[int]:
+    """Return the tokens of a prompt. An empty text gets the tokens that `empty_prompt` returns.
+
+    An empty list of tokens stays empty and is rejected later.
+    """
+    tokens = tokens_of(engine, prompt)
+    return (tokens or empty_prompt(start.initial_state)) if isinstance(prompt, str) else tokens
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/completions",
+        completions,
+        "Continue texts or tokens.",
+        Completion,
+        request=CompletionRequest,
+        chunk=Completion,
+    ),
+)

@@ -1,0 +1,283 @@
+"""OpenAI's files: uploaded for jobs, listed, read and deleted, each by the API key that made it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal, NotRequired, get_args
+
+from aiohttp import BodyPartReader, hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError, check_text
+from rnn_engine_server.auth.admission import PRINCIPAL
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.bodies import json_response, on_thread, page_ends, query_page, to_json
+from rnn_engine_server.core.routing import FORM, SETTINGS, Route
+from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.jobs.files import FilePurpose, FileStore, NewFile, StoredFile, UploadPurpose
+
+FILES = web.AppKey("files", FileStore)
+"""The files of all API keys."""
+
+_DEFAULT_LIFETIMES = {"batch": 30 * 24 * 3600.0}  # seconds, by purpose, as OpenAI has it; others never expire
+_PIECE_BYTES = 1 << 20  # of an upload that are read and written at a time
+_SENT_BYTES = 1 << 18  # of a file's content, likewise
+_FORM_BYTES = 1 << 16  # of the form besides the file
+_FIELD_BYTES = 1 << 12  # of one other field
+_MOST_FIELDS = 16
+_MOST_NAME = 255  # characters
+_MOST_LISTED = 10_000
+
+
+class ExpiresAfter(RequestBody):
+    """When a file expires."""
+
+    anchor: Literal["created_at"] = Field(description="The moment from which the seconds count.")
+    seconds: int = Field(ge=3600, le=2_592_000, description="After how many seconds: an hour to 30 days.")
+
+
+class FileUpload(RequestBody):
+    """The form of an upload. In a form, `expires_after` is two fields, `expires_after[anchor]` and
+    `expires_after[seconds]`."""
+
+    file: Annotated[str, Field(min_length=1, max_length=_MOST_NAME, json_schema_extra={"format": "binary"})] = Field(
+        description="The file, with its name."
+    )
+    purpose: UploadPurpose = Field(description="What the file is for.")
+    expires_after: ExpiresAfter | None = Field(
+        default=None, description="When the file is deleted. By default after 30 days if it is for a batch, else never."
+    )
+
+
+class FileObject(TypedDict):
+    """A file, as OpenAI describes one, with the SHA-256 of its content."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: NotRequired[int]
+    filename: str
+    purpose: FilePurpose
+    status: Literal["processed"]
+    sha256: str
+
+
+class FileList(TypedDict):
+    """Files. If `has_more`, the last one's id is `after` for the next page."""
+
+    object: Literal["list"]
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+def file_object(stored: StoredFile) -> FileObject:
+    """Return a file in OpenAI's form."""
+    answer: FileObject = {
+        "id": stored.id,
+        "object": "file",
+        "bytes": stored.num_bytes,
+        "created_at": int(stored.created),
+        "filename": stored.filename,
+        "purpose": stored.purpose,
+        "status": "processed",
+        "sha256": stored.sha256,
+    }
+    if stored.expires is not None:
+        answer["expires_at"] = int(stored.expires)
+    return answer
+
+
+async def upload(request: web.Request) -> web.Response:
+    _check_form(request)
+    async with on_thread(request.app[FILES].create(request[PRINCIPAL].name)) as new:
+        body = await _read_form(request, new)
+        lifetime = _DEFAULT_LIFETIMES.get(body.purpose) if body.expires_after is None else body.expires_after.seconds
+        new.describe(body.file, body.purpose, lifetime)
+    assert new.stored is not None
+    return json_response(file_object(new.stored))
+
+
+async def list_files(request: web.Request) -> web.Response:
+    purpose = request.query.get("purpose")
+    if purpose is not None and purpose not in get_args(FilePurpose):
+        raise InvalidRequestError("purpose", purpose, f"one of {', '.join(get_args(FilePurpose))}")
+    found = await asyncio.to_thread(request.app[FILES].of_owner, request[PRINCIPAL].name)
+    chosen = {stored.id: stored for stored in found if purpose in (None, stored.purpose)}
+    page, has_more = query_page(request, chosen, _MOST_LISTED, _MOST_LISTED)
+    answer: FileList = {
+        "object": "list",
+        "data": list(map(file_object, page)),
+        **page_ends(page, has_more=has_more),
+    }
+    return json_response(answer)
+
+
+async def get_file(request: web.Request) -> web.Response:
+    return json_response(file_object(await _stored(request)))
+
+
+async def get_content(request: web.Request) -> web.StreamResponse:
+    stored = await _stored(request)
+    response = web.StreamResponse(
+        headers={hdrs.CONTENT_TYPE: "application/octet-stream", hdrs.CONTENT_DISPOSITION: "attachment"}
+    )
+    response.content_length = stored.num_bytes
+    with await asyncio.to_thread(request.app[FILES].open_content, stored) as file:
+        await response.prepare(request)
+        # aiohttp's FileResponse sends a file without a look at how fast the client reads, and by the event loop
+        while request.method != hdrs.METH_HEAD and (piece := await asyncio.to_thread(file.read, _SENT_BYTES)):
+            await response.write(piece)
+    await response.write_eof()
+    return response
+
+
+async def delete_file(request: web.Request) -> web.Response:
+    file_id = request.match_info["id"]
+    await asyncio.to_thread(request.app[FILES].delete, request[PRINCIPAL].name, file_id)
+    answer: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
+    return json_response(answer)
+
+
+async def _stored(request: web.Request) -> StoredFile:
+    return await asyncio.to_thread(request.app[FILES].get, request[PRINCIPAL].name, request.match_info["id"])
+
+
+# The form of an upload is read part by part, in any order of its fields, and the file is written as it comes.
+
+
+def _check_form(request: web.Request) -> None:
+    """Raise InvalidRequestError unless the body is a form, and an aiohttp exception if it is longer than allowed."""
+    if request.content_type != FORM:
+        raise InvalidRequestError("content-type", request.content_type, f"{FORM}, a form with `file` and `purpose`")
+    if request.content_length is not None:
+        _check_size(request, request.content_length - _FORM_BYTES)
+
+
+def _check_size(request: web.Request, num_bytes: int) -> None:
+    most = request.app[SETTINGS].limits.max_file_bytes
+    if num_bytes > most:
+        found = f"file: the file has {num_bytes} bytes or more"
+        raise web.HTTPRequestEntityTooLarge(most, num_bytes, text=f"{found}; expected at most {most} (max_file_bytes)")
+
+
+async def _read_form(request: web.Request, new: NewFile) -> FileUpload:
+    """Read and check the form, and write the content of its file to `new`. Raises InvalidRequestError."""
+    fields: dict[str, Any] = {}
+    async with aclosing(_parts(request)) as parts:
+        async for part in parts:
+            name, filename = part.name or "", part.filename or ""
+            check_text(name + filename)  # as they come, they may have bytes that are no UTF-8
+            if name in fields or len(fields) == _MOST_FIELDS:
+                raise InvalidRequestError(name, "another one", "each field once")
+            if name == "file":
+                fields[name] = filename
+                while piece := await part.read_chunk(_PIECE_BYTES):
+                    _check_size(request, new.num_bytes + len(piece))
+                    await asyncio.to_thread(new.write, piece)
+            else:
+                fields[name] = await _read_text(part, name)
+    limits = request.app[SETTINGS].limits
+    return FileUpload.parse(to_json(_nested(fields)), limits)
+
+
+async def _parts(request: web.Request) -> AsyncGenerator[BodyPartReader, None]:
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader):
+                raise InvalidRequestError("body", hdrs.CONTENT_TYPE, "a form whose fields have no parts of their own")
+            for header in (hdrs.CONTENT_ENCODING, hdrs.CONTENT_TRANSFER_ENCODING):
+                if (value := part.headers.get(header, "binary")) not in ("binary", "8bit", "7bit", "identity"):
+                    raise InvalidRequestError(header, value, "fields that are not encoded")
+            yield part
+    except (ValueError, HttpProcessingError, web.RequestPayloadError) as error:
+        raise InvalidRequestError("body", str(error), f"a whole form of the type {FORM}") from error
+
+
+async def _read_text(part: BodyPartReader, name: str) -> str:
+    data = bytearray()
+    while piece := await part.read_chunk(_FIELD_BYTES):
+        data += piece
+        if len(data) > _FIELD_BYTES:
+            raise InvalidRequestError(name, f"{len(data)} bytes or more", f"at most {_FIELD_BYTES} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequestError(name, data[:80].decode(errors="replace"), "text in UTF-8") from None
+
+
+def _nested(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a form as an object: `expires_after[seconds]` is the field `seconds` of `expires_after`."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        outer, bracket, inner = name.removesuffix("]").partition("[")
+        if not bracket and name not in found:
+            found[name] = value
+        elif bracket and isinstance(below := found.setdefault(outer, {}), dict):
+            is_number = inner == "seconds" and value.isascii() and value.isdecimal() and len(value) < 10
+            below[inner] = int(value) if is_number else value
+        else:
+            raise InvalidRequestError(name, value, f"{outer} only once")
+    return found
+
+
+_ALL = "/v1/files"
+_ONE = f"{_ALL}/{{id}}"
+
+ROUTES = (
+    Route(
+        "POST",
+        _ALL,
+        upload,
+        "Upload a file for a job.",
+        FileObject,
+        form=FileUpload,
+        scope=Scope.MANAGE,
+        uses_model=False,
+    ),
+    Route(
+        "GET",
+        _ALL,
+        list_files,
+        "The files of the API key.",
+        FileList,
+        query={
+            "purpose": "Return only files with this purpose.",
+            "limit": f"How many files to return: {_MOST_LISTED} by default and at most.",
+            "order": "`desc` (the default) returns the newest file first, `asc` the oldest.",
+            "after": "The id of a file: return only the files after it.",
+        },
+        uses_model=False,
+    ),
+    Route("GET", _ONE, get_file, "What a file is.", FileObject, uses_model=False),
+    Route(
+        "GET",
+        f"{_ONE}/content",
+        get_content,
+        "The content of a file.",
+        None,
+        content_type="application/octet-stream",
+        uses_model=False,
+    ),
+    Route(
+        "DELETE",
+        _ONE,
+        delete_file,
+        "Delete a file.",
+        FileDeleted,
+        scope=Scope.MANAGE,
+        uses_model=False,
+    ),
+)

@@ -1,0 +1,474 @@
+"""OpenAI's fine-tuning jobs: here, a job tunes the initial state of a model, which then serves as a model's name."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from functools import partial
+from typing import Annotated, Literal, TypeAlias
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
+from rnn_engine_server.auth.admission import PRINCIPAL
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.bodies import json_response, page_ends, query_page, read_body
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.core.streams import DONE, EventStream, encode_event, send_until_closing
+from rnn_engine_server.jobs.tuning_runner import TuningRunner
+from rnn_engine_server.jobs.tunings import (
+    BASE_RATE,
+    TUNED_PREFIX,
+    Checkpoint,
+    Hyperparameters,
+    Level,
+    MethodName,
+    Number,
+    TuningEvent,
+    TuningJob,
+    TuningStatus,
+    TuningStore,
+)
+from rnn_engine_server.models.registry import MODEL_USE
+
+TUNINGS = web.AppKey("tunings", TuningStore)
+"""The tuning jobs of all API keys."""
+TUNING_RUNNER = web.AppKey("tuning_runner", TuningRunner)
+
+_MOST_LISTED = 1000
+_MOST_SEED = 2**31 - 1
+_ANY_STATUS = (None, "true", "false")
+
+Auto: TypeAlias = Literal["auto"]
+
+
+class HyperparametersBody(RequestBody):
+    """The hyperparameters of a fine-tuning job."""
+
+    always_strict = True
+
+    n_epochs: Auto | Annotated[int, Field(ge=1, le=1000)] = Field(
+        default="auto", description="How often each example is learnt; `auto` is 3, and at least 100 updates in all."
+    )
+    batch_size: Auto | Annotated[int, Field(ge=1, le=256)] = Field(
+        default="auto", description="Examples of an update; `auto` is 8."
+    )
+    learning_rate_multiplier: Auto | Annotated[float, Field(gt=0, le=1000)] = Field(
+        default="auto",
+        description=f"The learning rate is {BASE_RATE} times this; `auto` is the best of a short search.",
+    )
+
+    @property
+    def asked(self) -> Hyperparameters:
+        """The values; None = auto."""
+        return Hyperparameters(
+            None if self.n_epochs == "auto" else self.n_epochs,
+            None if self.batch_size == "auto" else self.batch_size,
+            None if self.learning_rate_multiplier == "auto" else self.learning_rate_multiplier,
+        )
+
+
+class MethodParameters(RequestBody):
+    """The parameters of a method."""
+
+    hyperparameters: HyperparametersBody = HyperparametersBody()
+
+
+class MethodBody(RequestBody):
+    """What is trained, and how. `supervised` is OpenAI's name for `state`: the weights of the model do not change."""
+
+    type: MethodName
+    state: MethodParameters | None = Field(default=None, description="For the type `state`.")
+    supervised: MethodParameters | None = Field(default=None, description="For the type `supervised`.")
+
+
+class FineTuningRequest(RequestBody):
+    """A request to tune the initial state of a model."""
+
+    model: str = Field(description="The name of a model as `/v1/models` lists it, without a state.")
+    training_file: str = Field(description="The id of a file with the purpose `fine-tune`, with at least 10 examples.")
+    validation_file: str | None = Field(
+        default=None,
+        description="The id of a file with examples by which the state is judged. Without it, some of the others are "
+        "held out: a twentieth, but at least 8, or a fifth if that is fewer.",
+    )
+    method: MethodBody = Field(default=MethodBody(type="supervised"), description="What is trained, and how.")
+    hyperparameters: HyperparametersBody | None = Field(
+        default=None, description="OpenAI's former place of `method.supervised.hyperparameters`."
+    )
+    suffix: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = Field(
+        default=None,
+        description=f"A part of the tuned model's name, which is `MODEL:{TUNED_PREFIX}SUFFIX-` and six digits. At most "
+        "64 letters, digits, dots, dashes and underscores.",
+    )
+    seed: int | None = Field(
+        default=None, ge=0, le=_MOST_SEED, description="Chooses the examples to hold out, and the order of all others."
+    )
+    metadata: Metadata = Field(default={}, description=f"Returned with the job unchanged. {METADATA_BOUNDS}")
+    integrations: Annotated[list[object], Field(max_length=0)] = Field(
+        default=[], description="Only an empty list: no other service gets the metrics."
+    )
+
+    @property
+    def asked(self) -> Hyperparameters:
+        """The hyperparameters. Raises InvalidRequestError if they are in two places, or for another method."""
+        method = self.method
+        name, other = ("state", "supervised") if method.type == "state" else ("supervised", "state")
+        if getattr(method, other) is not None:
+            raise InvalidRequestError(f"method.{other}", "an object", f"null, since the type is {name}")
+        own: MethodParameters | None = getattr(method, name)
+        if own is not None and self.hyperparameters is not None:
+            raise InvalidRequestError("hyperparameters", "an object", f"null, since method.{name} has them")
+        return (self.hyperparameters or (own or MethodParameters()).hyperparameters).asked
+
+
+class HyperparametersObject(TypedDict):
+    """`auto` stands for a value until it is found."""
+
+    n_epochs: Auto | int
+    batch_size: Auto | int
+    learning_rate_multiplier: Auto | float
+
+
+class MethodParametersObject(TypedDict):
+    hyperparameters: HyperparametersObject
+
+
+class StateMethodObject(TypedDict):
+    type: Literal["state"]
+    state: MethodParametersObject
+
+
+class SupervisedMethodObject(TypedDict):
+    type: Literal["supervised"]
+    supervised: MethodParametersObject
+
+
+class JobErrorObject(TypedDict):
+    code: str
+    message: str
+    param: str | None
+
+
+class FineTuningJob(TypedDict):
+    """A fine-tuning job, as OpenAI describes one, with the status `paused`. Times are Unix seconds."""
+
+    id: str
+    object: Literal["fine_tuning.job"]
+    model: str
+    created_at: int
+    finished_at: int | None
+    estimated_finish: int | None
+    fine_tuned_model: str | None
+    organization_id: str
+    status: TuningStatus
+    training_file: str
+    validation_file: str | None
+    result_files: list[str]
+    trained_tokens: int | None
+    error: JobErrorObject | None
+    hyperparameters: HyperparametersObject
+    method: StateMethodObject | SupervisedMethodObject
+    seed: int
+    integrations: list[object]
+    metadata: dict[str, str]
+
+
+class FineTuningJobList(TypedDict):
+    """Fine-tuning jobs, the newest first. If `has_more`, the last one's id is `after` for the next page."""
+
+    object: Literal["list"]
+    data: list[FineTuningJob]
+    has_more: bool
+
+
+class FineTuningEvent(TypedDict):
+    """What has happened to a job. An event of the type `metrics` has the figures of a step: `step`, `total_steps`, and
+    `train_loss`, `learning_rate` and `tokens`, or `valid_loss`."""
+
+    id: str
+    object: Literal["fine_tuning.job.event"]
+    created_at: int
+    level: Level
+    message: str
+    type: Literal["message", "metrics"]
+    data: dict[str, Number] | None
+
+
+class FineTuningEventList(TypedDict):
+    """Events, the newest first. If `has_more`, the last one's id is `after` for the next page."""
+
+    object: Literal["list"]
+    data: list[FineTuningEvent]
+    has_more: bool
+
+
+class CheckpointMetrics(TypedDict):
+    step: int
+    train_loss: float | None
+    valid_loss: float | None
+    full_valid_loss: float | None
+
+
+class FineTuningCheckpoint(TypedDict):
+    """A state that was kept while a job was running; its name serves as a model's."""
+
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"]
+    created_at: int
+    fine_tuning_job_id: str
+    fine_tuned_model_checkpoint: str
+    step_number: int
+    metrics: CheckpointMetrics
+
+
+class FineTuningCheckpointList(TypedDict):
+    """The newest checkpoints of a job. If `has_more`, the last one's id is `after` for the next page."""
+
+    object: Literal["list"]
+    data: list[FineTuningCheckpoint]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+async def create_job(request: web.Request) -> web.Response:
+    body = await read_body(request, FineTuningRequest)
+    asked, info, runner = body.asked, engine_of(request).info, request.app[TUNING_RUNNER]
+    if request[MODEL_USE].state is not None:
+        raise InvalidRequestError("model", body.model, "the name of a model without a state")
+    runner.check(info)
+    create = partial(
+        request.app[TUNINGS].create,
+        request[PRINCIPAL].name,
+        info.model,
+        body.training_file,
+        validation_file=body.validation_file,
+        method=body.method.type,
+        asked=asked,
+        seed=secrets.randbelow(_MOST_SEED + 1) if body.seed is None else body.seed,
+        suffix=body.suffix,
+        metadata=body.metadata,
+    )
+    return _answer(request, await runner.begin(create))
+
+
+async def list_jobs(request: web.Request) -> web.Response:
+    wanted = {
+        name.removeprefix("metadata[").removesuffix("]"): value
+        for name, value in request.query.items()
+        if name.startswith("metadata[")
+    }
+    found = await asyncio.to_thread(request.app[TUNINGS].of_owner, request[PRINCIPAL].name)
+    chosen = {job.id: job for job in found if wanted.items() <= job.metadata.items()}
+    page, has_more = query_page(request, chosen, 20, _MOST_LISTED)
+    answer: FineTuningJobList = {
+        "object": "list",
+        "data": [_job_object(request, job) for job in page],
+        "has_more": has_more,
+    }
+    return json_response(answer)
+
+
+async def get_job(request: web.Request) -> web.Response:
+    return _answer(request, _job(request))
+
+
+async def cancel_job(request: web.Request) -> web.Response:
+    return _answer(request, await request.app[TUNING_RUNNER].cancel(_job(request)))
+
+
+async def pause_job(request: web.Request) -> web.Response:
+    return _answer(request, await request.app[TUNING_RUNNER].pause(_job(request)))
+
+
+async def resume_job(request: web.Request) -> web.Response:
+    return _answer(request, await request.app[TUNING_RUNNER].resume(_job(request)))
+
+
+async def list_events(request: web.Request) -> web.StreamResponse:
+    job, stream = _job(request), request.query.get("stream")
+    if stream not in _ANY_STATUS:
+        raise InvalidRequestError("stream", stream, "true or false")
+    if stream == "true":
+        return await _stream_events(request, job)
+    events, _ = await asyncio.to_thread(request.app[TUNINGS].events, job)
+    page, has_more = query_page(request, {event.id: event for event in events}, 20, _MOST_LISTED)
+    answer: FineTuningEventList = {"object": "list", "data": list(map(_event_object, page)), "has_more": has_more}
+    return json_response(answer)
+
+
+async def list_checkpoints(request: web.Request) -> web.Response:
+    job = _job(request)
+    page, has_more = query_page(request, {each.id: each for each in job.checkpoints}, 10, _MOST_LISTED)
+    answer: FineTuningCheckpointList = {
+        "object": "list",
+        "data": [_checkpoint_object(job, checkpoint) for checkpoint in page],
+        **page_ends(page, has_more=has_more),
+    }
+    return json_response(answer)
+
+
+async def _stream_events(request: web.Request, job: TuningJob) -> web.StreamResponse:
+    """Send the events of a job, the oldest first, until it has ended or the server stops."""
+    stream = EventStream(request)
+    await stream.open()
+    if request.method != hdrs.METH_HEAD:
+        await send_until_closing(request, _send(stream, job, request.app[TUNINGS], request.app[TUNING_RUNNER]))
+    return await stream.close()
+
+
+async def _send(stream: EventStream, job: TuningJob, store: TuningStore, runner: TuningRunner) -> None:
+    sent = 0
+    while True:
+        news = asyncio.create_task(runner.wait_for_news())  # from before the events are read
+        try:
+            events, has_ended = await asyncio.to_thread(store.events, job)
+            await stream.write(b"".join(encode_event({**_event_object(event)}) for event in events[sent:]))
+            sent = len(events)
+            if has_ended:
+                await stream.write(DONE)
+                return
+            await news
+        finally:
+            news.cancel()
+
+
+def _job(request: web.Request) -> TuningJob:
+    return request.app[TUNINGS].get(request[PRINCIPAL].name, request.match_info["id"])
+
+
+def _answer(request: web.Request, job: TuningJob) -> web.Response:
+    return json_response(_job_object(request, job))
+
+
+def _job_object(request: web.Request, job: TuningJob) -> FineTuningJob:
+    has_result = job.status == "succeeded"
+    finish = request.app[TUNING_RUNNER].estimated_finish(job)
+    hyperparameters = _hyperparameters_object(job.hyperparameters)
+    state: StateMethodObject = {"type": "state", "state": {"hyperparameters": hyperparameters}}
+    supervised: SupervisedMethodObject = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+    error = job.error
+    return {
+        "id": job.id,
+        "object": "fine_tuning.job",
+        "model": job.model,
+        "created_at": int(job.created),
+        "finished_at": None if job.finished is None else int(job.finished),
+        "estimated_finish": None if finish is None else int(finish),
+        "fine_tuned_model": job.model_name(job.state) if has_result else None,
+        "organization_id": "",
+        "status": job.status,
+        "training_file": job.training_file,
+        "validation_file": job.validation_file,
+        "result_files": [job.result_file] if has_result else [],
+        "trained_tokens": job.trained_tokens,
+        "error": None if error is None else {"code": error.code, "message": error.message, "param": error.param},
+        "hyperparameters": hyperparameters,
+        "method": state if job.method == "state" else supervised,
+        "seed": job.seed,
+        "integrations": [],
+        "metadata": dict(job.metadata),
+    }
+
+
+def _hyperparameters_object(found: Hyperparameters) -> HyperparametersObject:
+    return {
+        "n_epochs": found.n_epochs or "auto",
+        "batch_size": found.batch_size or "auto",
+        "learning_rate_multiplier": found.learning_rate_multiplier or "auto",
+    }
+
+
+def _event_object(event: TuningEvent) -> FineTuningEvent:
+    return {
+        "id": event.id,
+        "object": "fine_tuning.job.event",
+        "created_at": int(event.created),
+        "level": event.level,
+        "message": event.message,
+        "type": "message" if event.data is None else "metrics",
+        "data": None if event.data is None else dict(event.data),
+    }
+
+
+def _checkpoint_object(job: TuningJob, checkpoint: Checkpoint) -> FineTuningCheckpoint:
+    return {
+        "id": checkpoint.id,
+        "object": "fine_tuning.job.checkpoint",
+        "created_at": int(checkpoint.created),
+        "fine_tuning_job_id": job.id,
+        "fine_tuned_model_checkpoint": job.model_name(checkpoint.state),
+        "step_number": checkpoint.step,
+        "metrics": {
+            "step": checkpoint.step,
+            "train_loss": checkpoint.train_loss,
+            "valid_loss": checkpoint.valid_loss,
+            "full_valid_loss": checkpoint.valid_loss,
+        },
+    }
+
+
+_ALL = "/v1/fine_tuning/jobs"
+_ONE = f"{_ALL}/{{id}}"
+_PAGE = {
+    "limit": f"How many to return; at most {_MOST_LISTED}.",
+    "order": "`desc` (the default) returns the newest first, `asc` the oldest.",
+    "after": "The id of one: return only those after it.",
+}
+
+
+def _change(action: str, handler: Handler, summary: str) -> Route:
+    path = f"{_ONE}/{action}"
+    return Route("POST", path, handler, summary, FineTuningJob, scope=Scope.MANAGE, uses_model=False)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        _ALL,
+        create_job,
+        "Tune the initial state of a model with the examples of a file.",
+        FineTuningJob,
+        FineTuningRequest,
+        scope=Scope.MANAGE,
+    ),
+    Route(
+        "GET",
+        _ALL,
+        list_jobs,
+        "The fine-tuning jobs of the API key.",
+        FineTuningJobList,
+        query={**_PAGE, "metadata[NAME]": "Return only jobs whose metadata has this value under NAME."},
+        uses_model=False,
+    ),
+    Route("GET", _ONE, get_job, "How far a fine-tuning job is.", FineTuningJob, uses_model=False),
+    _change("cancel", cancel_job, "Cancel a fine-tuning job; its checkpoints stay."),
+    _change("pause", pause_job, "Pause a fine-tuning job."),
+    _change("resume", resume_job, "Resume a paused fine-tuning job."),
+    Route(
+        "GET",
+        f"{_ONE}/events",
+        list_events,
+        "What has happened to a fine-tuning job.",
+        FineTuningEventList,
+        chunk=FineTuningEvent,
+        query={**_PAGE, "stream": "`true` sends all events, the oldest first, and further ones when they happen."},
+        uses_model=False,
+    ),
+    Route(
+        "GET",
+        f"{_ONE}/checkpoints",
+        list_checkpoints,
+        "The newest checkpoints of a fine-tuning job.",
+        FineTuningCheckpointList,
+        query=_PAGE,
+        uses_model=False,
+    ),
+)

@@ -1,0 +1,227 @@
+"""OpenAI's list of models, with the facts of each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Literal, NotRequired, cast
+
+from aiohttp import web
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError, ModelNotFoundError
+from rnn_engine.telemetry import HealthStatus
+from rnn_engine.types import EmbeddingTask
+from rnn_engine_server.auth.engine import engine_of, open_engines_of
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.bodies import json_response
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.jobs.tunings import TUNED_PREFIX
+from rnn_engine_server.models.registry import MODEL_USE, MODELS, ModelStatus, ServedModel
+from rnn_engine_states.named.entry import NamedState
+
+
+class LoraEntry(TypedDict):
+    """A LoRA that is merged into the model.
+
+    `alpha` is its strength, null for the one that its file gives.
+    """
+
+    name: str
+    alpha: float | None
+
+
+class EmbeddingMeta(TypedDict):
+    """What a model made for embedding has: vectors of this width for these tasks, and perhaps a reranker beside it."""
+
+    width: int
+    tasks: list[EmbeddingTask]
+    reranker: str | None
+
+
+class ModelMeta(TypedDict):
+    """Properties of a model: its sizes, which depend on its version, its tokenizer, and the device that it runs on.
+
+    `state_bytes` are those of one sequence. An `unloaded` model is loaded at the next request for it, unless an admin
+    has unloaded it.
+    """
+
+    version: str
+    num_layers: int
+    width: int
+    num_heads: NotRequired[int]
+    head_size: NotRequired[int]
+    ffn_width: int
+    vocab_size: int
+    device: str
+    device_bytes: int | None
+    weights: str
+    num_slots: int
+    max_logprobs: int
+    tokenizer: str
+    loras: list[LoraEntry]
+    state_bytes: int
+    chat_template: dict[str, str] | str
+    embedding: EmbeddingMeta | None
+    status: ModelStatus
+
+
+class Capabilities(TypedDict):
+    """What a model can do, in Mistral's form. A model made for embedding writes no text."""
+
+    completion_chat: bool
+    function_calling: bool
+    completion_fim: Literal[False]
+
+
+class ModelEntry(TypedDict):
+    """A model. `type` and `capabilities` are those of Mistral's API; its package needs them.
+
+    `parent` is the model that was tuned; absent in models that are no tuned state of another.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["rnn-engine"]
+    type: Literal["base"]
+    capabilities: Capabilities
+    meta: ModelMeta
+    parent: NotRequired[str]
+
+
+class ModelDeleted(TypedDict):
+    id: str
+    object: Literal["model"]
+    deleted: Literal[True]
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class HealthBody(TypedDict):
+    """The health of the server: if it takes requests, and how busy it is.
+
+    Every `status` except `ok` comes with HTTP status 503; see Readiness. `model` is the default one. `requests` counts
+    HTTP requests, `active` and `queued` the engines' requests that hold a slot or wait for one.
+    """
+
+    status: HealthStatus
+    model: str
+    models: dict[str, ModelStatus]
+    requests: int
+    active: int
+    queued: int
+    cache_look_ups: int
+    cache_hits: int
+
+
+class Readiness(TypedDict):
+    """The health of the server or of an engine, as a word with a reason.
+
+    `checking`: something failed, and a token is run to see whether the device answers. `recovering`: the device was
+    lost and the model is loaded again. `stalled`: the device has not answered for `seconds`. `closing`: the server
+    stops. `failed`: the engine has stopped for good, by itself.
+    """
+
+    status: HealthStatus
+    reason: str | None
+    seconds: float
+
+
+def model_entry(model: ServedModel) -> ModelEntry:
+    """Return the description of a served model that clients get.
+
+    Raises ModelNotFoundError while it is loaded for the first time.
+    """
+    info = model.info
+    if info is None:
+        raise ModelNotFoundError(f"model: {model.name!r} is being loaded for the first time")
+    has_head = info.shape.has_head
+    meta = {
+        "version": info.shape.version,
+        **info.shape.sizes,
+        "device": info.device,
+        "device_bytes": info.device_bytes,
+        "weights": info.weights,
+        "num_slots": info.num_slots,
+        "max_logprobs": info.max_logprobs,
+        "tokenizer": info.tokenizer,
+        "loras": [{"name": lora.path.name, "alpha": lora.alpha} for lora in info.loras],
+        "state_bytes": info.shape.state_bytes,
+        "chat_template": info.chat_template.source,
+        "embedding": None if info.embedding is None else asdict(info.embedding),
+        "status": model.status,
+    }
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": info.created,
+        "owned_by": "rnn-engine",
+        "type": "base",
+        "capabilities": {"completion_chat": has_head, "function_calling": has_head, "completion_fim": False},
+        "meta": cast(ModelMeta, meta),  # TypedDict can't be checked where keys depend on the version
+    }
+
+
+def _tuned_entry(model: ServedModel, named: NamedState) -> ModelEntry:
+    """Return the entry of a model that starts from a named state."""
+    entry = model_entry(model)
+    return {**entry, "id": f"{model.name}:{named.name}", "created": int(named.created), "parent": model.name}
+
+
+async def list_models(request: web.Request) -> web.Response:
+    models = [model for model in request.app[MODELS] if model.info is not None]
+    tuned = [
+        _tuned_entry(request.app[MODELS].find(name), named)
+        for name, engine in open_engines_of(request).items()
+        for named in (await engine.states.list()).entries
+        if named.plain_name.startswith(TUNED_PREFIX)
+    ]
+    body: ModelList = {"object": "list", "data": [*map(model_entry, models), *tuned]}
+    return json_response(body)
+
+
+async def get_model(request: web.Request) -> web.Response:
+    model, state = request.app[MODELS].find_state(request.match_info["model"])
+    if state is None:
+        return json_response(model_entry(model))
+    engine = open_engines_of(request).get(model.name)
+    named = None if engine is None else await engine.states.find(state)
+    if named is None:
+        raise ModelNotFoundError(f"model: the model {model.name!r} has no state {state[:80]!r}, or is not loaded")
+    return json_response(_tuned_entry(model, named))
+
+
+async def delete_model(request: web.Request) -> web.Response:
+    name = request.match_info["model"]
+    await request[MODEL_USE].choose(name)
+    state = request[MODEL_USE].state
+    if state is None:
+        raise InvalidRequestError("model", name, "MODEL:STATE, a model that was tuned; others can't be deleted")
+    await engine_of(request).states.delete(state)
+    body: ModelDeleted = {"id": name, "object": "model", "deleted": True}
+    return json_response(body)
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/models",
+        list_models,
+        "The models that are served.",
+        ModelList,
+        uses_model=False,
+        also=("/models", "/api/oai/models", "/api/oai/v1/models"),
+    ),
+    Route("GET", "/v1/models/{model:.+}", get_model, "The model of that name.", ModelEntry, uses_model=False),
+    Route(
+        "DELETE",
+        "/v1/models/{model:.+}",
+        delete_model,
+        "Delete a model that was tuned: its state.",
+        ModelDeleted,
+        scope=Scope.MANAGE,
+    ),
+)

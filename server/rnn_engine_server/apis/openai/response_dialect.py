@@ -1,0 +1,335 @@
+"""Format answers as OpenAI's responses: items in one object, or the stream events that report how they grow."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal, TypeAlias
+
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.chat_prompt import ToolChoice
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome
+from rnn_engine_server.apis.openai.background import BackgroundRun
+from rnn_engine_server.apis.openai.dialect import ContentTokens, chat_logprobs
+from rnn_engine_server.apis.openai.response_schemas import ResponsesRequest, ResponseUsage
+from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob
+from rnn_engine_server.core.errors import describe
+from rnn_engine_server.core.schema import Usage
+from rnn_engine_server.core.streams import encode_event
+
+ItemType: TypeAlias = Literal["message", "reasoning", "function_call"]
+
+_TYPE_OF: Mapping[AnswerPart, ItemType] = {
+    AnswerPart.CONTENT: "message",
+    AnswerPart.REASONING: "reasoning",
+    AnswerPart.CALL: "function_call",
+    AnswerPart.ARGUMENTS: "function_call",
+}
+_PREFIX: Mapping[ItemType, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_TEXT_EVENT: Mapping[ItemType, str] = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
+
+
+class ItemWriter:
+    """Builds the items of one answer from its pieces, and makes the stream events that report these items.
+
+    `key` is a part of the items' ids.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._is_open = False
+        self.items: list[dict[str, Any]] = []
+
+    def tell(self, pieces: Sequence[Piece], logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[Mapping[str, Any]]:
+        """Add an answer's next pieces to its items, and yield the stream events for them.
+
+        `logprobs` are of the pieces' text.
+        """
+        waiting = list(logprobs)
+        for piece in pieces:
+            kind = _TYPE_OF.get(piece.part)
+            if kind is None:
+                continue
+            if not self._is_open or piece.part is AnswerPart.CALL or kind != self.items[-1]["type"]:
+                yield from self._close("completed")
+                yield from self._open(kind, piece)
+            if piece.part is AnswerPart.CONTENT:
+                yield self._add_text(piece.text, waiting)
+                waiting = []
+            elif piece.part is AnswerPart.REASONING:
+                yield self._add_text(piece.text)
+            elif piece.part is AnswerPart.ARGUMENTS:
+                self.items[-1]["arguments"] += piece.text
+                yield self._event("response.function_call_arguments.delta", delta=piece.text)
+
+    def finish(self, *, is_cut: bool) -> Iterator[Mapping[str, Any]]:
+        """Complete the last item of the answer, and yield the stream events for it.
+
+        An answer without text or calls gets an empty message, unless it was cut.
+        """
+        if not any(item["type"] != "reasoning" for item in self.items) and not is_cut:
+            yield from self._close("completed")
+            yield from self._open("message", None)
+        yield from self._close("incomplete" if is_cut else "completed")
+
+    def _open(self, kind: ItemType, piece: Piece | None) -> Iterator[Mapping[str, Any]]:
+        number = len(self.items)
+        item: dict[str, Any] = {
+            "id": f"{_PREFIX[kind]}_{self._key}{number:04x}",
+            "type": kind,
+            "status": "in_progress",
+        }
+        if piece is not None and kind == "function_call":
+            item |= {"call_id": f"call_{self._key}{number:04x}", "name": piece.text, "arguments": ""}
+        else:
+            item["content"] = []
+            if kind == "message":
+                item["role"] = "assistant"
+            else:
+                item["summary"] = []
+        self.items.append(item)
+        self._is_open = True
+        yield {"type": "response.output_item.added", "output_index": number, "item": _copy(item)}
+        if kind != "function_call":
+            item["content"].append(_empty_part(kind))
+            yield self._content_event("response.content_part.added", part=_empty_part(kind))
+
+    def _close(self, status: str) -> Iterator[Mapping[str, Any]]:
+        if not self._is_open:
+            return
+        item = self.items[-1]
+        item["status"] = status
+        self._is_open = False
+        if item["type"] == "function_call":
+            name, arguments = item["name"], item["arguments"]
+            yield self._event("response.function_call_arguments.done", name=name, arguments=arguments)
+        else:
+            [part] = item["content"]
+            tokens = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield self._content_event(f"{_TEXT_EVENT[item['type']]}.done", text=part["text"], **tokens)
+            yield self._content_event("response.content_part.done", part=part)
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
+
+    def _add_text(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> Mapping[str, Any]:
+        item = self.items[-1]
+        [part] = item["content"]
+        part["text"] += text
+        if item["type"] == "message":
+            part["logprobs"] += logprobs
+            return self._content_event("response.output_text.delta", delta=text, logprobs=logprobs)
+        return self._content_event("response.reasoning_text.delta", delta=text)
+
+    def _content_event(self, kind: str, **fields: object) -> Mapping[str, Any]:
+        return self._event(kind, content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: object) -> Mapping[str, Any]:
+        return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **fields}
+
+
+def _empty_part(kind: ItemType) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": ""}
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+
+
+def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a copy of an answer's item with empty content, for the stream event that announces the item."""
+    return {**item, "content": []} if "content" in item else item
+
+
+class ResponsesDialect:
+    """Formats the answers of /v1/responses, whole or as streams: a `Dialect`.
+
+    `form` says which parts, such as thoughts and calls, to look for in the answer; `sampling` has the sampling
+    parameters. `run` is the run of a response in the background.
+    """
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        body: ResponsesRequest,
+        form: AnswerForm,
+        sampling: SamplingParams,
+        run: BackgroundRun | None = None,
+    ) -> None:
+        self._engine = engine
+        self._body = body
+        self._sampling = sampling
+        self._key = uuid.uuid4().hex if run is None else run.key
+        self._created = int(time.time()) if run is None else run.queued["created_at"]
+        self._reader = AnswerReader(form)
+        self._tokens = ContentTokens()
+        self._items = ItemWriter(self._key)
+        self._clock = AnswerClock(with_each=body.tells_times)
+        self._started: Started | None = None
+        self._thoughts = _ThoughtTokens()
+        self._opening = ("response.created", "response.in_progress") if run is None else ("response.in_progress",)
+        self._number = 0 if run is None else run.num_events
+        self._is_open = False
+        self.response: Mapping[str, Any] | None = None  # once it has ended
+
+    def whole(
+        self,
+        kept: Sequence[int],  # noqa: ARG002
+        outcomes: Sequence[ChoiceOutcome],
+        usage: Usage,  # noqa: ARG002
+        extra: Mapping[str, object],
+    ) -> Mapping[str, object]:
+        [outcome] = outcomes
+        self._started = outcome.started
+        list(self._take(self._reader.feed(outcome.text), outcome.tokens))
+        list(self._end(outcome.end))
+        return self._finished(outcome.end, extra)
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+        opening = b"" if self._is_open else self._open()
+        times = self._clock.tell(event)
+        match event:
+            case PromptProgress():
+                told = {"type": "response.in_progress", "response": self._response("in_progress")}
+                return opening + self._encode({**told, **times})
+            case Started():
+                self._started = event
+                return opening
+            case TextDelta():
+                news = self._take(self._reader.feed(event.text), event.tokens)
+                return b"".join(self._encode({**one, **times}) for one in news)
+            case Finished():
+                last = b"".join(map(self._encode, self._end(event)))
+                response = self._finished(event, extra)
+                return last + self._encode({"type": f"response.{response['status']}", "response": response, **times})
+            case PromptScored():
+                return b""
+
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        failure = describe(error)
+        told = {"code": failure.code or failure.type, "message": failure.message}
+        self.response = {**self._response("failed"), "error": told}
+        return self._encode({"type": "response.failed", "response": self.response})
+
+    @property
+    def has_failed(self) -> bool:
+        return self.response is not None and self.response["status"] == "failed"
+
+    @property
+    def queued(self) -> Mapping[str, Any]:
+        """The response before it begins to run in the background."""
+        return self._response("queued")
+
+    def _open(self) -> bytes:
+        """Return the encoded events that begin a response's stream."""
+        self._is_open = True
+        response = self._response("in_progress")
+        return b"".join(self._encode({"type": kind, "response": response}) for kind in self._opening)
+
+    def _take(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> Iterator[Mapping[str, Any]]:
+        self._thoughts.add(pieces, tokens)
+        return self._items.tell(pieces, self._logprobs(pieces, tokens))
+
+    def _end(self, finished: Finished) -> Iterator[Mapping[str, Any]]:
+        yield from self._take(self._reader.finish(), ())
+        yield from self._items.finish(is_cut=finished.reason == "length")
+
+    def _logprobs(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> Sequence[ChatTokenLogprob]:
+        if not self._body.wants_logprobs:
+            return ()
+        return chat_logprobs(self._engine, self._tokens.divide(tokens, pieces))["content"]
+
+    def _finished(self, finished: Finished, extra: Mapping[str, object]) -> Mapping[str, Any]:
+        """Make the complete response object, and return it."""
+        is_cut = finished.reason == "length"
+        self.response = {
+            **self._response("incomplete" if is_cut else "completed"),
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._items.items,
+            "usage": self._usage(finished),
+            **extra,
+        }
+        return self.response
+
+    def _response(self, status: str) -> Mapping[str, Any]:
+        """Return the fields of a response object with this `status`, still without output and usage."""
+        body = self._body
+        return {
+            "id": f"resp_{self._key}",
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": None,
+            "status": status,
+            "background": body.background,
+            "conversation": None if body.conversation is None else {"id": body.conversation},
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_tokens,
+            "metadata": body.metadata,
+            "model": self._engine.info.model,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "store": body.store,
+            "temperature": self._sampling.temperature,
+            "text": {"format": body.text.format},
+            "tool_choice": _choice_word(body.tool_choice or ToolChoice("auto")),
+            "tools": [tool.model_dump() for tool in body.tools],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": self._sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+    def _usage(self, finished: Finished) -> ResponseUsage:
+        prompt, cached = (0, 0) if self._started is None else (self._started.prompt_tokens, self._started.cached_tokens)
+        drawn = finished.completion_tokens
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": drawn,
+            "output_tokens_details": {"reasoning_tokens": self._thoughts.count},
+            "total_tokens": prompt + drawn,
+        }
+
+    def _encode(self, event: Mapping[str, Any]) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return encode_event({**event, "sequence_number": number}, event["type"])
+
+
+class _ThoughtTokens:
+    """Counts an answer's tokens up to the end of its last thought, for the field `reasoning_tokens`."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []  # of all tokens in bytes
+        self._read = 0  # bytes of all pieces
+        self._end = 0  # of the last thought in bytes
+
+    def add(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> None:
+        self._sizes += [len(info.data) for info in tokens]
+        for piece in pieces:
+            self._read += len(piece.text.encode())
+            if piece.part is AnswerPart.REASONING:
+                self._end = self._read
+
+    @property
+    def count(self) -> int:
+        ends = list(accumulate(self._sizes, initial=0))
+        return sum(start < self._end for start in ends[:-1])
+
+
+def _choice_word(choice: ToolChoice) -> str | Mapping[str, Any]:
+    """Return a choice of tools in the form of OpenAI's field `tool_choice`: a word or an object."""
+    if choice.names is None:
+        return choice.mode
+    tools = [{"type": "function", "name": name} for name in choice.names]
+    if choice.mode == "required" and len(tools) == 1:
+        return tools[0]
+    return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}

@@ -1,0 +1,282 @@
+"""The items of OpenAI's responses and conversations: check them, give them ids, and convert them to messages."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic_core import from_json, to_json
+from typing_extensions import TypedDict
+
+from rnn_engine.chat_template import Role, find_role
+from rnn_engine.errors import StorageError
+from rnn_engine_server.apis.common.messages import CalledFunction, Message, ToolCallBody, parse_content, parse_role
+from rnn_engine_server.core.bodies import parsed_bytes
+from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody
+
+Item: TypeAlias = dict[str, Any]
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_KEPT_BYTES = 128  # that a kept item takes beside its texts
+_KINDS = "message, function_call, function_call_output, reasoning or item_reference"
+
+
+def _parse_item(value: object) -> Item:
+    """Parse an item of a conversation: keep its known fields, and give it an id if it has none. Raises RefusedError."""
+    if not isinstance(value, dict):
+        raise RefusedError(value, f"an item with the type {_KINDS}")
+    match value:
+        case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
+            item: Item = {"call_id": call_id, "name": name, "arguments": arguments}
+            return _finish_item(value, "function_call", item)
+        case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
+            return _finish_item(value, "function_call_output", {"call_id": call_id, "output": _text(output)})
+        case {"type": "reasoning"}:
+            return _finish_item(value, "reasoning", {"summary": [], "content": _parse_thoughts(value)})
+        case {"type": "item_reference", "id": str(item_id)}:
+            return {"type": "item_reference", "id": item_id}
+        case {"role": role, "content": content} if value.get("type", "message") == "message":
+            return _parse_message(value, role, content)
+        case {"type": "message" | "function_call" | "function_call_output" | "item_reference"}:
+            raise RefusedError(value, "an item with all of its required fields")
+    raise RefusedError(value.get("type"), _KINDS, below="type")
+
+
+def _parse_message(value: Mapping[str, Any], role: object, content: object) -> Item:
+    word = str(role).lower()
+    is_answer = parse_role(role) is Role.ASSISTANT
+    part: Item = {"type": "output_text" if is_answer else "input_text", "text": _text(content)}
+    if is_answer:
+        part |= {"annotations": [], "logprobs": []}
+    return _finish_item(value, "message", {"role": word, "content": [part]})
+
+
+def _text(content: object) -> str:
+    text = parse_content(content)
+    if text is None:
+        raise RefusedError(content, "a string or a list of text parts")
+    return text
+
+
+def _parse_thoughts(value: Mapping[str, Any]) -> list[Item]:
+    """Return the text parts of a reasoning item: those of its content, or of its summary if it has no content.
+
+    Raises RefusedError if these are no lists.
+    """
+    for name in ("content", "summary"):
+        if not isinstance(value.get(name), list | None):
+            raise RefusedError(value[name], "a list of text parts, or null", below=name)
+    parts = value.get("content") or value.get("summary") or []
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return [{"type": "reasoning_text", "text": text} for text in texts if text]
+
+
+def _finish_item(value: Mapping[str, Any], kind: str, fields: Item) -> Item:
+    given = value.get("id")
+    item_id = given if isinstance(given, str) and given else new_item_id(kind)
+    return {"id": item_id, "type": kind, "status": "completed", **fields}
+
+
+def new_item_id(kind: str) -> str:
+    """Return a new random id for an item of the type `kind`."""
+    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex[:28]}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptItem:
+    """An item of a response or conversation in the form for storing: its fields as JSON, so that its size is known."""
+
+    id: str
+    type: str
+    fields: bytes  # a JSON object of all but the id
+    num_loaded: int  # bytes that the item takes once it is loaded, about
+
+    @classmethod
+    def of(cls, item: Item) -> Self:
+        fields = to_json({name: value for name, value in item.items() if name != "id"})
+        return cls.stored(item["id"], item["type"], fields)
+
+    @classmethod
+    def stored(cls, item_id: str, kind: str, fields: bytes) -> Self:
+        """Return the item with these values, of which `fields` are JSON of all but the id."""
+        return cls(item_id, kind, fields, parsed_bytes(fields))
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes the stored item takes, about."""
+        return _KEPT_BYTES + len(self.id.encode()) + len(self.fields)
+
+    @property
+    def json(self) -> bytes:
+        return b'{"id":' + to_json(self.id) + b"," + self.fields[1:]
+
+    def load(self) -> Item:
+        """Parse the item's stored JSON, and return the item. Raises StorageError if it is damaged."""
+        try:
+            fields = from_json(self.fields)
+            if not isinstance(fields, dict):
+                raise ValueError(f"{fields!r} is no object")
+            return {"id": self.id, **fields}
+        except ValueError as error:
+            raise StorageError(f"the item {self.id!r} was kept and is damaged: {error}") from error
+
+
+def _one_text(value: object) -> object:
+    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+
+
+Items: TypeAlias = Annotated[
+    list[Annotated[Item, PlainValidator(_parse_item), WithJsonSchema({"type": "object"})]],
+    FailFast(),
+    BeforeValidator(_one_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One turn of the assistant in a conversation: its thoughts, text and tool calls."""
+
+    thoughts: list[str] = field(default_factory=list)
+    content: str | None = None
+    calls: list[ToolCallBody] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the assistant's turn has neither text nor calls; it may have thoughts."""
+        return self.content is None and not self.calls
+
+    @property
+    def message(self) -> Message:
+        return Message.model_construct(
+            role=Role.ASSISTANT,
+            content=self.content,
+            reasoning_content="\n".join(self.thoughts) or None,
+            tool_calls=self.calls,
+        )
+
+
+def messages_of(items: Sequence[Item]) -> list[Message]:
+    """Convert a conversation's items to chat messages.
+
+    The assistant's thoughts, text and calls of one turn become one message.
+    """
+    messages: list[Message] = []
+    turn: _Turn | None = None
+    for item in items:
+        if turn is not None and _ends(turn, item):
+            messages += [] if turn.is_empty else [turn.message]
+            turn = None
+        match item:
+            case {"type": "message", "role": role, "content": [{"text": text}]}:
+                if (speaker := find_role(role)) is Role.ASSISTANT:
+                    turn = turn or _Turn()
+                    turn.content = text
+                else:
+                    messages.append(Message.model_construct(role=speaker, content=text))
+            case {"type": "function_call_output", "call_id": call_id, "output": output}:
+                messages.append(Message.model_construct(role=Role.OBSERVATION, content=output, tool_call_id=call_id))
+            case {"type": "reasoning", "content": parts}:
+                turn = turn or _Turn()
+                turn.thoughts += [part["text"] for part in parts]
+            case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
+                turn = turn or _Turn()
+                function = CalledFunction.model_construct(name=name, arguments=arguments)
+                turn.calls.append(ToolCallBody.model_construct(id=call_id, function=function))
+    return messages if turn is None or turn.is_empty else [*messages, turn.message]
+
+
+def _ends(turn: _Turn, item: Item) -> bool:
+    """Return True if `item` does not belong to the assistant's `turn`, so that the turn is complete before it."""
+    match item:
+        case {"type": "message", "role": role} if find_role(role) is Role.ASSISTANT:
+            return not turn.is_empty
+        case {"type": "reasoning"}:
+            return not turn.is_empty
+        case {"type": "function_call"}:
+            return False
+    return True
+
+
+_ITEMS = (
+    "Messages, `function_call`, `function_call_output`, `reasoning`, and `item_reference` to an item of a response."
+)
+
+
+def _parse_ref(value: object) -> str:
+    match value:
+        case str(found) | {"id": str(found)}:
+            return found
+    raise RefusedError(value, 'the id of a conversation, or {"id": ...}')
+
+
+ConversationRef: TypeAlias = Annotated[
+    str,
+    BeforeValidator(_parse_ref),
+    WithJsonSchema({"anyOf": [STRING, {"type": "object", "properties": {"id": STRING}, "required": ["id"]}]}),
+]
+
+_MOST_PAIRS, _MOST_NAME, _MOST_VALUE = 16, 64, 512  # as OpenAI has them
+
+
+def _check_metadata(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    if len(value) > _MOST_PAIRS:
+        raise RefusedError(f"{len(value)} pairs", f"at most {_MOST_PAIRS} pairs")
+    for name, text in value.items():
+        if len(name) > _MOST_NAME:
+            raise RefusedError(name, f"names of at most {_MOST_NAME} characters")
+        if isinstance(text, str) and len(text) > _MOST_VALUE:
+            raise RefusedError(text, f"values of at most {_MOST_VALUE} characters", below=name)
+    return value
+
+
+Metadata: TypeAlias = Annotated[
+    dict[str, str],
+    BeforeValidator(_check_metadata),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": _MOST_PAIRS,
+            "propertyNames": {"maxLength": _MOST_NAME},
+            "additionalProperties": {"type": "string", "maxLength": _MOST_VALUE},
+        }
+    ),
+]
+METADATA_BOUNDS = f"At most {_MOST_PAIRS} pairs, names of {_MOST_NAME} characters and values of {_MOST_VALUE}."
+
+
+class CreateConversationRequest(RequestBody):
+    """A request to store a new conversation on the server."""
+
+    items: Items = Field(default=[], description=f"The first items. {_ITEMS}")
+    metadata: Metadata = Field(default={}, description=f"Returned with the conversation unchanged. {METADATA_BOUNDS}")
+
+
+class UpdateConversationRequest(RequestBody):
+    metadata: Metadata = Field(description=f"Replaces the metadata of the conversation. {METADATA_BOUNDS}")
+
+
+class AddItemsRequest(RequestBody):
+    items: Items = Field(min_length=1, description=f"Items to add at the end. {_ITEMS}")
+
+
+class KeptConversation(TypedDict):
+    """The description of a stored conversation, without its items."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(TypedDict):
+    """The answer to a request to delete a conversation."""
+
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: Literal[True]

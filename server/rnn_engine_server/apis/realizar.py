@@ -1,0 +1,242 @@
+"""realizar's routes: generate for batches of prompts, tokenize, and report if the device is ready."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Annotated, ClassVar, Literal
+
+from aiohttp import web
+from pydantic import FailFast, Field
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineInfo
+from rnn_engine.requests import BEGINNING, GenerateRequest
+from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_whole
+from rnn_engine_server.apis.common.generation import check_prompts
+from rnn_engine_server.apis.openai.completions import prepare_completions
+from rnn_engine_server.apis.openai.schemas import CompletionRequest
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import json_response, long_json_response, read_body
+from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.schema import RequestBody, Usage
+from rnn_engine_server.core.settings import Limits
+
+
+class BatchCompletionRequest(CompletionRequest):
+    """A request to continue several prompts as one batch, with realizar's field names.
+
+    The fields of completions mean the same here.
+    """
+
+    aliases: ClassVar = {**CompletionRequest.aliases, "prompts": "prompt"}
+
+
+class BatchResult(TypedDict):
+    index: int
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    tokens_generated: int
+    finish_reason: Literal["stop", "length"]
+    seed: int
+
+
+class BatchStatistics(TypedDict):
+    """Statistics of a batch of prompts.
+
+    `batch_size` counts the answers; as many as there are slots run in one forward pass.
+    """
+
+    batch_size: int
+    gpu_used: bool
+    total_tokens: int
+    processing_time_ms: float
+    throughput_tps: float
+
+
+class BatchCompletion(TypedDict):
+    """The answers to a batch of prompts: one entry for each answer, prompt by prompt."""
+
+    results: list[BatchResult]
+    stats: BatchStatistics
+
+
+class WarmUp(TypedDict):
+    success: Literal[True]
+    memory_bytes: int | None
+    num_layers: int
+    message: str
+
+
+class GpuStatus(TypedDict):
+    """The status of the device that runs the model.
+
+    `cache_ready` is true while the model runs; `batch_threshold` is the number of slots.
+    """
+
+    cache_ready: bool
+    gpu_used: bool
+    device: str
+    status: str
+    cache_memory_bytes: int | None
+    batch_threshold: int
+    recommended_min_batch: Literal[1]
+
+
+class BatchTokenizeRequest(RequestBody):
+    """A request to tokenize several texts."""
+
+    ignored: ClassVar = frozenset({"model", "model_id"})
+
+    texts: Annotated[list[str], FailFast()] = Field(min_length=1, description="The texts.")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_inputs", "texts", len(self.texts))
+        check_prompts(limits, "texts", self.texts)
+
+
+class TokenizedText(TypedDict):
+    token_ids: list[int]
+    num_tokens: int
+
+
+class BatchTokens(TypedDict):
+    """The answer with the tokens of several texts: one entry for each text."""
+
+    results: list[TokenizedText]
+
+
+class BatchDialect:
+    """Formats the answers to realizar's batches of prompts, which are not streamed: a `WholeDialect`."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._info = info
+        self._begun = time.monotonic()
+
+    def whole(
+        self,
+        kept: Sequence[int],
+        outcomes: Sequence[ChoiceOutcome],
+        usage: Usage,  # noqa: ARG002
+        extra: Mapping[str, object],
+    ) -> Mapping[str, object]:
+        seconds = max(outcome.ended for outcome in outcomes) - self._begun
+        total = sum(outcome.end.completion_tokens for outcome in outcomes)
+        answer: BatchCompletion = {
+            "results": [_result(index, outcomes[place]) for index, place in enumerate(kept)],
+            "stats": {
+                "batch_size": len(outcomes),
+                "gpu_used": uses_gpu(self._info),
+                "total_tokens": total,
+                "processing_time_ms": seconds * 1000,
+                "throughput_tps": total / seconds if seconds > 0 else 0.0,
+            },
+        }
+        return {**answer, **extra}
+
+
+def uses_gpu(info: EngineInfo) -> bool:
+    """Return True if a model runs on a device other than the CPU."""
+    return info.device_bytes is not None
+
+
+def _result(index: int, outcome: ChoiceOutcome) -> BatchResult:
+    assert outcome.started is not None
+    generated = outcome.end.completion_tokens
+    return {
+        "index": index,
+        "text": outcome.text,
+        "prompt_tokens": outcome.started.prompt_tokens,
+        "completion_tokens": generated,
+        "tokens_generated": generated,
+        "finish_reason": outcome.end.reason,
+        "seed": outcome.end.seed,
+    }
+
+
+# realizar's routes: batches of prompts, and whether the device is ready.
+
+
+async def batch_completions(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, BatchCompletionRequest)
+    if body.stream:
+        raise InvalidRequestError("stream", True, "false, since a batch is answered as a whole")
+    engine = engine_of(request, body.cache_salt)
+    calls, resolved = await prepare_completions(request, engine, body)
+    return await answer_whole(BatchDialect(engine.info), request, body, calls, resolved)
+
+
+async def batch_tokenize(request: web.Request) -> web.Response:
+    body = await read_body(request, BatchTokenizeRequest)
+    engine, limits = engine_of(request), request.app[SETTINGS].limits
+
+    def make() -> BatchTokens:
+        lists = [engine.tokenize(text) for text in body.texts]
+        limits.check("max_prompt_tokens", "texts", sum(map(len, lists)))
+        return {"results": [{"token_ids": tokens, "num_tokens": len(tokens)} for tokens in lists]}
+
+    return await long_json_response(request, sum(map(len, body.texts)), make)
+
+
+async def warm_up(request: web.Request) -> web.Response:
+    """Run one token through the model without sampling, and report the model and the device that ran it."""
+    engine = engine_of(request)
+    async with aclosing(engine.generate(GenerateRequest(BEGINNING, max_tokens=0))) as events:
+        async for _ in events:
+            pass
+    info = engine.info
+    answer: WarmUp = {
+        "success": True,
+        "memory_bytes": info.device_bytes,
+        "num_layers": info.shape.num_layers,
+        "message": f"{info.model} runs on {info.device}; its weights were put there when it was loaded",
+    }
+    return json_response(answer)
+
+
+async def gpu_status(request: web.Request) -> web.Response:
+    engine = engine_of(request)
+    info, health = engine.info, engine.health()
+    answer: GpuStatus = {
+        "cache_ready": health.status == "ok",
+        "gpu_used": uses_gpu(info),
+        "device": info.device,
+        "status": health.status,
+        "cache_memory_bytes": info.device_bytes,
+        "batch_threshold": info.num_slots,
+        "recommended_min_batch": 1,
+    }
+    return json_response(answer)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/batch/completions",
+        batch_completions,
+        "Continue several prompts as one batch, as realizar does. Here they really run in one forward pass.",
+        BatchCompletion,
+        request=BatchCompletionRequest,
+    ),
+    Route(
+        "POST",
+        "/v1/batch/tokenize",
+        batch_tokenize,
+        "The tokens of several texts.",
+        BatchTokens,
+        request=BatchTokenizeRequest,
+        also=("/batch/tokenize",),
+    ),
+    Route(
+        "POST",
+        "/v1/gpu/warmup",
+        warm_up,
+        "Run one token, so that the next request does not wait for preparations.",
+        WarmUp,
+    ),
+    Route("GET", "/v1/gpu/status", gpu_status, "Whether the model's device answers.", GpuStatus),
+)

@@ -1,0 +1,84 @@
+"""The list of all routes of the server, API by API."""
+
+from __future__ import annotations
+
+from rnn_engine_server import web
+from rnn_engine_server.apis import (
+    ai00,
+    astrai,
+    koboldcpp,
+    llama_server,
+    mistral,
+    realizar,
+    rerank,
+    rwkv_runner,
+    tei,
+    tgi,
+    vllm,
+)
+from rnn_engine_server.apis.anthropic import batches as message_batches
+from rnn_engine_server.apis.anthropic import routes as anthropic
+from rnn_engine_server.apis.engine import (
+    cache,
+    choices,
+    collections,
+    state_comparison,
+    state_files,
+    states,
+    status,
+    tokens,
+)
+from rnn_engine_server.apis.ollama import pull
+from rnn_engine_server.apis.ollama import routes as ollama
+from rnn_engine_server.apis.openai import (
+    batches,
+    chat,
+    completions,
+    conversations,
+    embeddings,
+    files,
+    fine_tuning,
+    models,
+    responses,
+)
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.openapi import routes as document
+
+ALL_ROUTES: tuple[Route, ...] = (
+    *chat.ROUTES,
+    *completions.ROUTES,
+    *responses.ROUTES,
+    *conversations.ROUTES,
+    *embeddings.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
+    *fine_tuning.ROUTES,
+    *models.ROUTES,
+    *choices.ROUTES,
+    *tokens.ROUTES,
+    *states.ROUTES,
+    *state_files.ROUTES,
+    *state_comparison.ROUTES,
+    *collections.ROUTES,
+    *cache.ROUTES,
+    *status.ROUTES,
+    *anthropic.ROUTES,
+    *message_batches.ROUTES,
+    *ollama.ROUTES,
+    *pull.ROUTES,
+    *ollama.LIBRARY_ROUTES,
+    *llama_server.ROUTES,
+    *rerank.ROUTES,
+    *tgi.ROUTES,
+    *tei.ROUTES,
+    *vllm.ROUTES,
+    *koboldcpp.ROUTES,
+    *mistral.ROUTES,
+    *rwkv_runner.ROUTES,
+    *ai00.ROUTES,
+    *realizar.ROUTES,
+    *astrai.ROUTES,
+    *document.ROUTES,
+    *web.ROUTES,
+)
+"""OpenAI's routes first, then this project's own, then those of other APIs: the order in which they are listed."""

@@ -1,0 +1,141 @@
+"""RWKV-Runner's routes: its status, another model in place of the default one, and settings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.hub.local import model_name
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.bodies import encoded_response, json_response, read_body, to_json
+from rnn_engine_server.core.errors import Failure
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import RequestBody, only
+from rnn_engine_server.models.orders import LoadOrder, ModelFolder, folder_of
+from rnn_engine_server.models.registry import MODELS, ModelStatus
+
+_STATUSES: dict[ModelStatus, Literal[0, 2, 3]] = {"loaded": 3, "loading": 2, "unloading": 0, "unloaded": 0}
+
+
+class SwitchModelRequest(RequestBody):
+    """A model to load in place of the default model. A file that is served, or was, is loaded with the name, LoRAs,
+    states and reranker that it had. `strategy` has no effect: the server's options count."""
+
+    always_strict: ClassVar = True
+
+    ignored: ClassVar = frozenset({"customCuda", "strategy"})
+
+    model: str = Field(
+        description="The path of a file in the folder of models; empty to unload the default model.",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="The path of a tokenizer in the folder of models; null or empty: the one that the model had, or as "
+        "the server chooses.",
+    )
+    deploy: Annotated[Literal[False], only(False, because="API keys with scopes say who may load models")] = Field(
+        default=False, description="Only false."
+    )
+
+
+class UpdateConfigRequest(RequestBody):
+    """Settings for all later requests. They are left out, since each request has its own, and the answer's header
+    X-Left-Out names them."""
+
+
+class RunnerStatus(TypedDict):
+    """The state of the default model: 0 if it is not loaded, 2 while it is being loaded, and 3 if it is loaded."""
+
+    status: Literal[0, 2, 3]
+    pid: int
+    device_name: str
+
+
+class RunnerError(TypedDict):
+    detail: str
+
+
+def runner_error(failure: Failure) -> tuple[int, RunnerError]:
+    """Return the HTTP status and the body of an error in RWKV-Runner's form."""
+    return failure.status, {"detail": failure.message}
+
+
+async def switch_model(request: web.Request) -> web.Response:
+    body = await read_body(request, SwitchModelRequest)
+    models = request.app[MODELS]
+    if body.model:
+        orders = [model.order for model in models]
+        await models.replace_default(await asyncio.to_thread(_order, body, folder_of(request), orders))
+    else:
+        await models.default.unload(withdraw=True)
+    return _success()
+
+
+def _order(body: SwitchModelRequest, folder: ModelFolder, known: Sequence[LoadOrder]) -> LoadOrder:
+    """Return the order to load the file that `body` names: that of `known` for the same file, or a new one."""
+    path = folder.find(body.model)
+    tokenizer = str(folder.find(body.tokenizer)) if body.tokenizer else None
+    new = LoadOrder(model_name(path), path)
+    order = next((order for order in known if order.path.resolve() == path.resolve()), new)
+    return replace(order, tokenizer=tokenizer or order.tokenizer)
+
+
+async def update_config(request: web.Request) -> web.Response:
+    await read_body(request, UpdateConfigRequest)
+    return _success()
+
+
+def _success() -> web.Response:
+    return encoded_response(to_json("success"))
+
+
+async def status(request: web.Request) -> web.Response:
+    model = request.app[MODELS].default
+    answer: RunnerStatus = {
+        "status": _STATUSES[model.status],
+        "pid": os.getpid(),
+        "device_name": "" if model.info is None else model.info.device,
+    }
+    return json_response(answer)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/switch-model",
+        switch_model,
+        "Load a model from the folder of models (`--model-folder`) in place of the default model, as RWKV-Runner does.",
+        str,
+        request=SwitchModelRequest,
+        scope=Scope.ADMIN,
+        uses_model=False,
+        error_form=runner_error,
+    ),
+    Route(
+        "POST",
+        "/update-config",
+        update_config,
+        "Accepted for clients of RWKV-Runner; nothing changes, since each request has its own settings.",
+        str,
+        request=UpdateConfigRequest,
+        uses_model=False,
+        error_form=runner_error,
+    ),
+    Route(
+        "GET",
+        "/status",
+        status,
+        "The state of the default model, in RWKV-Runner's form.",
+        RunnerStatus,
+        routine=True,
+        uses_model=False,
+        error_form=runner_error,
+    ),
+)

@@ -1,0 +1,169 @@
+"""The routes of text-embeddings-inference (TEI): vectors of texts, and how similar texts are."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+import numpy as np
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine_server.apis.common.states import ModelNameBody
+from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, find_vectors
+from rnn_engine_server.core.bodies import long_json_response, read_body
+from rnn_engine_server.core.errors import Failure
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import RequestBody, only
+from rnn_engine_server.core.settings import Limits
+
+_WITHOUT_EFFECT = frozenset({"truncate", "truncation_direction"})  # texts are read as a whole
+_NO_PROMPTS = "the model has no prompts by name; put the text before the inputs"
+
+PromptName: TypeAlias = Annotated[None, only(None, because=_NO_PROMPTS)]
+
+
+class TeiEmbedRequest(EmbeddingsRequest):
+    """A request for vectors of texts, in text-embeddings-inference's words. The other fields are those of
+    /v1/embeddings."""
+
+    ignored: ClassVar = EmbeddingsRequest.ignored | _WITHOUT_EFFECT
+    aliases: ClassVar = {**EmbeddingsRequest.aliases, "inputs": "input"}
+
+    encoding_format: Literal["float"] = Field(default="float", description="Only numbers.")
+    prompt_name: PromptName = Field(default=None, description="Only null.")
+
+
+class TeiEmbedAllRequest(TeiEmbedRequest):
+    """A request for a vector after each token of texts. The tokens up to each of them count as an input of their
+    own."""
+
+    normalize: bool = Field(default=False, description="Scale every vector to length 1.")
+
+
+class SimilarityInputs(RequestBody):
+    """A text, and the texts that it is compared with."""
+
+    source_sentence: str = Field(min_length=1, description="A text.")
+    sentences: list[str] = Field(min_length=1, description="Texts to compare with it.")
+
+
+class SimilarityParameters(RequestBody):
+    """The settings of a comparison. None has an effect."""
+
+    ignored: ClassVar = _WITHOUT_EFFECT
+
+    prompt_name: PromptName = Field(default=None, description="Only null.")
+
+
+class TeiSimilarityRequest(ModelNameBody):
+    """A request to compare a text with others: by the cosine of the angle between their vectors, which are those of
+    /v1/embeddings."""
+
+    inputs: SimilarityInputs = Field(description="The texts.")
+    parameters: SimilarityParameters = Field(default=SimilarityParameters(), description="None has an effect.")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        self.embeddings.check(limits)
+
+    @cached_property
+    def embeddings(self) -> EmbeddingsRequest:
+        """The request for the vectors of all texts, the first of which is compared with the others."""
+        texts = [self.inputs.source_sentence, *self.inputs.sentences]
+        return EmbeddingsRequest.model_validate({"input": texts, "normalize": True})
+
+
+TeiErrorType: TypeAlias = Literal["Unhealthy", "Backend", "Overloaded", "Validation"]
+
+
+class TeiError(TypedDict):
+    error: str
+    error_type: TeiErrorType
+
+
+_ERRORS: dict[int, tuple[int, TeiErrorType]] = {
+    400: (422, "Validation"),
+    429: (429, "Overloaded"),
+    500: (424, "Backend"),
+    501: (501, "Backend"),
+    503: (503, "Unhealthy"),
+    504: (424, "Backend"),
+}
+
+
+def tei_error(failure: Failure) -> tuple[int, TeiError]:
+    """Return the HTTP status and the body of an error in text-embeddings-inference's form."""
+    status, kind = _ERRORS.get(failure.status, (failure.status, "Validation"))
+    return status, {"error": failure.message, "error_type": kind}
+
+
+async def embed(request: web.Request) -> web.Response:
+    found = await find_vectors(request, await read_body(request, TeiEmbedRequest))
+    return await long_json_response(
+        request, found.num_numbers, lambda: [one.vector.tolist() for one in found.embeddings]
+    )
+
+
+async def embed_all(request: web.Request) -> web.Response:
+    found = await find_vectors(request, await read_body(request, TeiEmbedAllRequest), each=True)
+    return await long_json_response(request, found.num_numbers, found.by_input)
+
+
+async def similarity(request: web.Request) -> web.Response:
+    found = await find_vectors(request, (await read_body(request, TeiSimilarityRequest)).embeddings)
+
+    def make() -> list[float]:
+        source, *others = (one.vector for one in found.embeddings)
+        cosines: list[float] = np.clip(np.stack(others) @ source, -1.0, 1.0).tolist()
+        return cosines
+
+    return await long_json_response(request, found.num_numbers, make)
+
+
+async def refuse(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+    raise web.HTTPNotImplemented(text="the model is a language model: it has no classes and no sparse vectors")
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/embed",
+        embed,
+        "Vectors of texts, in text-embeddings-inference's form.",
+        list[list[float]],
+        request=TeiEmbedRequest,
+        error_form=tei_error,
+    ),
+    Route(
+        "POST",
+        "/embed_all",
+        embed_all,
+        "A vector after each token of texts, in text-embeddings-inference's form.",
+        list[list[list[float]]],
+        request=TeiEmbedAllRequest,
+        error_form=tei_error,
+    ),
+    Route(
+        "POST",
+        "/similarity",
+        similarity,
+        "How similar a text is to others: the cosine between their vectors.",
+        list[float],
+        request=TeiSimilarityRequest,
+        error_form=tei_error,
+    ),
+    *(
+        Route(
+            "POST",
+            path,
+            refuse,
+            f"Refused with 501 and the reason: the model has no {lacking}.",
+            TeiError,
+            uses_model=False,
+            error_form=tei_error,
+        )
+        for path, lacking in (("/predict", "classes"), ("/embed_sparse", "sparse vectors"))
+    ),
+)

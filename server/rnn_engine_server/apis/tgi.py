@@ -1,0 +1,475 @@
+"""The routes of text-generation-inference (TGI): generate text, and describe the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Annotated, ClassVar, Literal, NotRequired, TypeAlias
+
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
+from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in, stop_text
+from rnn_engine_server.apis.common.generation import text_of
+from rnn_engine_server.apis.openai.completions import prepare_completions
+from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB
+from rnn_engine_server.apis.openai.schemas import CompletionRequest
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import json_response, read_body
+from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.routing import EVENTS, SETTINGS, Route
+from rnn_engine_server.core.schema import RefusedError, Usage, only
+from rnn_engine_server.core.streams import encode_event
+
+_MAKES_RANDOM = ("temperature", "top_k", "top_p", "typical_p")
+_ALL_TOKENS = {"top_k": 0, "top_p": 1.0}  # for a request that draws and does not set them
+
+
+class TgiRequest(CompletionRequest):
+    """A request to continue a text, with text-generation-inference's field names.
+
+    The fields stand in `parameters`, or beside `inputs`; those of completions mean the same here. Without `do_sample`,
+    `temperature`, `top_k`, `top_p` and `typical_p` the likeliest tokens are taken. With any of these, all tokens may be
+    drawn unless `top_k` or `top_p` says otherwise.
+    """
+
+    aliases: ClassVar = {
+        **CompletionRequest.aliases,
+        "inputs": "prompt",
+        "max_new_tokens": "max_tokens",
+        "return_full_text": "echo",
+        "top_n_tokens": "logprobs",
+    }
+
+    unfolded: ClassVar = {
+        "parameters": {"type": ["object", "null"], "description": "All fields except `stream` may be in here."},
+        "do_sample": {
+            "type": ["boolean", "null"],
+            "description": "Draw tokens at random, instead of always taking the likeliest.",
+        },
+    }
+
+    max_tokens: int = Field(default=100, ge=1, description="The most tokens to generate.")
+    details: bool = Field(
+        default=False, description="Return the tokens, their log-probabilities and why the answer ended."
+    )
+    decoder_input_details: bool = Field(
+        default=False, description="Return the log-probabilities of the prompt's tokens, too. Not with a stream."
+    )
+    truncate: int | None = Field(
+        default=None,
+        ge=1,
+        description="Use only this many of the prompt's last tokens. `marks` count those that are cut off, too.",
+    )
+    watermark: Annotated[Literal[False], only(False, because="answers have no watermark")] = Field(
+        default=False, description="Only false."
+    )
+    adapter_id: Annotated[None, only(None, because="LoRAs are merged when the model is loaded")] = Field(
+        default=None, description="Only null."
+    )
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        parameters = fields.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise RefusedError(parameters, "an object or null", below="parameters")
+        unfolded = {name: value for name, value in fields.items() if name != "parameters"} | parameters
+        draws = unfolded.pop("do_sample", None) or any(unfolded.get(name) is not None for name in _MAKES_RANDOM)
+        if not draws:
+            unfolded["temperature"] = 0
+        for name, value in _ALL_TOKENS.items():
+            if unfolded.get(name) is None:
+                unfolded[name] = value
+        return unfolded
+
+    @property
+    def alternatives(self) -> int | None:
+        told = self.details or self.decoder_input_details or self.stream
+        return (self.logprobs or 0) if told or self.copies > self.n else None
+
+    @property
+    def most_prompt_tokens(self) -> int | None:
+        return self.truncate
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.decoder_input_details
+
+
+class PrefillToken(TypedDict):
+    """A token of the prompt with its log-probability. `logprob` is null for the first one."""
+
+    id: int
+    text: str
+    logprob: float | None
+
+
+class TgiToken(TypedDict):
+    """A token of the answer with its log-probability. `special` is true for the token that ends a text."""
+
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+FinishWord: TypeAlias = Literal["length", "eos_token", "stop_sequence"]
+
+
+class TgiDetails(TypedDict):
+    """Details of an answer: its tokens, and how it ended."""
+
+    finish_reason: FinishWord
+    generated_tokens: int
+    seed: int
+    prefill: list[PrefillToken]
+    tokens: list[TgiToken]
+    top_tokens: NotRequired[list[list[TgiToken]]]
+
+
+class TgiSequence(TgiDetails):
+    """One answer of a request with `best_of` that is not the best one."""
+
+    generated_text: str
+
+
+class TgiBestDetails(TgiDetails):
+    """Details of the best of several answers: its tokens, how it ended, and the other answers."""
+
+    best_of_sequences: list[TgiSequence]
+
+
+class TgiAnswer(TypedDict):
+    """The answer to a request for text.
+
+    A stop string that ends the text is part of it. `details` is absent unless the request sets it.
+    """
+
+    generated_text: str
+    details: NotRequired[TgiDetails | TgiBestDetails]
+
+
+class TgiStreamDetails(TypedDict):
+    finish_reason: FinishWord
+    generated_tokens: int
+    seed: int
+    input_length: int
+
+
+class TgiEvent(TypedDict):
+    """One event of a stream, with one token. The last event has the whole text and how it ended."""
+
+    index: int
+    token: TgiToken
+    top_tokens: NotRequired[list[TgiToken]]
+    generated_text: str | None
+    details: TgiStreamDetails | None
+
+
+class TeiPooling(TypedDict):
+    pooling: Literal["last_token"]
+
+
+class TeiModelType(TypedDict):
+    """What a model made for embedding is for, in text-embeddings-inference's form."""
+
+    embedding: TeiPooling
+
+
+class TgiInfo(TypedDict):
+    """The description of the served model, and the limits on a request. A model made for embedding also has what
+    clients of text-embeddings-inference read here."""
+
+    model_id: str
+    model_sha: None
+    model_dtype: str
+    model_device_type: str
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_input_length: int
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_size: int
+    version: str
+    router: str
+    sha: None
+    docker_label: None
+    model_type: NotRequired[TeiModelType]
+    max_batch_tokens: NotRequired[int]
+    max_client_batch_size: NotRequired[int]
+
+
+ErrorType: TypeAlias = Literal["validation", "overloaded", "generation", "healthcheck"]
+
+
+class TgiError(TypedDict):
+    error: str
+    error_type: ErrorType
+
+
+_GENERATION_FAILED = 424
+_UNPROCESSABLE = 422
+
+
+def tgi_error(failure: Failure) -> tuple[int, TgiError]:
+    """Return the HTTP status and the body of an error in text-generation-inference's form."""
+    match failure.status:
+        case 400:
+            return _UNPROCESSABLE, _error(failure, "validation")
+        case 429:
+            return 429, _error(failure, "overloaded")
+        case 503:
+            return 503, _error(failure, "healthcheck")
+        case 500 | 504:
+            return _GENERATION_FAILED, _error(failure, "generation")
+    return failure.status, _error(failure, "validation")
+
+
+def _error(failure: Failure, kind: ErrorType) -> TgiError:
+    return {"error": failure.message, "error_type": kind}
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The state of a streamed answer while it is sent: its text so far, and the token that waits for the last event."""
+
+    started: Started | None = None
+    text: str = ""
+    sent: int = 0
+    waiting: list[TokenInfo] = field(default_factory=list)  # at most the last token: it is sent with how it ended
+
+
+class TgiDialect:
+    """Formats the answers of text-generation-inference's API, whole or as streams: a `Dialect`.
+
+    With `listed`, an answer that is not streamed is a list of one object.
+    """
+
+    def __init__(self, engine: EngineLike, body: TgiRequest, *, listed: bool = False) -> None:
+        self._engine = engine
+        self._body = body
+        self._listed = listed
+        self._stream = _Stream()
+
+    def whole(
+        self,
+        kept: Sequence[int],
+        outcomes: Sequence[ChoiceOutcome],
+        usage: Usage,  # noqa: ARG002
+        extra: Mapping[str, object],
+    ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
+        best = outcomes[kept[0]]
+        answer: TgiAnswer = {"generated_text": self._text(best)}
+        if self._body.details or self._body.decoder_input_details:
+            rest = sorted(
+                (place for place in range(len(outcomes)) if place != kept[0]),
+                key=lambda place: -outcomes[place].mean_logprob,
+            )
+            others: list[TgiSequence] = [
+                {"generated_text": self._text(outcomes[place]), **self._details(outcomes[place])} for place in rest
+            ]
+            details = self._details(best)
+            answer["details"] = TgiBestDetails({**details, "best_of_sequences": others}) if others else details
+        told = {**answer, **extra}
+        return [told] if self._listed else told
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+        stream = self._stream
+        match event:
+            case Started():
+                stream.started = event
+            case TextDelta():
+                stream.text += event.text
+                tokens = [*stream.waiting, *event.tokens]
+                stream.waiting = tokens[-1:]
+                return b"".join(encode_event(self._event(info)) for info in tokens[:-1])
+            case Finished():
+                return self._last(event, extra)
+            case PromptScored():
+                pass
+        return b""
+
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        return encode_event(tgi_error(describe(error))[1])
+
+    def _last(self, finished: Finished, extra: Mapping[str, object]) -> bytes:
+        stream = self._stream
+        tokens = [*stream.waiting, *([] if finished.stop_token is None else [finished.stop_token])]
+        tokens = tokens or [TokenInfo(0, b"", None)]  # a grammar may end a text without one
+        before = b"".join(encode_event(self._event(info)) for info in tokens[:-1])
+        last = self._event(tokens[-1], special=finished.stop_token is not None)
+        last["generated_text"] = self._echo + stream.text + stop_text(finished)
+        last["details"] = {
+            "finish_reason": _finish_word(finished),
+            "generated_tokens": finished.completion_tokens,
+            "seed": finished.seed,
+            "input_length": 0 if stream.started is None else stream.started.prompt_tokens,
+        }
+        return before + encode_event({**last, **extra})
+
+    def _event(self, info: TokenInfo, *, special: bool = False) -> TgiEvent:
+        self._stream.sent += 1
+        event: TgiEvent = {
+            "index": self._stream.sent,
+            "token": _token(info, special=special),
+            "generated_text": None,
+            "details": None,
+        }
+        if self._body.logprobs:
+            event["top_tokens"] = self._top(info)
+        return event
+
+    def _text(self, outcome: ChoiceOutcome) -> str:
+        return self._echo + outcome.text + stop_text(outcome.end)
+
+    def _details(self, outcome: ChoiceOutcome) -> TgiDetails:
+        finished = outcome.end
+        details: TgiDetails = {
+            "finish_reason": _finish_word(finished),
+            "generated_tokens": finished.completion_tokens,
+            "seed": finished.seed,
+            "prefill": [_prefill(info) for info in outcome.prompt],
+            "tokens": [_token(info, special=info is finished.stop_token) for info in outcome.drawn],
+        }
+        if self._body.logprobs:
+            details["top_tokens"] = [self._top(info) for info in outcome.drawn]
+        return details
+
+    @property
+    def _echo(self) -> str:
+        return text_of(self._engine, self._body.prompt[0]) if self._body.echo else ""
+
+    def _top(self, info: TokenInfo) -> list[TgiToken]:
+        return [
+            _token(TokenInfo(token, self._engine.detokenize([token]), logprob), special=token == 0)
+            for token, logprob in info.top
+        ]
+
+
+def _prefill(info: TokenInfo) -> PrefillToken:
+    return {"id": info.token, "text": info.data.decode(errors="replace"), "logprob": _logprob(info)}
+
+
+def _token(info: TokenInfo, *, special: bool) -> TgiToken:
+    return {
+        "id": info.token,
+        "text": info.data.decode(errors="replace"),
+        "logprob": _logprob(info),
+        "special": special,
+    }
+
+
+def _logprob(info: TokenInfo) -> float | None:
+    return None if info.logprob is None else max(info.logprob, LEAST_LOGPROB)
+
+
+def _finish_word(finished: Finished) -> FinishWord:
+    if finished.reason == "length":
+        return "length"
+    return "stop_sequence" if isinstance(finished.stop, bytes) else "eos_token"
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    return await _answer(request, await read_body(request, TgiRequest))
+
+
+async def generate_in_list(request: web.Request) -> web.StreamResponse:
+    return await _answer(request, await read_body(request, TgiRequest), listed=True)
+
+
+async def generate_stream(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, TgiRequest)
+    return await _answer(request, body.model_copy(update={"stream": True}))
+
+
+async def _answer(request: web.Request, body: TgiRequest, *, listed: bool = False) -> web.StreamResponse:
+    _check(body)
+    engine = engine_of(request, body.cache_salt)
+    calls, resolved = await prepare_completions(request, engine, body)
+    return await answer_in(TgiDialect(engine, body, listed=listed), request, body, calls, resolved)
+
+
+def _check(body: TgiRequest) -> None:
+    """Raise InvalidRequestError if a request combines fields in a way that this API does not support."""
+    if body.num_prompts != 1:
+        raise InvalidRequestError("inputs", f"{body.num_prompts} prompts", "one prompt")
+    if body.n != 1:
+        raise InvalidRequestError("n", body.n, "1; best_of makes several answers")
+    if body.stream and body.copies > 1:
+        raise InvalidRequestError(
+            "best_of", body.copies, "1 with a stream, since the best answer is known only at the end"
+        )
+    if body.stream and body.decoder_input_details:
+        raise InvalidRequestError("decoder_input_details", True, "false with a stream")
+
+
+async def info(request: web.Request) -> web.Response:
+    facts, limits = engine_of(request).info, request.app[SETTINGS].limits
+    answer: TgiInfo = {
+        "model_id": facts.model,
+        "model_sha": None,
+        "model_dtype": facts.weights,
+        "model_device_type": facts.device,
+        "max_concurrent_requests": facts.num_slots + limits.max_queued,
+        "max_best_of": 128,
+        "max_stop_sequences": limits.max_stop_strings,
+        "max_input_length": limits.max_prompt_tokens,
+        "max_input_tokens": limits.max_prompt_tokens,
+        "max_total_tokens": limits.max_prompt_tokens + limits.max_answer_tokens,
+        "max_batch_size": facts.num_slots,
+        "version": version("rnn-engine"),
+        "router": "rnn-engine",
+        "sha": None,
+        "docker_label": None,
+    }
+    if facts.embedding is not None:
+        answer["model_type"] = {"embedding": {"pooling": "last_token"}}
+        answer["max_batch_tokens"] = limits.max_prompt_tokens
+        answer["max_client_batch_size"] = limits.max_inputs
+    return json_response(answer)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/generate",
+        generate,
+        "Continue a text, as text-generation-inference does.",
+        TgiAnswer,
+        request=TgiRequest,
+        chunk=TgiEvent,
+        error_form=tgi_error,
+    ),
+    Route(
+        "POST",
+        "/",
+        generate_in_list,
+        "The same, in a list if it is not a stream.",
+        list[TgiAnswer],
+        request=TgiRequest,
+        chunk=TgiEvent,
+        error_form=tgi_error,
+    ),
+    Route(
+        "POST",
+        "/generate_stream",
+        generate_stream,
+        "The same, as a stream.",
+        TgiEvent,
+        request=TgiRequest,
+        content_type=EVENTS,
+        error_form=tgi_error,
+    ),
+    Route(
+        "GET", "/info", info, "Facts of the model, in text-generation-inference's form.", TgiInfo, error_form=tgi_error
+    ),
+)

@@ -1,0 +1,179 @@
+"""vLLM's routes for scores of pairs of texts, and for pooled vectors."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from aiohttp import web
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.relevance import Method, Relevance, method
+from rnn_engine.types import EmbeddingTask
+from rnn_engine_server.apis.common.answering import usage_of
+from rnn_engine_server.apis.common.generation import STRINGS
+from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
+from rnn_engine_server.apis.openai.embeddings import (
+    EmbeddingsRequest,
+    VectorEntry,
+    find_vectors,
+    parse_task,
+    send_vectors,
+)
+from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.bodies import long_json_response, read_body
+from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import STRING, RefusedError, Usage
+from rnn_engine_server.core.settings import Limits
+
+_POOLING = {"request_id", "priority", "add_special_tokens"}
+
+
+def _parse_texts(value: object) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise RefusedError(value, "a text or a list of texts, none of them empty")
+    return tuple(texts)
+
+
+Texts: TypeAlias = Annotated[
+    tuple[str, ...], PlainValidator(_parse_texts), WithJsonSchema({"anyOf": [STRING, STRINGS]})
+]
+
+
+class ScoreRequest(RelevanceBody):
+    """Pairs of a query and a document to score, as for /v1/rerank: from 0 to 1 by how well the document answers the
+    query. One query is scored with each of the documents, several each with one."""
+
+    ignored: ClassVar = frozenset({"metadata", "user", *_POOLING})
+    neutral: ClassVar = {"truncate_prompt_tokens": (-1,), "use_activation": (True,)}
+    aliases: ClassVar = {
+        "data_1": "text_1",
+        "data_2": "text_2",
+        "documents": "text_2",
+        "items": "text_2",
+        "queries": "text_1",
+    }
+
+    text_1: Texts = Field(description="The query, or a list of queries.")
+    text_2: Texts = Field(description="The document, or a list of documents.")
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
+        if len(self.text_1) not in (1, len(self.text_2)):
+            allowed = f"one text, or {len(self.text_2)} as in text_2"
+            raise InvalidRequestError("text_1", len(self.text_1), allowed)
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        check_texts(limits, "text_1", self.text_1)
+        check_texts(limits, "text_2", self.text_2)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        queries = self.text_1 * len(self.text_2) if len(self.text_1) == 1 else self.text_1
+        return list(zip(queries, self.text_2, strict=True))
+
+
+class ScoreEntry(TypedDict):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(TypedDict):
+    """The scores: one entry for each pair, in the order of the request. `method` is as for /v1/rerank."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreEntry]
+    usage: Usage
+    method: Method
+
+
+def _parse_task(value: object) -> object:
+    return None if value == "embed" else parse_task(value)
+
+
+class PoolingRequest(EmbeddingsRequest):
+    """A request for vectors of texts, in vLLM's words. The fields of /v1/embeddings mean the same here."""
+
+    ignored: ClassVar = EmbeddingsRequest.ignored | _POOLING
+    neutral: ClassVar = {"truncate_prompt_tokens": (-1,), "use_activation": (True,)}
+
+    task: Annotated[EmbeddingTask | None, BeforeValidator(_parse_task)] = Field(
+        default=None, description='Null or "embed", or a task as for /v1/embeddings.'
+    )
+
+
+class PoolingEntry(TypedDict):
+    object: Literal["pooling"]
+    index: int
+    data: list[float] | str
+
+
+class PoolingList(TypedDict):
+    """The vectors: one entry for each input, in the order of the inputs."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[PoolingEntry]
+    usage: Usage
+
+
+async def score(request: web.Request) -> web.Response:
+    body = await read_body(request, ScoreRequest)
+    engine = engine_of(request, body.cache_salt)
+    found = await find_relevance(request, engine, body, "text_2", body.pairs)
+    return await long_json_response(request, len(found), lambda: _scores(engine, found))
+
+
+def _scores(engine: EngineLike, found: Sequence[Relevance]) -> ScoreList:
+    return {
+        "id": f"score-{uuid.uuid4().hex}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": engine.info.model,
+        "data": [{"index": index, "object": "score", "score": each.score} for index, each in enumerate(found)],
+        "usage": usage_of([each.cost for each in found]),
+        "method": method(engine),
+    }
+
+
+async def pooling(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, PoolingRequest)
+    found = await find_vectors(request, body)
+    entries = [
+        VectorEntry({"object": "pooling", "index": index}, "data", embedding.vector)
+        for index, embedding in enumerate(found.embeddings)
+    ]
+    return await send_vectors(request, found.model, entries, body.encoding_format, usage_of(found.costs))
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/score",
+        score,
+        "Score how well documents answer queries, in vLLM's form.",
+        ScoreList,
+        request=ScoreRequest,
+        also=("/v1/score",),
+    ),
+    Route(
+        "POST",
+        "/pooling",
+        pooling,
+        "Vectors of texts or tokens, in vLLM's form.",
+        PoolingList,
+        request=PoolingRequest,
+    ),
+)

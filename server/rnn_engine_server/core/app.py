@@ -1,0 +1,357 @@
+"""Build the aiohttp application over one engine or several, and run it from loading models to shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TypeAlias
+
+from aiohttp import web
+
+from rnn_engine.errors import EngineClosedError
+from rnn_engine.interface import EngineInfo, EngineLike
+from rnn_engine.operations.onnx_embedder import Embedder, load_embedder
+from rnn_engine_server.apis.engine.collections import COLLECTIONS
+from rnn_engine_server.apis.koboldcpp import GENERATIONS, Generations
+from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRunner
+from rnn_engine_server.apis.openai.batches import BATCHES, RUNNER
+from rnn_engine_server.apis.openai.files import FILES
+from rnn_engine_server.apis.openai.fine_tuning import TUNING_RUNNER, TUNINGS
+from rnn_engine_server.apis.openai.kept import CONVERSATIONS, ConversationStore
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.auth.admission import (
+    admission_middleware,
+    check_listener,
+    clients_middleware,
+    header_setter,
+    origins_middleware,
+)
+from rnn_engine_server.auth.engine import RATE_LIMITER, tell_quota
+from rnn_engine_server.auth.keys import ANYONE, Principal
+from rnn_engine_server.auth.quotas import RateLimiter
+from rnn_engine_server.connections.acceptor import Acceptor, fit_descriptors
+from rnn_engine_server.connections.connection import CONNECTIONS, ConnectionCounters, connections_middleware
+from rnn_engine_server.core.bodies import (
+    BUDGET,
+    LOGGED,
+    WORKERS,
+    MemoryBudget,
+    make_workers,
+    memory_middleware,
+    tell_left_out,
+)
+from rnn_engine_server.core.inner import InnerCalls
+from rnn_engine_server.core.kept import SLOT_PROMPTS, KeptUsage, PromptTable
+from rnn_engine_server.core.process import end_process, notify, open_listeners, stop_signals, url_of
+from rnn_engine_server.core.routing import (
+    API_DOCUMENT,
+    LIFECYCLE,
+    SETTINGS,
+    Lifecycle,
+    add_routes,
+    deadlines_middleware,
+    errors_middleware,
+)
+from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.jobs.batches import BatchStore
+from rnn_engine_server.jobs.files import FileStore
+from rnn_engine_server.jobs.runner import BatchRunner
+from rnn_engine_server.jobs.tuning_runner import TuningRunner
+from rnn_engine_server.jobs.tunings import TuningStore
+from rnn_engine_server.models.orders import LoadEngine, LoadOrder
+from rnn_engine_server.models.registry import EMBEDDER, MODELS, ModelRegistry, models_middleware
+from rnn_engine_server.openapi.document import DocumentMaker
+from rnn_engine_server.telemetry.metrics import METRICS, Metrics, Readings
+from rnn_engine_server.telemetry.records import (
+    HTTP_COUNTERS,
+    RECENT,
+    TRACER,
+    HttpCounters,
+    RecentReports,
+    set_telemetry_headers,
+    telemetry_middleware,
+)
+from rnn_engine_server.telemetry.traces import RequestTracer, make_tracer
+from rnn_engine_states.documents import CollectionLimits, DocumentStore
+
+
+def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
+    """Return the usage of each store of clients' values, by the store's name. For any thread."""
+    return {
+        "conversations": app[CONVERSATIONS].usage,
+        "slot_prompts": app[SLOT_PROMPTS].usage,
+    }
+
+
+__all__ = ["BATCHES", "RUNNER", "LoadEngine", "LoadOrder", "ModelRegistry", "ServerSettings", "make_app", "run"]
+
+Served: TypeAlias = EngineLike | ModelRegistry
+"""What a server serves: one engine, or the models of a registry."""
+
+LoadServed: TypeAlias = Callable[[], Awaitable[Served]]
+OnReady: TypeAlias = Callable[[Sequence[EngineInfo], str], None]
+
+_CLOSING_SECONDS = 2.0  # for the error answers of requests that still run after the drain
+_LOOK_SECONDS = 1.0  # between two checks for an engine that has failed
+_MOST_IDLE_LOOK_SECONDS = 5.0  # between two checks for models that no request uses
+_log = logging.getLogger(__name__)
+
+
+def make_app(
+    served: Served,
+    settings: ServerSettings,
+    tracer: RequestTracer | None = None,
+    embedder: Embedder | None = None,
+    collections: DocumentStore | None = None,
+    files: FileStore | None = None,
+) -> web.Application:
+    """Build the application that serves one engine or several; its clean-up closes all of the arguments.
+
+    Without `collections` or `files`, they are opened as `settings` say.
+    """
+    models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
+    admitted = (
+        deadlines_middleware(settings.limits.max_request_seconds),
+        memory_middleware,
+        models_middleware(settings),
+    )
+    app = web.Application(
+        middlewares=[
+            telemetry_middleware,
+            connections_middleware,
+            errors_middleware,
+            origins_middleware(settings),
+            admission_middleware(settings),
+            clients_middleware(settings.limits.max_client_requests),
+            *admitted,
+        ],
+    )
+    app[MODELS] = models
+    app[SETTINGS] = settings
+    app[LIFECYCLE] = Lifecycle()
+    app[API_DOCUMENT] = DocumentMaker(ALL_ROUTES, asks_for_key=bool(settings.auth.keys), strict=settings.strict)
+    app[SLOT_PROMPTS] = PromptTable()
+    app[COLLECTIONS] = collections or open_collections(settings)
+    app[FILES] = files or FileStore(settings.job_folder, settings.limits)
+    app[CONVERSATIONS] = ConversationStore(app[FILES], settings.limits)
+    app[BATCHES] = BatchStore(app[FILES], settings.limits)
+    calls = InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted))
+    find_principal = _principals(settings).get
+    app[RUNNER] = BatchRunner(
+        app[BATCHES],
+        calls,
+        find_principal,
+        lambda: sum(info.num_slots for info in models.infos()),
+        settings.limits,
+        strict=settings.strict,
+    )
+    app[BACKGROUND] = BackgroundRunner(app[CONVERSATIONS], calls, find_principal, lambda: app[LIFECYCLE].closing)
+    app[TUNINGS] = TuningStore(app[FILES], settings.limits)
+    app[TUNING_RUNNER] = TuningRunner(app[TUNINGS], models, find_principal, settings.loading, settings.tuning_share)
+    app[GENERATIONS] = Generations()
+    app[LOGGED] = set()
+    app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
+    app[HTTP_COUNTERS] = HttpCounters()
+    app[RATE_LIMITER] = RateLimiter(app[HTTP_COUNTERS].refused_by_quota)
+    app[RECENT] = RecentReports()
+    app[CONNECTIONS] = ConnectionCounters()
+    counters = app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]
+    read = partial(
+        Readings.of, models, *counters, partial(kept_usage, app), app[BATCHES].readings, app[TUNINGS].readings
+    )
+    app[METRICS] = Metrics(read)
+    app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
+    app.on_shutdown.append(_drain)
+    app.cleanup_ctx.extend((_close_collections, _close_files, _close_models, _run_workers))
+    app.cleanup_ctx.extend((_run_batches, _run_background, _run_tunings))
+    if settings.idle_unload_seconds is not None:
+        app.cleanup_ctx.append(_unload_idle_models)
+    if embedder is not None:
+        app[EMBEDDER] = embedder
+    if tracer is not None:
+        app[TRACER] = tracer
+        app.cleanup_ctx.append(_close_tracer)
+    add_routes(app, ALL_ROUTES)
+    return app
+
+
+def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
+    """Run the server until a signal to stop, then wait for the running requests and return. Blocks.
+
+    See `stop_signals` for the signals. A signal that comes while `load` runs ends the process at once with code 0,
+    since the loading thread can't be ended. The address is bound before `load` is called, so that OSError for a port in
+    use comes at once. StateError comes as early, for a folder of collections or jobs that can't be used. So does
+    InvalidRequestError: for an address that other machines reach although no API key is required, for an unusable
+    certificate, and for traces that the environment asks for and nothing can send. `on_ready` is called once the server
+    takes requests. It gets the models' facts, those of the default model first, and the server's URL.
+    """
+    tls = None if settings.auth.tls is None else settings.auth.tls.make_context()
+    with open_listeners(settings) as listeners:
+        for listener in listeners:
+            check_listener(listener, settings.auth)
+        collections = open_collections(settings)
+        files = FileStore(settings.job_folder, settings.limits)
+        asyncio.run(_serve(load, settings, on_ready, listeners, tls, make_tracer(), collections, files))
+
+
+async def _serve(
+    load: LoadServed,
+    settings: ServerSettings,
+    on_ready: OnReady,
+    listeners: Sequence[socket.socket],
+    tls: ssl.SSLContext | None,
+    tracer: RequestTracer | None,
+    collections: DocumentStore,
+    files: FileStore,
+) -> None:
+    folder = settings.embed_model
+    embedder = None if folder is None else load_embedder(folder)
+    with stop_signals() as stop:
+        app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder, collections, files)
+        models = app[MODELS]
+        async with serving(app, listeners, settings, tls):
+            on_ready(models.infos(), url_of(listeners[0], "http" if tls is None else "https"))
+            notify("READY=1")
+            await _stop_or_failure(models, stop, settings)
+            notify("STOPPING=1")
+
+
+async def _stop_or_failure(models: ModelRegistry, stop: asyncio.Event, settings: ServerSettings) -> None:
+    """Wait until the server must stop, and return when the event `stop` is set.
+
+    Raises EngineClosedError if an engine fails for good and `settings.exit_on_failure` is set.
+    """
+    while not stop.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK_SECONDS if settings.exit_on_failure else None)
+        health = models.health()
+        if settings.exit_on_failure and health.status == "failed":
+            raise EngineClosedError(f"the engine has failed for good: {health.reason}")
+
+
+async def _load_unless_stopped(load: LoadServed, stop: asyncio.Event) -> Served:
+    loading, stopping = asyncio.ensure_future(load()), asyncio.create_task(stop.wait())
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if stop.is_set():
+        loading.cancel()
+        await asyncio.wait((loading,))
+        end_process()
+    return loading.result()
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application,
+    listeners: Iterable[socket.socket],
+    settings: ServerSettings,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[None]:
+    """Serve the connections of bound sockets during a `with` block, then drain and clean up the application.
+
+    Connections are accepted until all requests have ended, so that a probe is answered that the server is closing.
+    """
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSING_SECONDS)
+    await runner.setup()
+    assert runner.server is not None
+    acceptor = Acceptor(runner.server, fit_descriptors(settings.connections), app[CONNECTIONS], tls)
+    try:
+        for listener in listeners:
+            acceptor.listen(listener)
+        yield
+    finally:
+        await _drain(app)
+        await acceptor.close()
+        await runner.cleanup()
+
+
+async def _drain(app: web.Application) -> None:
+    """Reject new requests and wait for the running ones. End those that still run after the time limit.
+
+    A second call does nothing.
+    """
+    lifecycle, seconds = app[LIFECYCLE], app[SETTINGS].drain_seconds
+    if lifecycle.closing:
+        return
+    if lifecycle.active:
+        _log.info("waiting up to %g s for %d running request(s)", seconds, lifecycle.active)
+    if not await lifecycle.drain(seconds):
+        _log.warning("ending %d request(s) that still run", lifecycle.active)
+        await app[MODELS].close()
+
+
+async def _run_workers(app: web.Application) -> AsyncIterator[None]:
+    app[WORKERS] = workers = make_workers()
+    yield
+    workers.shutdown(wait=False, cancel_futures=True)
+
+
+def open_collections(settings: ServerSettings) -> DocumentStore:
+    """Open the collections of documents, in their folder if there is one. Raises StateError if it can't be used."""
+    limits = settings.limits
+    most = CollectionLimits(limits.max_collections, limits.max_collection_documents, limits.max_collection_bytes)
+    return DocumentStore(settings.collection_folder, most)
+
+
+async def _close_collections(app: web.Application) -> AsyncIterator[None]:
+    yield
+    app[COLLECTIONS].close()
+
+
+def _principals(settings: ServerSettings) -> Mapping[str, Principal]:
+    """Return the owners of jobs by name."""
+    return {key.principal.name: key.principal for key in settings.auth.keys} or {ANYONE.name: ANYONE}
+
+
+async def _run_batches(app: web.Application) -> AsyncIterator[None]:
+    app[RUNNER].wake_all()
+    yield
+    await app[RUNNER].close()
+
+
+async def _run_background(app: web.Application) -> AsyncIterator[None]:
+    await app[BACKGROUND].start_all()
+    yield
+    await app[BACKGROUND].close()
+
+
+async def _run_tunings(app: web.Application) -> AsyncIterator[None]:
+    app[TUNING_RUNNER].wake()
+    yield
+    await app[TUNING_RUNNER].close()
+
+
+async def _close_files(app: web.Application) -> AsyncIterator[None]:
+    yield
+    app[CONVERSATIONS].close()
+    app[FILES].close()
+
+
+async def _close_models(app: web.Application) -> AsyncIterator[None]:
+    yield
+    await app[MODELS].close()
+
+
+async def _unload_idle_models(app: web.Application) -> AsyncIterator[None]:
+    seconds = app[SETTINGS].idle_unload_seconds
+    assert seconds is not None
+    looking = asyncio.create_task(_keep_unloading(app[MODELS], seconds))
+    yield
+    looking.cancel()
+    await asyncio.wait((looking,))
+
+
+async def _keep_unloading(models: ModelRegistry, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(min(seconds / 2, _MOST_IDLE_LOOK_SECONDS))
+        await models.unload_idle(seconds)
+
+
+async def _close_tracer(app: web.Application) -> AsyncIterator[None]:
+    yield
+    await asyncio.to_thread(app[TRACER].close)

@@ -1,0 +1,210 @@
+"""Routes as data, and middleware that turns exceptions into error answers and ends requests that take too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import TYPE_CHECKING, TypeAlias
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+
+from rnn_engine.errors import EngineClosedError, TimeLimitError
+from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.errors import ErrorForm, Failure, describe, describe_http, openai_error
+from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.core.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from rnn_engine_server.openapi.document import DocumentMaker
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+HTML = "text/html"
+FORM = "multipart/form-data"
+
+_OPENAI_PREFIX = "/v1/"
+AI00_PREFIX = "/api/oai/"
+_AI00_V1_PREFIX = "/api/oai/v1/"
+
+OPEN_BODY_BYTES = 4096
+"""The most bytes of a body that anyone may send without an API key."""
+
+MODEL_QUERY = {"model": "The name of a model; without it, the default model."}
+"""The query parameters of every route whose handler takes an engine."""
+
+Kind: TypeAlias = type[object] | UnionType
+"""The type of an answer: a TypedDict, a list of something, or one of several such."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An HTTP method on a path with its handler, its scope, and the schemas of its bodies for the documentation."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    response: Kind | None  # None = the answer is no JSON
+    request: type[RequestBody] | None = None
+    form: type[RequestBody] | None = None  # the fields of a body of the type multipart/form-data
+    chunk: Kind | None = None  # what one event holds, if the request may ask for a stream
+    content_type: str = JSON  # of the answer; of a stream, if the route always streams
+    stream_type: str = EVENTS  # of the stream that a request asks for
+    also_answers: Mapping[int, Kind] = field(default_factory=dict)  # by status: further answers that are no errors
+    query: Mapping[str, str] = field(default_factory=dict)  # the parameters of the query, and their meanings
+    scope: Scope = Scope.USE  # that an API key needs
+    routine: bool = False  # requested again and again by programs that watch the server
+    always: bool = False  # answers without an API key and while the server stops
+    is_page: bool = False  # links on other sites may open it
+    changes_by_get: bool = False  # a GET that changes something, as on other servers
+    max_body_bytes: int | None = None  # of a request; None = what the limits say, or OPEN_BODY_BYTES with `always`
+    uses_model: bool = True  # the handler uses the engine of a model
+    also: tuple[str, ...] = ()  # further paths under which it answers
+    error_form: ErrorForm = openai_error  # makes the answers of its errors
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths under which the route answers. ai00's routes answer under both of its prefixes."""
+        if self.path.startswith(AI00_PREFIX):
+            return (self.path, _AI00_V1_PREFIX + self.path.removeprefix(AI00_PREFIX), *self.also)
+        return (self.path, *self.also)
+
+    def most_body_bytes(self, limit: int) -> int:
+        """Return the largest body in bytes that the route accepts; `limit` is the server's limit for such bodies."""
+        most = OPEN_BODY_BYTES if self.always and self.max_body_bytes is None else self.max_body_bytes
+        return limit if most is None else min(most, limit)
+
+
+ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)
+
+
+def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
+    """Add routes to the application, each under all of its paths.
+
+    Routes for GET also answer HEAD, unless they change something. A path under /v1/ answers under /openai/v1/, too, as
+    on Groq's servers.
+    """
+    added = app[ROUTES] = {}
+    for route in routes:
+        for path in (*route.paths, *(f"/openai{path}" for path in route.paths if path.startswith(_OPENAI_PREFIX))):
+            added[app.router.add_route(route.method, path, route.handler)] = route
+            if route.method == hdrs.METH_GET and not route.changes_by_get:
+                added[app.router.add_route(hdrs.METH_HEAD, path, route.handler)] = route
+
+
+def route_of(request: web.Request) -> Route | None:
+    """Return the route that answers a request, None if no route does."""
+    return request.app[ROUTES].get(request.match_info.route)
+
+
+# Which requests run, and whether the server is closing.
+
+
+class Lifecycle:
+    """Counts running requests; while the server closes, rejects new ones and waits until the last has ended."""
+
+    def __init__(self) -> None:
+        self._active = 0
+        self._closing = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def closing(self) -> bool:
+        return self._closing.is_set()
+
+    async def wait_closing(self) -> None:
+        """Wait until the server begins to close and rejects new requests."""
+        await self._closing.wait()
+
+    @property
+    def active(self) -> int:
+        return self._active
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request as running during a `with` block. Raises EngineClosedError if the server is closing."""
+        if self.closing:
+            raise EngineClosedError("the server is stopping and takes no new requests")
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if self._active == 0:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> bool:
+        """Reject new requests and wait for the running ones. Return False if some still run after `seconds`."""
+        self._closing.set()
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+# The keys under which the application holds what all of its parts use.
+
+SETTINGS = web.AppKey("settings", ServerSettings)
+
+LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
+
+API_DOCUMENT: web.AppKey[DocumentMaker] = web.AppKey("api_document")
+
+
+@web.middleware
+async def errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Convert exceptions of a handler to error answers in the form of the route's API.
+
+    ConnectionError is raised again, since the client has left.
+    """
+    try:
+        return await handler(request)
+    except ConnectionError:
+        raise  # the client has left, so no answer can be sent
+    except web.HTTPException as error:
+        return _answer_failure(request, describe_http(error, _explain(request, error)))
+    except Exception as error:
+        return _answer_failure(request, describe(error))
+
+
+def _answer_failure(request: web.Request, failure: Failure) -> web.Response:
+    route = route_of(request)
+    return failure.response(openai_error if route is None else route.error_form)
+
+
+def _explain(request: web.Request, error: web.HTTPException) -> str:
+    match error:
+        case web.HTTPNotFound():
+            return f"there is no route {request.method} {request.path}"
+        case web.HTTPMethodNotAllowed():
+            return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {request.method}"
+    return error.text or error.reason
+
+
+_SPARE_SECONDS = 30.0  # for the answer of a generation that the engine has ended in time
+
+
+def deadlines_middleware(seconds: float) -> Middleware:
+    """Return middleware that ends a request `_SPARE_SECONDS` after its time limit of `seconds`.
+
+    If the answer has begun, its connection is cut; otherwise TimeLimitError is raised.
+    """
+
+    @web.middleware
+    async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(seconds + _SPARE_SECONDS):
+                return await handler(request)
+        except TimeoutError as error:
+            if request.writer.output_size > 0:
+                raise ConnectionAbortedError("the answer took too long") from error
+            raise TimeLimitError(f"the request took longer than {seconds:g} s") from error
+
+    return limit

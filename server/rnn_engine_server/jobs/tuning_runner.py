@@ -1,0 +1,522 @@
+"""Run tuning jobs: check their data, train one state at a time beside the engine, and keep what comes out of it.
+
+Each job runs in a process of its own (`tuning_process.py`), which hears when requests run. States that it writes become
+named states of the job's owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from contextvars import Context
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal, ParamSpec, TypeAlias, TypeVar
+from uuid import uuid4
+
+from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, StateError, StepError
+from rnn_engine.interface import EngineInfo
+from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.training.tuner import RateTried, Updated
+from rnn_engine.versions.table import VERSIONS
+from rnn_engine_server.auth.engine import OwnStates
+from rnn_engine_server.auth.keys import Principal
+from rnn_engine_server.core.streams import uninterrupted
+from rnn_engine_server.jobs.tuning_process import (
+    Answer,
+    Checked,
+    Failed,
+    Finished,
+    Judgement,
+    Started,
+    Stuck,
+    TuningOrder,
+    Word,
+    encode_order,
+    parse_answer,
+)
+from rnn_engine_server.jobs.tunings import (
+    FOLLOWS,
+    KEPT_CHECKPOINTS,
+    Checkpoint,
+    JobError,
+    Number,
+    TuningJob,
+    TuningStatus,
+    TuningStore,
+    finite,
+)
+from rnn_engine_server.models.registry import ModelRegistry, ServedModel
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.named.entry import Retention
+from rnn_engine_states.named.quota import Quota
+from rnn_engine_states.named.store import StateStore
+
+_LOOK_SECONDS: Final = 0.02  # between two looks whether requests run
+_IDLE_SECONDS: Final = 0.5  # without a request, after which training has all the time
+_STOP_SECONDS: Final = 20.0  # for a process to write its checkpoint and end
+_LOAD_SECONDS: Final = 600.0  # for a model that was unloaded, before a state of it is kept
+_RETRY_SECONDS: Final = 5.0  # after which a job that the disk had no room for goes on
+_MOST_STARTS: Final = 3  # of processes one after another that end without an answer
+_MOST_LINE: Final = 1 << 20  # bytes of an answer
+_RETENTIONS: Final = (Retention(persistent=True), Retention(ttl=Quota().ttl), Retention())
+"""How a state is kept: as the first of these that the server allows."""
+_STARTED: Final = "Fine-tuning job started"
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class TuningProcess:
+    """A process of `tuning_process.py`, as the server sees it."""
+
+    _process: asyncio.subprocess.Process
+
+    @classmethod
+    async def start(cls, what: Literal["check", "tune"], order: TuningOrder) -> TuningProcess:
+        """Start a process, and give it its order. Raises OSError."""
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rnn_engine_server.jobs.tuning_process", what),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            limit=_MOST_LINE,
+        )
+        assert process.stdin is not None
+        process.stdin.write(encode_order(order))
+        return cls(process)
+
+    def say(self, word: Word) -> None:
+        """Send a word, unless the process has ended."""
+        assert self._process.stdin is not None
+        if self._process.returncode is None:
+            self._process.stdin.write(f"{word}\n".encode())
+
+    async def answers(self) -> AsyncIterator[Answer]:
+        """Yield the answers of the process, until it has none any more."""
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            yield parse_answer(line)
+
+    async def end(self, seconds: float) -> None:
+        """Have the process end, and kill it if that takes longer than some seconds."""
+        self.say("stop")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), seconds)
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the server knows of a job that is being checked or trained, beyond its record."""
+
+    stop: asyncio.Event = field(default_factory=asyncio.Event)  # set when the job must not go on
+    told: set[str] = field(default_factory=set)  # the messages of its events, of which a restart repeats some
+    step: int = 0  # the last one with an event
+    num_steps: int | None = None  # that the run has if it does not end early; None before this process's first update
+    loss: float | None = None  # of that step
+    tokens: int = 0  # trained so far
+    begun: tuple[float, int] | None = None  # when this process made its first update, and the number of that
+
+
+_Take: TypeAlias = Callable[[TuningJob, _Run], Awaitable[None]]
+
+
+class TuningRunner:
+    """Runs the tuning jobs of a store, one after another. For the event loop."""
+
+    def __init__(
+        self,
+        store: TuningStore,
+        models: ModelRegistry,
+        find_principal: Callable[[str], Principal | None],
+        loading: LoadSettings | None,
+        share: float,
+    ) -> None:
+        """Prepare to run jobs. `find_principal` returns the owner of a name; None if its key is gone.
+
+        `loading` are the settings with which models are loaded; None: this server tunes no states. While requests run,
+        training may take this `share` of the time.
+        """
+        self._store = store
+        self._models = models
+        self._find_principal = find_principal
+        self._loading = loading
+        self._share = share
+        self._news = asyncio.Condition()
+        self._runs: dict[str, _Run] = {}  # by job
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closing = asyncio.Event()
+
+    def check(self, info: EngineInfo) -> None:
+        """Raise ForbiddenError if this server tunes no states, and InvalidRequestError if not those of this model."""
+        if self._loading is None:
+            raise ForbiddenError("this server tunes no states, since it does not know how its models are loaded")
+        version = VERSIONS.get(info.shape.version)
+        if version.run_backward is None:
+            raise InvalidRequestError("model", info.model, f"a model of RWKV-5, 6 or 7, not of {version.title}")
+        if info.tokenizer == "none":
+            raise InvalidRequestError("model", info.model, "a model with a tokenizer")
+
+    def wake(self) -> None:
+        """Check and run the jobs that wait, unless that is being done."""
+        if self._loading is None or self._closing.is_set():
+            return
+        self._begin("check", self._check, ("validating_files",))
+        self._begin("tune", self._tune, ("running", "queued"))
+
+    @uninterrupted
+    async def begin(self, create: Callable[[], TuningJob]) -> TuningJob:
+        """Call `create`, which stores a job, on a thread, and check and run the job."""
+        job = await asyncio.to_thread(create)
+        self.wake()
+        return job
+
+    @uninterrupted
+    async def cancel(self, job: TuningJob) -> TuningJob:
+        """Cancel a job. Raises InvalidRequestError if it has ended, and StorageError."""
+        among = [status for status, following in FOLLOWS.items() if following]
+        return await self._leave(job, "cancelled", "The job has been cancelled", among)
+
+    @uninterrupted
+    async def pause(self, job: TuningJob) -> TuningJob:
+        """Stop a job, which can be resumed. Raises InvalidRequestError unless it waits or runs, and StorageError."""
+        return await self._leave(job, "paused", "The job has been paused", ("queued", "running"))
+
+    @uninterrupted
+    async def resume(self, job: TuningJob) -> TuningJob:
+        """Have a paused job go on. Raises InvalidRequestError unless it is paused, and StorageError."""
+        changed = await self._tell(
+            self._store.enter, job, "queued", "The job has been resumed, and is queued", among=["paused"]
+        )
+        self.wake()
+        return changed
+
+    def estimated_finish(self, job: TuningJob) -> float | None:
+        """Return the Unix time at which a running job will end at its present speed; None if that is not known."""
+        run = self._runs.get(job.id)
+        if job.status != "running" or run is None or run.begun is None or job.num_steps is None:
+            return None
+        begun, first = run.begun
+        per_step = (time.monotonic() - begun) / max(1, run.step - first)
+        return self._store.files.now() + per_step * (job.num_steps - run.step)
+
+    async def wait_for_news(self) -> None:
+        """Wait until some job has an event more."""
+        async with self._news:
+            await self._news.wait()
+
+    async def close(self) -> None:
+        """Stop the processes. Their jobs go on after the next start."""
+        self._closing.set()
+        for run in self._runs.values():
+            run.stop.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def _leave(
+        self, job: TuningJob, status: TuningStatus, message: str, among: Collection[TuningStatus]
+    ) -> TuningJob:
+        changed = await self._tell(self._store.enter, job, status, message, among=among)
+        if (run := self._runs.get(job.id)) is not None:
+            run.stop.set()
+        return changed
+
+    async def _tell(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the store that adds an event, on a thread, and wake those who wait for events."""
+        result = await asyncio.to_thread(change, *args, **kwargs)
+        async with self._news:
+            self._news.notify_all()
+        return result
+
+    # One task checks jobs, and another one trains. Each takes the jobs of some statuses, the oldest first.
+
+    def _begin(self, name: str, take: _Take, statuses: Sequence[TuningStatus]) -> None:
+        if name not in self._tasks or self._tasks[name].done():
+            self._tasks[name] = asyncio.create_task(self._take_all(take, statuses), context=Context())
+
+    async def _take_all(self, take: _Take, statuses: Sequence[TuningStatus]) -> None:
+        while not self._closing.is_set() and (job := self._next(statuses)) is not None:
+            run = self._runs[job.id] = _Run()
+            try:
+                await take(job, run)
+            except Exception as error:
+                expected = isinstance(error, RnnEngineError)
+                _log.log(logging.WARNING if expected else logging.ERROR, "%s", error, exc_info=not expected)
+                await self._interrupt(job, error)
+            finally:
+                if self._runs.get(job.id) is run:  # and not that of the other task, which may have begun
+                    del self._runs[job.id]
+
+    def _next(self, statuses: Sequence[TuningStatus]) -> TuningJob | None:
+        waiting = [job for job in self._store.unfinished() if job.status in statuses]
+        return min(waiting, key=lambda job: statuses.index(job.status), default=None)
+
+    async def _interrupt(self, job: TuningJob, error: Exception) -> None:
+        """Pause a job that can't go on, such as for a full disk, or fail it if its data was not checked yet."""
+        reason = str(error) or type(error).__name__
+        try:
+            if self._store.get(job.owner, job.id).status == "validating_files":
+                await self._fail(job, Failed("server_error", reason))
+            else:
+                await self._tell(
+                    self._store.enter,
+                    job,
+                    "paused",
+                    f"The job has been paused, since it can't go on: {reason}",
+                    "error",
+                )
+        except RnnEngineError:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _RETRY_SECONDS)
+
+    async def _check(self, job: TuningJob, run: _Run) -> None:
+        await self._tell(self._store.add_event, job, f"Validating training file: {job.training_file}")
+        found: Answer = Failed("server_error", "the process that checks the data has ended without an answer")
+        async with self._process("check", job, run) as process:
+            async for answer in process.answers():
+                found = answer
+        if run.stop.is_set():
+            return
+        if not isinstance(found, Checked):
+            assert isinstance(found, Failed)
+            await self._fail(job, found)
+            return
+        for warning in found.warnings:
+            await self._tell(self._store.add_event, job, f"{job.training_file}: {warning}", "warn")
+        what = f"{found.num_examples} examples with {found.num_tokens} tokens, {found.num_learnt} of them learnt"
+        await self._tell(self._store.enter, job, "queued", f"Files validated: {what}; moving job to queued state")
+        self.wake()
+
+    async def _tune(self, job: TuningJob, run: _Run) -> None:
+        for event in (await asyncio.to_thread(self._store.events, job))[0]:
+            run.told.add(event.message)
+            if event.data is not None:
+                run.step = event.step
+                run.loss = event.data.get("train_loss", run.loss)
+                run.tokens += int(event.data.get("tokens") or 0)
+        message = "Fine-tuning job goes on" if _STARTED in run.told else _STARTED
+        if job.status == "running":  # after a restart of the server
+            await self._tell(self._store.add_event, job, message)
+        elif (await self._tell(self._store.enter, job, "running", message)).status != "running":
+            return
+        for _ in range(_MOST_STARTS):
+            async with self._process("tune", job, run) as process:
+                async for answer in process.answers():
+                    if await self._take_in(job, run, answer):
+                        return
+                    if isinstance(answer, Judgement):
+                        process.say("go")
+            if run.stop.is_set():
+                return
+            _log.warning("the process of the tuning job %s has ended before its end", job.id)
+        raise StepError(f"the process that trains has ended {_MOST_STARTS} times before its end")
+
+    @asynccontextmanager
+    async def _process(self, what: Literal["check", "tune"], job: TuningJob, run: _Run) -> AsyncIterator[TuningProcess]:
+        """Run a process for a job during a `with` block, and report to it if requests run, and when it must stop."""
+        process = await TuningProcess.start(what, self._order(job))
+        watching = asyncio.create_task(self._watch(process, run.stop))
+        try:
+            yield process
+        finally:
+            watching.cancel()
+            await asyncio.wait((watching,))
+            await process.end(_STOP_SECONDS if what == "tune" else 0.0)
+
+    async def _watch(self, process: TuningProcess, stop: asyncio.Event) -> None:
+        said: Word = "idle"
+        busy_until = 0.0
+        while not stop.is_set():
+            if any(_is_busy(model) for model in self._models):
+                busy_until = time.monotonic() + _IDLE_SECONDS
+            word: Word = "busy" if time.monotonic() < busy_until else "idle"
+            if word != said:
+                process.say(word)
+                said = word
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _LOOK_SECONDS)
+        process.say("stop")
+
+    def _order(self, job: TuningJob) -> TuningOrder:
+        files, path = self._store.files, self._store.path
+        model = self._models.find(job.model)
+        training, *validation = (files.content_path(files.get(job.owner, file_id)) for file_id in job.inputs)
+        return TuningOrder(
+            model=model.order.path,
+            loading=self._loading_of(model),
+            training=training,
+            validation=validation[0] if validation else None,
+            settings=job.settings,
+            max_tokens=job.max_tokens or self._store.limits.max_tuning_tokens,
+            share=self._share,
+            checkpoint=path(job, "checkpoint"),
+            state=path(job, "state"),
+        )
+
+    def _loading_of(self, model: ServedModel) -> LoadSettings:
+        """Return the settings with which to load a model once more, beside all that are loaded."""
+        assert self._loading is not None
+        loading, info = model.order.adapt(self._loading), model.info
+        if info is None:
+            return loading
+        weights = ",".join(part for part in info.weights.split(",") if not part.startswith("activations"))
+        memory = loading.device_memory
+        if memory is not None:
+            memory = max(0, memory - sum(each.device_bytes or 0 for each in self._models.infos()))
+        return replace(loading, device=info.device, weights=weights, device_memory=memory)
+
+    # What the process answers.
+
+    async def _take_in(self, job: TuningJob, run: _Run, answer: Answer) -> bool:
+        """Note an answer, and return True if it is the last. Raises StateError if the run can't go on."""
+        match answer:
+            case Started():
+                await self._note_start(job, answer)
+            case Updated(trial=None):
+                await self._note_update(job, run, answer)
+            case RateTried():
+                loss = answer.held_out_loss
+                await self._add_once(job, run, f"Tried learning rate {answer.rate:.4g}: validation loss={loss:.4f}")
+            case Judgement():
+                await self._note_judgement(job, run, answer)
+            case Finished():
+                await self._finish(job, run, answer)
+                return True
+            case Failed():
+                await self._fail(job, answer)
+                return True
+            case Stuck():
+                raise StateError(answer.message)
+        return False
+
+    async def _note_start(self, job: TuningJob, started: Started) -> None:
+        most = self._store.limits.max_tuning_tokens
+        if started.max_tokens < most:
+            message = (
+                f"The device has room for examples of {started.max_tokens} tokens, not {most}; longer ones are cut"
+            )
+            await self._tell(self._store.add_event, job, message, "warn")
+
+        def change(job: TuningJob) -> TuningJob:
+            return replace(
+                job,
+                max_tokens=started.max_tokens,
+                num_steps=started.num_steps,
+                num_documents=started.num_documents,
+            )
+
+        await asyncio.to_thread(self._store.change, job, change)
+
+    async def _note_update(self, job: TuningJob, run: _Run, update: Updated) -> None:
+        if run.begun is None:
+            run.begun = time.monotonic(), update.step
+        self._store.updates += 1
+        self._store.tokens += update.num_tokens
+        run.step, run.num_steps, run.loss = update.step, update.num_steps, update.loss
+        message = f"Step {update.step}/{update.num_steps}: training loss={update.loss:.4f}"
+        if message not in run.told:
+            run.tokens += update.num_tokens
+        figures = {"train_loss": update.loss, "learning_rate": update.rate, "tokens": update.num_tokens}
+        await self._add_once(job, run, message, {"step": update.step, "total_steps": update.num_steps, **figures})
+
+    async def _note_judgement(self, job: TuningJob, run: _Run, judgement: Judgement) -> None:
+        step, loss = judgement.step, judgement.held_out_loss
+        job = await asyncio.to_thread(self._store.change, job, lambda job: replace(job, rate=judgement.rate))
+        assert job.num_steps is not None
+        message = f"Step {step}/{job.num_steps}: validation loss={loss:.4f}"
+        await self._add_once(job, run, message, {"step": step, "total_steps": job.num_steps, "valid_loss": loss})
+        if step == 0 or any(kept.step == step for kept in job.checkpoints):
+            return
+        name = f"{job.state}:ckpt-step-{step}"
+        try:
+            await self._keep_state(job, name)
+        except RnnEngineError as error:  # such as no room for more states
+            await self._tell(
+                self._store.add_event, job, f"The checkpoint of step {step} can't be kept: {error}", "warn"
+            )
+            return
+        kept = Checkpoint(f"ftckpt_{uuid4().hex}", name, self._store.files.now(), step, finite(run.loss), finite(loss))
+        checkpoints = (*job.checkpoints, kept)
+        old, newest = checkpoints[:-KEPT_CHECKPOINTS], checkpoints[-KEPT_CHECKPOINTS:]
+        await asyncio.to_thread(self._store.change, job, lambda job: replace(job, checkpoints=newest))
+        for checkpoint in old:
+            async with self._states(job) as (_, states):
+                with suppress(RnnEngineError):  # such as one that its owner has deleted
+                    await states.delete(checkpoint.state)
+        await self._tell(self._store.add_event, job, f"Checkpoint created at step {step}: {job.model_name(name)}")
+
+    async def _add_once(
+        self, job: TuningJob, run: _Run, message: str, data: Mapping[str, Number] | None = None
+    ) -> None:
+        """Add an event, unless the job has it already: a run that goes on repeats what came after its checkpoint."""
+        if message not in run.told:
+            run.told.add(message)
+            await self._tell(self._store.add_event, job, message, "info", data)
+
+    async def _finish(self, job: TuningJob, run: _Run, finished: Finished) -> None:
+        await self._keep_state(job, job.state)
+        await asyncio.to_thread(self._store.add_results, job)
+        if run.num_steps is not None and run.step < run.num_steps:
+            early = f"Training ended after step {run.step} of {run.num_steps}: the validation loss no longer falls"
+            await self._add_once(job, run, early)
+        best = f"its state is that of step {finished.best_step}, with validation loss={finished.held_out_loss:.4f}"
+        await self._add_once(job, run, f"New fine-tuned model created: {job.model_name(job.state)}; {best}")
+        await self._tell(
+            self._store.enter, job, "succeeded", "The job has successfully completed", trained_tokens=run.tokens
+        )
+
+    async def _fail(self, job: TuningJob, failed: Failed) -> None:
+        error = JobError(failed.code, failed.message, failed.param)
+        await self._tell(
+            self._store.enter, job, "failed", f"The job has failed: {failed.message}", "error", error=error
+        )
+
+    @asynccontextmanager
+    async def _states(self, job: TuningJob) -> AsyncIterator[tuple[StateFiles, StateStore]]:
+        """Yield what reads the files of a model's states, and the named states of a job's owner.
+
+        Raises ForbiddenError if the owner's key is gone, and UnavailableError if the model can't be loaded.
+        """
+        principal = self._find_principal(job.owner)
+        if principal is None:
+            raise ForbiddenError(f"the API key {job.owner!r} is no longer one of this server")
+        model = self._models.find(job.model)
+        engine = await model.acquire(_LOAD_SECONDS)
+        try:
+            yield engine.state_files, OwnStates(engine.states, principal)
+        finally:
+            model.release()
+
+    async def _keep_state(self, job: TuningJob, name: str) -> None:
+        """Give the state that the process has written a name, unless it has that already."""
+        path = self._store.path(job, "state")
+        async with self._states(job) as (files, states):
+            if await states.find(name) is not None:
+                return
+            frozen = await asyncio.to_thread(lambda: files.freeze(files.read(path), name))
+            for retention in _RETENTIONS:
+                try:
+                    await states.put(name, frozen, retention, source="fine-tuning")
+                    return
+                except InvalidRequestError as error:
+                    if error.field not in ("persistent", "ttl") or retention == _RETENTIONS[-1]:
+                        raise
+
+
+def _is_busy(model: ServedModel) -> bool:
+    """Return True if requests run on a model, or wait for it."""
+    if (engine := model.open_engine) is None:
+        return False
+    stats = engine.stats()
+    return stats.active + stats.queued > 0

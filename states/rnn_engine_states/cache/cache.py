@@ -1,0 +1,449 @@
+"""The cache of recurrent states, which maps token prefixes to checkpoints in tiers.
+
+How a scheduler uses it, all on the thread that owns the runner:
+
+    inquiry = cache.inquire(root, prompt, on_done=wake)  # if not None, wait until inquiry.done and call learn(inquiry).
+    fetch = cache.prefetch(root, prompt, on_done=wake)  # if not None, wait until fetch.done.
+    match = cache.look_up(root, prompt, fetch=fetch)    # locks the checkpoint. Release the fetch afterwards.
+    cache.restore(match, slot)                          # if match.saved is 0, write the initial state instead.
+    run the prompt, and at each position that is worth keeping (see scheduler/checkpoints.py):
+    cache.insert(root, prompt[:position], slot, kind=kind, logits=row or None)
+    decode, and at the end of the generation, before the last drawn token is run:
+    cache.insert(root, prompt + run, slot, kind=CheckpointKind.GENERATION_END, logits=row)
+
+If `match.logits` is not None, the whole prompt was found, and its next token is drawn from these logits without a
+forward pass. Pass a match that is not restored to `release`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rnn_engine.types import F32
+from rnn_engine_states.cache.browse import CacheSummary
+from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason, is_of_state, is_within
+from rnn_engine_states.cache.config import CacheConfig, CacheStats, TierStats
+from rnn_engine_states.cache.positions import Index, Positions
+from rnn_engine_states.cache.tiers.shared import Inquiry, SharedTier
+from rnn_engine_states.cache.tiers.tier import Access, DevicePool, LiveStates, Tier
+from rnn_engine_states.cache.tiers.tiered import Fetch, TieredStore
+from rnn_engine_states.frozen import Payload
+from rnn_engine_states.tokens import TOKEN_BYTES, pack, unpack
+
+
+@dataclass(slots=True, eq=False)
+class Match:
+    """The result of a look-up: the longest usable checkpoint of a prompt, or the reason why there is none.
+
+    Its checkpoint is locked until the match is passed to the cache's `restore` or `release`.
+    """
+
+    length: int  # tokens of the prompt
+    saved: int  # tokens that need not be run
+    known: int  # tokens that the prompt shares with a known path; its end is a branch point
+    miss: MissReason | None  # why nothing was saved; None if something was
+    tier: str | None  # the quickest tier that had the state
+    logits: F32 | None  # [V] read-only: those after the last token, if the whole prompt was found
+    checkpoint: Checkpoint | None = field(repr=False)
+    fetched: Payload | None = field(repr=False)  # the state, if no quick tier has it
+    locked: bool = field(repr=False)
+
+
+class LookUps:
+    """Finds the checkpoints from which prompts can be continued, and counts hits and misses."""
+
+    def __init__(self, positions: Positions, tiers: TieredStore, stats: CacheStats, clock: Callable[[], float]) -> None:
+        """Look up checkpoints in the records `positions` and the copies `tiers`, and count hits and misses in `stats`.
+
+        `clock` is the clock of `Checkpoint.used`.
+        """
+        self._positions = positions
+        self._tiers = tiers
+        self._stats = stats
+        self._clock = clock
+
+    def best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
+        """Return the longest checkpoint, in any tier, from which a prompt can be continued, or None if there is none.
+
+        The checkpoint has at most `limit` tokens, if that is given. Does not count a hit or a miss.
+        """
+        tree = self._positions.tree(root)
+        if tree is None:
+            return None
+        checkpoints = tree.follow(pack(tokens)).values_back()
+        return next((one for one in checkpoints if self._obstacle(one, len(tokens), limit) is None), None)
+
+    def find(self, root: str, tokens: Sequence[int], limit: int | None, fetch: Fetch | None) -> Match:
+        """Find and lock the longest usable checkpoint of a prompt; see `StateCache.look_up`."""
+        self._stats.look_ups += 1
+        self._stats.tokens_looked_up += len(tokens)
+        tree = self._positions.tree(root)
+        if tree is None:
+            return self._missed(len(tokens), 0, MissReason.NO_PATHS)
+        place = tree.follow(pack(tokens))
+        reason = MissReason.NO_CHECKPOINT if place.length > 0 else MissReason.UNKNOWN_PROMPT
+        for checkpoint in place.values_back():
+            if not checkpoint.resumable:
+                self._positions.touch_ghost(checkpoint)
+            obstacle = self._obstacle(checkpoint, len(tokens), limit)
+            if obstacle is not None:
+                reason = _weightier(reason, obstacle)
+                continue
+            if self._tiers.access(checkpoint) is Access.AT_HAND:
+                payload = self._tiers.payload(checkpoint)
+                if not checkpoint.resumable:
+                    return self._missed(len(tokens), place.length, MissReason.DAMAGED)
+            elif fetch is None or (payload := fetch.payload_of(checkpoint)) is None:
+                reason = _weightier(reason, MissReason.NOT_FETCHED)
+                continue
+            return self._hit(checkpoint, payload, len(tokens), place.length)
+        return self._missed(len(tokens), place.length, reason)
+
+    def _obstacle(self, checkpoint: Checkpoint, length: int, limit: int | None) -> MissReason | None:
+        """Return why a prompt of `length` tokens can't be continued from a checkpoint on its path; None if it can."""
+        if not checkpoint.resumable:
+            return checkpoint.absence
+        if limit is not None and checkpoint.length > limit:
+            return MissReason.BEYOND_LIMIT
+        if checkpoint.length == length and not checkpoint.has_logits:
+            return MissReason.NO_LOGITS
+        return MissReason.NOT_FETCHED if self._tiers.access(checkpoint) is Access.MOVING else None
+
+    def _hit(self, checkpoint: Checkpoint, fetched: Payload | None, length: int, known: int) -> Match:
+        tier = self._tiers.quickest(checkpoint)
+        exact = checkpoint.length == length
+        self._tiers.upgrade(checkpoint, CheckpointKind.BRANCH)
+        checkpoint.hits += 1
+        checkpoint.used = self._clock()
+        checkpoint.locks += 1
+        checkpoint.saves = checkpoint.tokens_to_shorter()
+        self._tiers.touch(checkpoint)
+        self._stats.hits += 1
+        self._stats.exact_hits += exact
+        self._stats.tokens_saved += checkpoint.length
+        logits = self._tiers.logits(checkpoint, fetched) if exact else None
+        self._stats.tiers[self._tiers.tiers.index(tier)].hits += 1
+        return Match(length, checkpoint.length, known, None, tier.name, logits, checkpoint, fetched, True)
+
+    def _missed(self, length: int, known: int, reason: MissReason) -> Match:
+        self._stats.misses[reason] += 1
+        return Match(length, 0, known, reason, None, None, None, None, False)
+
+
+_LIGHTEST_FIRST = list(MissReason)
+
+
+def _weightier(first: MissReason, second: MissReason) -> MissReason:
+    return max(first, second, key=_LIGHTEST_FIRST.index)
+
+
+class StateCache:
+    """The cache of one model's states, which stores and finds checkpoints by token prefix.
+
+    For the thread that owns the device, except methods that say otherwise.
+    """
+
+    def __init__(
+        self,
+        live: LiveStates,
+        tiers: Sequence[Tier],
+        config: CacheConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make a cache that stores states in `tiers`, which are ordered from the quickest to the slowest.
+
+        `upkeep` makes the tiers. `live` reads and writes the slots' states. Adds the checkpoints that earlier
+        processes left in slow tiers.
+        """
+        self._positions = Positions(config.max_mark_tokens, clock)
+        self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
+        self._tiers = TieredStore(live, tiers, self._stats, self._positions.become_ghost, config, clock)
+        self._clock = clock
+        self._shared = next((tier for tier in tiers if isinstance(tier, SharedTier)), None)
+        self._look_ups = LookUps(self._positions, self._tiers, self._stats, clock)
+        on_device = sum(tier.queue.capacity for tier in tiers if tier.on_device)
+        self._index = Index(self._positions, self._tiers, config.index_bytes(on_device))
+        for tier in tiers:
+            self._index.adopt_copies(tier)
+
+    def inquire(
+        self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
+    ) -> Inquiry | None:
+        """Start to ask the shared store if it has a longer checkpoint of a prompt than this cache has.
+
+        Returns None if there is no shared store, or if a checkpoint in it would save too little. See `prefetch` for
+        `on_done`. Pass the inquiry to `learn` when it is done.
+        """
+        tier = self._shared
+        if tier is None:
+            return None
+        shortest = self.peek(root, tokens, limit) + tier.min_tokens
+        longest = len(tokens) if limit is None else min(limit, len(tokens))
+        if longest < shortest:
+            return None
+        return tier.inquire(root, pack(tokens), shortest, longest, on_done)
+
+    def learn(self, inquiry: Inquiry) -> None:
+        """Add the checkpoint that a finished query to the shared store found to the cache, so that `prefetch` finds it.
+
+        Does nothing for an inquiry that was passed before.
+        """
+        answer = inquiry.take()
+        if answer is None or self._shared is None:
+            return
+        found = answer.found
+        if found is not None and not self._index.is_too_long(found.tokens):
+            self._index.adopt(self._shared, found)
+        self._learn_path(answer.root, answer.known)
+
+    def _learn_path(self, root: str, tokens: bytes) -> None:
+        """Record a path of packed `tokens` that another server has run, as a position without a stored state.
+
+        So a prompt that leaves this path has a branch point.
+        """
+        if not tokens or self._index.is_too_long(tokens):
+            return
+        tree = self._positions.tree(root)
+        if tree is None or tree.follow(tokens).length * TOKEN_BYTES < len(tokens):
+            self._positions.become_ghost(self._positions.record(root, tokens, CheckpointKind.BRANCH))
+            self._index.trim()
+
+    def prefetch(
+        self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
+    ) -> Fetch | None:
+        """Start to read the best checkpoint of a prompt from a slow tier. Return None if no read is needed.
+
+        Call `look_up` when the fetch is done. If it has failed, call this again: the next best may have to be read.
+        Release the fetch after the look-up, or when the request is cancelled: it locks the checkpoint until then.
+        `on_done` is called when the read has ended, mostly on the thread that reads. It is not called if the returned
+        fetch is done already.
+        """
+        if not self._tiers.any_slow:
+            return None
+        self._tiers.settle()
+        checkpoint = self._look_ups.best(root, tokens, limit)
+        if checkpoint is None or self._tiers.access(checkpoint) is not Access.SLOW:
+            return None
+        return self._tiers.start_fetch(checkpoint, on_done)
+
+    def look_up(
+        self, root: str, tokens: Sequence[int], limit: int | None = None, *, fetch: Fetch | None = None
+    ) -> Match:
+        """Find and lock the longest checkpoint from which the prompt `tokens` can be continued.
+
+        It has at most `limit` tokens, if that is given. A checkpoint at the very end is used only if its logits were
+        kept, since otherwise a token must be run to get them. A checkpoint that only a slow tier has is used only if
+        `fetch` has read it: this never waits for a file.
+        """
+        self._tiers.settle()
+        return self._look_ups.find(root, tokens, limit, fetch)
+
+    def peek(self, root: str, tokens: Sequence[int], limit: int | None = None) -> int:
+        """Return how many tokens of a prompt would not have to be run if `prefetch` and `look_up` were called now.
+
+        Counts and locks nothing, reads no file.
+        """
+        self._tiers.settle()
+        checkpoint = self._look_ups.best(root, tokens, limit)
+        return 0 if checkpoint is None else checkpoint.length
+
+    def continuation(self, root: str, tokens: Sequence[int], count: int) -> list[int]:
+        """Return at most `count` tokens that followed `tokens` on the most recently used path under `root`.
+
+        Paths without states are searched too. Counts and locks nothing, reads no file.
+        """
+        return unpack(self._positions.continuation(root, pack(tokens), count))
+
+    def restore(self, match: Match, slot: int) -> None:
+        """Load the state that a look-up found into `slot`, and release the match.
+
+        Copies the state to the quickest tier that accepts it. Raises StateError if the state was lost meanwhile, and
+        ValueError for a miss or a released match.
+        """
+        if match.checkpoint is None or not match.locked:
+            raise ValueError(f"nothing to restore: {match}")
+        try:
+            self._tiers.load(match.checkpoint, slot, match.fetched)
+        finally:
+            self.release(match)
+            self._index.trim()
+
+    def release(self, match: Match) -> None:
+        """Unlock the checkpoint that `look_up` locked for a match.
+
+        Does nothing for a miss, or if it was unlocked before.
+        """
+        if match.checkpoint is not None and match.locked:
+            match.locked = False
+            match.fetched = None
+            match.checkpoint.locks -= 1
+            self._tiers.touch(match.checkpoint)
+
+    def insert(
+        self,
+        root: str,
+        tokens: Sequence[int],
+        slot: int,
+        *,
+        kind: CheckpointKind,
+        logits: F32 | None = None,  # [V] those after the last token
+    ) -> bool:
+        """Store a checkpoint of the live state of `slot`, which has run exactly `tokens`.
+
+        Return False if no tier had room. The path is known from then on. If these tokens have a checkpoint already, it
+        stays, unless it lacks logits and `logits` are given. A waypoint that was used, or is inserted again as another
+        `kind`, is no longer a waypoint.
+        """
+        if len(tokens) == 0:
+            raise ValueError("tokens: an empty path has no checkpoint; expected at least one token")
+        self._tiers.settle()
+        packed = pack(tokens)
+        if self._index.is_too_long(packed):
+            self._stats.not_stored += 1
+            return False
+        checkpoint = self._positions.record(root, packed, kind)
+        checkpoint.used = self._clock()
+        if checkpoint.resumable and (logits is None or checkpoint.has_logits or checkpoint.locks > 0):
+            self._tiers.upgrade(checkpoint, kind)
+            self._tiers.touch(checkpoint)
+            return True
+        self._tiers.drop(checkpoint)
+        self._positions.leave_ghosts(checkpoint)
+        checkpoint.kind = kind
+        checkpoint.saves = checkpoint.tokens_to_shorter()
+        try:
+            stored = self._tiers.save(checkpoint, slot, None if logits is None else _kept(logits))
+        finally:
+            if not checkpoint.resumable:
+                self._positions.become_ghost(checkpoint)
+        if stored:
+            checkpoint.absence = MissReason.EVICTED
+            self._positions.note_kept(checkpoint)
+        self._index.trim()
+        return stored and checkpoint.resumable
+
+    def drop_state(self, initial_state: str) -> int:
+        """Remove all unlocked checkpoints that start from the initial state with this digest. Return their number.
+
+        They are removed in every scope.
+        """
+        return self._drop_all(self._positions.under(lambda root: is_of_state(root, initial_state)))
+
+    def drop_all(self) -> int:
+        """Remove everything from the cache except locked checkpoints. Return how many positions were removed.
+
+        The number includes ghost entries.
+        """
+        return self._drop_all(list(self._positions))
+
+    def drop_position(self, position: str) -> bool:
+        """Remove the position with this id from the cache. Return False if it is locked.
+
+        Raises NotFoundError if the id is unknown.
+        """
+        checkpoint = self.find_position(position)
+        return self._drop_all([checkpoint]) == 1
+
+    def summarise(self) -> None:
+        """Start the summary of the stored checkpoints, which is kept up to date from now on. Later calls do nothing."""
+        self._positions.summarise()
+
+    @property
+    def summary(self) -> CacheSummary | None:
+        """The summary of the stored checkpoints for a fleet's router, or None before `summarise` was called."""
+        return self._positions.summary
+
+    def lose_device(self) -> None:
+        """Drop the copies of states on the device and those being read from it, because the device has failed."""
+        self._tiers.lose_device()
+
+    def use_device(self, live: LiveStates, pool: DevicePool) -> None:
+        """Continue with a new device, which has the slots `live` and the slabs `pool`, after `lose_device`.
+
+        `pool` is used only if the cache has a tier on the device.
+        """
+        self._tiers.use_device(live, pool)
+
+    def checkpoints(self, scope: str | None = None) -> list[Checkpoint]:
+        """Return the cache's records of all known positions, including ghost entries, or of those in a scope.
+
+        Callers must not change them. See `rnn_engine_states.cache.browse`.
+        """
+        return self._positions.under(lambda root: scope is None or is_within(root, scope))
+
+    def find_position(self, position: str) -> Checkpoint:
+        """Return the cache's record of the position with this id. Raises NotFoundError if the id is unknown."""
+        return self._positions.find(position)
+
+    def now(self) -> float:
+        """Return the current time by the cache's clock, the clock of `Checkpoint.used`."""
+        return self._clock()
+
+    def stats(self) -> CacheStats:
+        """Return the cache's counters and current sizes.
+
+        Thread-safe; single numbers may be from neighbouring moments.
+        """
+        tiers = self._tiers.tiers
+        return replace(
+            self._stats,
+            misses=dict(self._stats.misses),
+            writes_refused=sum(tier.writes_refused for tier in tiers),
+            failed_writes=sum(tier.failed_writes for tier in tiers),
+            checkpoints=self._positions.num_checkpoints,
+            ghosts=self._positions.num_ghosts,
+            device_logits_bytes=sum(tier.logits_bytes for tier in tiers),
+            index_bytes=self._index.num_bytes,
+            index_capacity=self._index.capacity,
+            store=None if self._shared is None else self._shared.counters(),
+            tiers=tuple(
+                replace(stats, capacity=tier.queue.capacity, used=tier.queue.used, copies=len(tier.queue))
+                for stats, tier in zip(self._stats.tiers, tiers, strict=True)
+            ),
+        )
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The cache's tiers, from the quickest to the slowest."""
+        return self._tiers.tiers
+
+    @property
+    def any_slow(self) -> bool:
+        """Whether the cache has a slow tier, whose copies outlive the process."""
+        return self._tiers.any_slow
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether checkpoints wait to be written to slow tiers by `write_behind`. May be read on any thread."""
+        return self._tiers.has_unwritten
+
+    def write_behind(self) -> None:
+        """Write to the slow tiers the checkpoints that have reached the configured age, a few at a time.
+
+        Does not wait.
+        """
+        self._tiers.write_behind()
+        self._index.trim()
+
+    def close(self) -> None:
+        """Write the most valuable checkpoints to the slow tiers, as many as fit, and close all tiers."""
+        self._tiers.flush()
+        self._tiers.close()
+
+    def _drop_all(self, checkpoints: Sequence[Checkpoint]) -> int:
+        """Remove the unlocked ones of `checkpoints` from the cache, and return how many were removed."""
+        going = [checkpoint for checkpoint in checkpoints if checkpoint.locks == 0]
+        for checkpoint in going:
+            self._tiers.drop(checkpoint)
+            self._positions.forget(checkpoint)
+        return len(going)
+
+
+def _kept(logits: F32) -> F32:
+    kept = np.array(logits, np.float32)
+    kept.setflags(write=False)
+    return kept

@@ -1,0 +1,249 @@
+"""The state files of shared checkpoints, called bodies: stored in the shared store itself or in an object store.
+
+For bodies in an object store, the shared store has an index with the size of each body and when it was last used. With
+it the shared store counts the bytes of all servers, and decides which bodies are evicted. Each body in an object store
+has a key in the index that expires, as a body in the shared store does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import obstore
+from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import from_url
+
+from rnn_engine.errors import StateError, hide_credentials
+from rnn_engine_states.shared.client import Lane, StoreClient, execute, run_script
+from rnn_engine_states.shared.entries import PREFIX
+
+# Named byte strings in an object store: S3, Google Cloud Storage, Azure, or a folder that all servers see.
+
+T = TypeVar("T")
+
+
+class Objects:
+    """A client of an object store: named byte strings in S3, Google Cloud Storage, Azure or a folder.
+
+    Methods raise the errors of `StoreClient.run`, and run on the client's thread.
+    """
+
+    def __init__(self, url: str, client: StoreClient) -> None:
+        """Open the object store at `url`, which `ObjectsConfig` has checked. Operations have the timeout of `client`.
+
+        Raises StateError if the object store can't be opened.
+        """
+        try:
+            self._store = from_url(url, mkdir=True) if url.startswith("file:") else from_url(url)
+        except (BaseError, OSError) as error:
+            raise StateError(f"the object store can't be opened: {hide_credentials(str(error))}") from error
+        self._client = client
+        self._reading = client.add_lane("reading objects from", 32, reads=True)
+        self._writing = client.add_lane("writing objects to", 4)
+
+    async def check(self) -> None:
+        """Raise StateError if the object store denies access, and UnavailableError if it can't be reached."""
+        await self.get("check")
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Write `data` to the object store under this key, replacing an existing object."""
+        await self._run(self._writing, lambda: obstore.put_async(self._store, _path(key), data))
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the bytes of the object with this key in the object store, or None if it does not exist."""
+
+        async def read() -> bytes | None:
+            try:
+                found = await obstore.get_async(self._store, _path(key))
+                return bytes(await found.bytes_async())
+            except (FileNotFoundError, NotFoundError):
+                return None
+
+        return await self._run(self._reading, read)
+
+    async def delete(self, key: str) -> None:
+        """Delete the object with this key from the object store. Does nothing if it does not exist."""
+
+        async def delete() -> None:
+            try:
+                await obstore.delete_async(self._store, _path(key))
+            except (FileNotFoundError, NotFoundError):  # raised by a folder, not by an object store
+                return
+
+        await self._run(self._writing, delete)
+
+    async def _run(self, lane: Lane, work: Callable[[], Awaitable[T]]) -> T:
+        async def told(_: object) -> T:
+            try:
+                return await work()
+            except (PermissionDeniedError, UnauthenticatedError) as error:
+                raise StateError(f"the object store refuses access: {hide_credentials(str(error))}") from error
+            except BaseError as error:
+                raise OSError(hide_credentials(str(error))) from error
+
+        return await self._client.run(lane, told)
+
+
+def _path(key: str) -> str:
+    return key.replace(":", "/")
+
+
+# A Lua function `remove(key)`, which removes a body from the index of the object store. KEYS: used, sizes, total. If
+# the total is no valid number, the sizes are added up again.
+_REMOVE = """
+local function whole(text)
+    local number = tonumber(text)
+    return number and number >= 0 and number < 2^53 and number % 1 == 0 and number or nil
+end
+local function count(bytes) redis.call('SET', KEYS[3], string.format('%.0f', bytes)) end
+local function total()
+    local known = whole(redis.call('GET', KEYS[3]))
+    if known then return known end
+    local sum = 0
+    for _, size in ipairs(redis.call('HVALS', KEYS[2])) do sum = sum + (whole(size) or 0) end
+    return sum
+end
+local function remove(key)
+    local before = total()
+    redis.call('UNLINK', key)
+    redis.call('ZREM', KEYS[1], key)
+    count(before - (whole(redis.call('HGET', KEYS[2], key)) or 0))
+    redis.call('HDEL', KEYS[2], key)
+end
+"""
+
+# A script that adds a body to the index and returns the keys of the bodies that it evicts: up to 100 that were not used
+# within the time to live, then the least recently used while the total exceeds the capacity. KEYS: used, sizes, total,
+# the body's key. ARGV: time to live in seconds, the body's bytes, capacity in bytes.
+_ENTER = (
+    _REMOVE
+    + """
+local now = tonumber(redis.call('TIME')[1])
+remove(KEYS[4])
+redis.call('SET', KEYS[4], ARGV[2], 'EX', ARGV[1])
+redis.call('ZADD', KEYS[1], now, KEYS[4])
+count(total() + ARGV[2])
+redis.call('HSET', KEYS[2], KEYS[4], ARGV[2])
+local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. (now - ARGV[1]), 'LIMIT', 0, 100)
+for _, key in ipairs(gone) do remove(key) end
+while total() > tonumber(ARGV[3]) do
+    local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+    if not oldest then
+        redis.call('DEL', KEYS[2], KEYS[3])
+        break
+    end
+    remove(oldest)
+    gone[#gone + 1] = oldest
+end
+return gone
+"""
+)
+
+# A script that marks a body in the index as used. It returns 1, or 0 if the index does not have the body. KEYS: used,
+# sizes, total, the body's key. ARGV: time to live in seconds.
+_USE = """
+if redis.call('EXPIRE', KEYS[4], ARGV[1]) == 0 then return 0 end
+redis.call('ZADD', KEYS[1], 'XX', redis.call('TIME')[1], KEYS[4])
+return 1
+"""
+
+_LEAVE = _REMOVE + "remove(KEYS[4])"
+
+_KEY = re.compile(rf"{PREFIX}(:\w+)+", re.ASCII)
+
+
+class Bodies(Protocol):
+    """The interface of a store of bodies, the state files of checkpoints, by key.
+
+    Methods raise the errors of `StoreClient.run`, and run on the client's thread.
+    """
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Store the state file `data` of a checkpoint under `key`. It expires if it is not used for some time."""
+        ...
+
+    async def get(self, key: str) -> bytes | None:
+        """Return a checkpoint's state file, which is stored under `key`, and mark it as used.
+
+        Return None if it does not exist.
+        """
+        ...
+
+    async def renew(self, key: str) -> bool:
+        """Mark a checkpoint's state file, which is stored under `key`, as used. Return False if it does not exist."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Delete a checkpoint's state file, which is stored under `key`. Does nothing if it does not exist."""
+        ...
+
+
+class StoredBodies:
+    """A store of bodies (checkpoints' state files) in the shared store itself."""
+
+    def __init__(self, client: StoreClient, ttl: int) -> None:
+        """Store state files by `client` in the shared store. One expires if it was not used for `ttl` seconds."""
+        self._client = client
+        self._ttl = ttl
+
+    async def put(self, key: str, data: bytes) -> None:
+        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "SET", key, data, "EX", self._ttl))
+
+    async def get(self, key: str) -> bytes | None:
+        data: bytes | None = await self._client.run(
+            self._client.reading, lambda valkey: execute(valkey, "GETEX", key, "EX", self._ttl)
+        )
+        return data
+
+    async def renew(self, key: str) -> bool:
+        answer = await self._client.run(self._client.reading, lambda valkey: execute(valkey, "EXPIRE", key, self._ttl))
+        return bool(answer)
+
+    async def delete(self, key: str) -> None:
+        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
+
+
+class ObjectBodies:
+    """A store of bodies (checkpoints' state files) in an object store, with an index of them in the shared store.
+
+    A body is written before it is entered in the index, and deleted after it was removed from the index. So the index
+    may have a body that another server has deleted meanwhile. Such a body counts as missing.
+    """
+
+    def __init__(self, client: StoreClient, objects: Objects, ttl: int, capacity: int) -> None:
+        """Store at most `capacity` bytes of state files, of all models and servers together.
+
+        A body that was not used for `ttl` seconds expires.
+        """
+        self._client = client
+        self._objects = objects
+        self._ttl = ttl
+        self._capacity = capacity
+        self._index = [f"{PREFIX}:objects:{part}" for part in ("used", "sizes", "total")]
+
+    async def put(self, key: str, data: bytes) -> None:
+        await self._objects.put(key, data)
+        gone = await self._script(_ENTER, key, self._ttl, len(data), self._capacity)
+        for other in gone:
+            if _KEY.fullmatch(name := other.decode(errors="replace")):
+                await self._objects.delete(name)
+            else:
+                self._client.note_unreadable("a key in the index of objects", repr(name))
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._objects.get(key) if await self.renew(key) else None
+
+    async def renew(self, key: str) -> bool:
+        keys = [*self._index, key]
+        answer = await self._client.run(self._client.reading, lambda valkey: run_script(valkey, _USE, keys, self._ttl))
+        return bool(answer)
+
+    async def delete(self, key: str) -> None:
+        await self._script(_LEAVE, key)
+        await self._objects.delete(key)
+
+    async def _script(self, text: str, key: str, *arguments: int) -> Any:  # noqa: ANN401
+        keys = [*self._index, key]
+        return await self._client.run(self._client.writing, lambda valkey: run_script(valkey, text, keys, *arguments))

@@ -1,0 +1,298 @@
+"""Store and find checkpoints and the arrays of named states in a shared store.
+
+The scripts do not write the state files, since the store would copy each file twice more. So the store may have the
+record of a checkpoint without its file, or the file without the record. The files of checkpoints are `Bodies`, which
+may be in an object store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rnn_engine.errors import StateError
+from rnn_engine_states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.files.full import parse_full_state
+from rnn_engine_states.frozen import FrozenState, freeze_state
+from rnn_engine_states.shared.bodies import Bodies
+from rnn_engine_states.shared.client import StoreClient, execute, run_script
+from rnn_engine_states.shared.entries import PathKeys, UnreadState, ValueKey, bit_of, key_of, lengths_in
+from rnn_engine_states.shared.names import SharedNames
+
+_NO_ID = uuid.UUID(int=0)
+
+
+class SharedValues:
+    """Reads and writes the arrays of named states in the shared store, and caches some of them in memory.
+
+    For one event loop; no method blocks.
+    """
+
+    def __init__(self, client: StoreClient, names: SharedNames, files: StateFiles, model: str, capacity: int) -> None:
+        """Cache at most `capacity` bytes of named states' arrays in memory.
+
+        `model` is the fingerprint that state files must have.
+        """
+        self._client = client
+        self._names = names
+        self._files = files
+        self._model = model
+        self._capacity = capacity
+        self._held: OrderedDict[ValueKey, FrozenState] = OrderedDict()  # the longest unused first
+        self._held_bytes = 0
+        self._unreadable: set[ValueKey] = set()  # values that the store has, damaged
+
+    async def put(self, frozen: FrozenState) -> UnreadState:
+        """Write a state's arrays to the shared store, unless it has them. Return a description without the arrays.
+
+        The arrays expire if no name uses them. Raises StorageError if the store has no room, and UnavailableError if it
+        does not answer.
+        """
+        unread = UnreadState.of(frozen)
+        await asyncio.wrap_future(self._client.submit(self._put(key_of(unread), frozen)))
+        self._hold(key_of(unread), frozen)
+        return unread
+
+    async def get(self, unread: UnreadState) -> FrozenState | None:
+        """Return a named state with its arrays, or None if the shared store lacks them or they are damaged.
+
+        Raises UnavailableError if the store does not answer.
+        """
+        if (held := self.held(unread)) is not None:
+            return held
+        key = key_of(unread)
+        frozen = await asyncio.wrap_future(self._client.submit(self._get(key, unread)))
+        if frozen is not None:
+            self._hold(key, frozen)
+        return frozen
+
+    def held(self, unread: UnreadState) -> FrozenState | None:
+        """Return a named state with its arrays if they are in memory, else None. Marks them as recently used."""
+        key = key_of(unread)
+        if key in self._held:
+            self._held.move_to_end(key)
+        return self._held.get(key)
+
+    async def _put(self, key: ValueKey, frozen: FrozenState) -> None:
+        if key in self._unreadable:
+            await self._names.delete_value(key)
+            self._unreadable.discard(key)
+        if not await self._names.has_value(key):
+            parts = self._files.export("full", "", _NO_ID, frozen)
+            await self._names.put_value(key, await asyncio.to_thread(b"".join, parts))
+
+    async def _get(self, key: ValueKey, unread: UnreadState) -> FrozenState | None:
+        data = await self._names.get_value(key)
+        if data is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._parse, data, unread)
+        except StateError as error:
+            if key not in self._unreadable:
+                self._unreadable.add(key)
+                self._client.note_unreadable("the values of a named state", error)
+            return None
+
+    def _parse(self, data: bytes, unread: UnreadState) -> FrozenState:
+        source, shape = "a named state in the store", self._files.shape
+        saved = parse_full_state(data, source, shape, self._model)
+        payload, origin = saved.payload, saved.origin
+        frozen = freeze_state(
+            payload.expand(),
+            shape,
+            source,
+            logits=payload.logits,
+            num_tokens=origin.num_tokens,
+            last_tokens=origin.last_tokens,
+        )
+        if frozen.digest != unread.digest:
+            raise StateError(f"{source} is damaged: its values do not match its digest")
+        return frozen
+
+    def _hold(self, key: ValueKey, frozen: FrozenState) -> None:
+        if key in self._held or frozen.num_bytes > self._capacity:
+            return
+        self._held[key] = frozen
+        self._held_bytes += frozen.num_bytes
+        while self._held_bytes > self._capacity:
+            self._held_bytes -= self._held.popitem(last=False)[1].num_bytes
+
+
+# A script that writes the record of a checkpoint and sets the checkpoint's bit in the bitmap of its block. It also
+# creates the missing bitmaps of all blocks before, or restarts their time to live: a bitmap, even an empty one, shows
+# that a path leads through its block. KEYS: the record, the bitmap of its block, the bitmaps of all blocks before.
+# ARGV: time to live in seconds, number of the bit, 1 if there are logits, kind, size in bytes.
+_PUT = """
+redis.call('HSET', KEYS[1], 'logits', ARGV[3], 'kind', ARGV[4], 'size', ARGV[5])
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+redis.call('SETBIT', KEYS[2], ARGV[2], 1)
+redis.call('EXPIRE', KEYS[2], ARGV[1])
+for number = 3, #KEYS do
+    if redis.call('EXPIRE', KEYS[number], ARGV[1]) == 0 then redis.call('SET', KEYS[number], '', 'EX', ARGV[1]) end
+end
+"""
+
+# A script that finds the first usable checkpoint of a list, and deletes the records that can't be parsed. It returns
+# how many it deleted, then the usable checkpoint's number in the list, logits, kind and size, if there is one.
+# KEYS: records of checkpoints, the longest first. ARGV: 1 if the first one needs logits, then all valid kinds.
+_FIND = """
+local kinds, unreadable = {}, 0
+for number = 2, #ARGV do kinds[ARGV[number]] = true end
+for number, key in ipairs(KEYS) do
+    local found = redis.pcall('HMGET', key, 'logits', 'kind', 'size')
+    local logits, kind, size = found[1], found[2], found[3]
+    local is_there = found.err or logits or kind or size
+    if is_there and not ((logits == '0' or logits == '1') and kinds[kind] and string.match(size or '', '^[1-9]%d*$')
+            and #size <= 15) then
+        redis.call('UNLINK', key)
+        unreadable = unreadable + 1
+    elseif is_there and (logits == '1' or number > 1 or ARGV[1] == '0') then
+        return {unreadable, number, logits, kind, size}
+    end
+end
+return {unreadable}
+"""
+
+# A script that restarts the time to live of a checkpoint's record and of the bitmaps along its path. It sets the
+# checkpoint's bit again, since the bitmap of its block may have been evicted meanwhile. It returns 1, or 0 if there is
+# no such record. KEYS: as for `_PUT`. ARGV: time to live in seconds, number of the bit, 1 if logits are needed.
+_RENEW = """
+local logits = redis.call('HGET', KEYS[1], 'logits')
+if logits ~= '1' and logits ~= ARGV[3] then return 0 end
+local bit = redis.pcall('SETBIT', KEYS[2], ARGV[2], 1)
+if type(bit) == 'table' then return 0 end
+for number = 1, #KEYS do redis.call('EXPIRE', KEYS[number], ARGV[1]) end
+return 1
+"""
+
+_KINDS = tuple(kind.value for kind in CheckpointKind)
+_MOST_ASKED = 512  # checkpoints that one inquiry may ask for
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The record of a checkpoint in the store: its length, kind and size."""
+
+    length: int  # tokens
+    has_logits: bool
+    kind: CheckpointKind
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """The result of a search for checkpoints along a path: the longest, and the prefix shared with other paths."""
+
+    known: int  # tokens, in whole blocks, that some path in the store shares; it may share more
+    longest: Listed | None  # the longest usable checkpoint
+
+
+class CheckpointStore:
+    """Reads and writes the checkpoints of one model in a shared store.
+
+    All methods run on the client's thread, and raise the errors of `StoreClient.run`.
+    """
+
+    def __init__(self, client: StoreClient, bodies: Bodies, ttl: int) -> None:
+        """Store the files of checkpoints in `bodies`, and their records in the store of `client`.
+
+        A checkpoint expires when it was not used for `ttl` seconds.
+        """
+        self._client = client
+        self._bodies = bodies
+        self._ttl = ttl
+
+    async def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
+        """Find the longest checkpoint on a token path, of at least `shortest` and at most `longest` tokens.
+
+        A checkpoint at the very end of the path is usable only with logits.
+        """
+        blocks = path.blocks()
+        bitmaps: list[bytes | None] = await self._client.run(
+            self._client.reading, lambda valkey: execute(valkey, "MGET", *(block.lengths_key for block in blocks))
+        )
+        found = [(block, bits) for block, bits in zip(blocks, bitmaps, strict=True) if bits is not None]
+        known = found[-1][0].start if found else 0
+        lengths = [length for block, bits in found for length in lengths_in(block, bits)]
+        wanted = [length for length in lengths if shortest <= length <= longest][-_MOST_ASKED:]
+        return Along(known, await self._longest_of(path, wanted))
+
+    async def _longest_of(self, path: PathKeys, lengths: Sequence[int]) -> Listed | None:
+        """Return the record of the longest usable checkpoint with one of these lengths, or None if there is none.
+
+        A length may come from a bitmap that still lists a checkpoint which the store has dropped.
+        """
+        if not lengths:
+            return None
+        keys = path.checkpoints(lengths)
+        needs_logits = "1" if lengths[-1] == path.length else "0"
+        found = await self._client.run(
+            self._client.reading, lambda valkey: run_script(valkey, _FIND, list(reversed(keys)), needs_logits, *_KINDS)
+        )
+        unreadable, *serving = found
+        for _ in range(unreadable):
+            self._client.note_unreadable("the record of a checkpoint", "its kind, size or logits are not valid")
+        if not serving:
+            return None
+        number, logits, kind, size = serving
+        return Listed(lengths[-number], logits == b"1", CheckpointKind(kind.decode()), int(size))
+
+    async def get(self, path: PathKeys) -> bytes | None:
+        """Return the state file of the checkpoint at the end of a token path, or None if it is missing.
+
+        Also restarts the checkpoint's time to live. If only that fails, the checkpoint expires earlier.
+        """
+        data, _ = await asyncio.gather(
+            self._bodies.get(_file_of(path)), self._renew_record(path, has_logits=False), return_exceptions=True
+        )
+        if isinstance(data, BaseException):
+            raise data
+        self._client.count_bytes(read=0 if data is None else len(data))
+        return data
+
+    async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
+        """Restart the time to live of the checkpoint at the end of a token path in the shared store.
+
+        Return False if it is missing, or if it has no logits although `has_logits` asks for them.
+        """
+        return await self._bodies.renew(_file_of(path)) and await self._renew_record(path, has_logits=has_logits)
+
+    async def _renew_record(self, path: PathKeys, *, has_logits: bool) -> bool:
+        """Restart the time to live of a checkpoint's record and of the bitmaps that list its path's checkpoints.
+
+        The state file is renewed separately. Return False if the record is missing, or if it has no logits although
+        `has_logits` asks for them.
+        """
+        keys, arguments = _keys_of(path), (self._ttl, bit_of(path.length), int(has_logits))
+        answer = await self._client.run(
+            self._client.reading, lambda valkey: run_script(valkey, _RENEW, keys, *arguments)
+        )
+        return bool(answer)
+
+    async def put(self, path: PathKeys, data: bytes, *, has_logits: bool, kind: str) -> None:
+        """Write a state file and a record to the shared store, as the checkpoint at the end of a token path."""
+        arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data))
+        await self._bodies.put(_file_of(path), data)
+        await self._client.run(
+            self._client.writing, lambda valkey: run_script(valkey, _PUT, _keys_of(path), *arguments)
+        )
+        self._client.count_bytes(written=len(data))
+
+    async def delete(self, path: PathKeys) -> None:
+        """Delete the checkpoint at the end of a token path from the shared store: its record and its state file."""
+        [key] = path.checkpoints([path.length])
+        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
+        await self._bodies.delete(_file_of(path))
+
+
+def _keys_of(path: PathKeys) -> list[str]:
+    last, *before = [block.lengths_key for block in reversed(path.blocks())]
+    return [path.checkpoints([path.length])[0], last, *before]
+
+
+def _file_of(path: PathKeys) -> str:
+    return f"{path.checkpoints([path.length])[0]}:file"

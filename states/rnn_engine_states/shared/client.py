@@ -1,0 +1,322 @@
+"""The client of a shared store: a connection pool with timeouts, and circuit breakers that pause it after failures."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from valkey import exceptions
+from valkey.asyncio import ConnectionPool, Valkey
+
+from rnn_engine.errors import (
+    EngineClosedError,
+    RnnEngineError,
+    StateError,
+    StorageError,
+    UnavailableError,
+)
+from rnn_engine_states.shared.config import StoreCounters, StoreOutcome, StoreUrl
+
+# A circuit breaker: after repeated failures, operations are rejected for a while, so that no request waits for them.
+
+
+class CircuitBreaker:
+    """A circuit breaker: after several failures in a row, it rejects operations for a pause.
+
+    After the pause it allows one operation; if that fails, the next pause is twice as long. For one thread; `is_open`
+    and `refuses` may be read on any thread.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        most_failures: int = 3,
+        first_pause: float = 1.0,
+        longest_pause: float = 30.0,
+    ) -> None:
+        """Make a closed circuit breaker, which opens after `most_failures` failures in a row.
+
+        It opens first for `first_pause`, later for up to `longest_pause` seconds. `clock` returns seconds and never
+        goes back.
+        """
+        self._clock = clock
+        self._most_failures = most_failures
+        self._first_pause = first_pause
+        self._longest_pause = longest_pause
+        self._pause = first_pause
+        self._failures = 0
+        self._open_until: float | None = None  # None while closed
+        self.openings = 0  # since the start
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the circuit is open, because the last operations failed."""
+        return self._open_until is not None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the circuit breaker rejects operations now: it is open, and its pause has not ended."""
+        until = self._open_until
+        return until is not None and self._clock() < until
+
+    def allow(self) -> bool:
+        """Return True if an operation may start now. While the circuit is open, allow one operation after each pause.
+
+        The caller must then call `note_success` or `note_failure`.
+        """
+        if self.refuses:
+            return False
+        if self._open_until is not None:
+            self._open_until = self._clock() + self._pause  # refuse others until this one has ended
+        return True
+
+    def note_success(self) -> None:
+        """Close the circuit after an operation succeeded, and reset the count of failures and the pause."""
+        self._failures = 0
+        self._open_until = None
+        self._pause = self._first_pause
+
+    def note_failure(self) -> None:
+        """Count a failed operation. Open the circuit after too many in a row; if it is open, double the pause."""
+        self._failures += 1
+        if self._failures < self._most_failures:
+            return
+        if self._open_until is None:
+            self.openings += 1
+        else:
+            self._pause = min(2 * self._pause, self._longest_pause)
+        self._open_until = self._clock() + self._pause
+
+
+T = TypeVar("T")
+
+_CLOSED = "the engine has stopped, and its connections to the store are closed"
+_OLDEST = 7  # the first major version of Redis whose scripts may free memory when it is full
+_MOST_MESSAGE = 200  # characters
+_log = logging.getLogger(__name__)
+
+
+class Lane:
+    """A class of operations on a shared store, with a limit on parallel ones and a circuit breaker of its own.
+
+    At most `most` operations run at a time. For the client's thread; `refuses` may be read on any thread.
+    """
+
+    def __init__(self, name: str, most: int, clock: Callable[[], float], *, reads: bool) -> None:
+        self.name = name
+        self.most = most
+        self.reads = reads
+        self.breaker = CircuitBreaker(clock)
+        self.places = asyncio.Semaphore(most)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether this lane's circuit breaker rejects operations on the store now, because the last ones failed."""
+        return self.breaker.refuses
+
+
+class StoreClient:
+    """The client of a shared store. It runs coroutines that use the store on an event loop in its own thread.
+
+    `submit` and `close` may be called on any thread except the client's; `run` is for coroutines that were submitted.
+    """
+
+    def __init__(self, url: StoreUrl, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start the client's thread. The first operation connects to the store; each one may take `timeout` seconds.
+
+        `clock` returns seconds and never goes back.
+        """
+        self.url = url
+        self._timeout = timeout
+        self._counters = StoreCounters()
+        self._counting_unreadable = threading.Lock()
+        self._clock = clock
+        self._lanes: list[Lane] = []
+        self.reading = self.add_lane("reading from", 32, reads=True)
+        self.writing = self.add_lane("writing to", 4)
+        options: dict[str, Any] = {"ssl_check_hostname": True} if url.tls else {}
+        # New connections don't send the library's name and version, since that would take two more round trips to the
+        # store.
+        options |= {"lib_name": None, "lib_version": None}
+        self._valkey = Valkey(
+            connection_pool=ConnectionPool.from_url(
+                url.text, socket_timeout=timeout, socket_connect_timeout=timeout, **options
+            )
+        )
+        self._closing = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="state-store", daemon=True)
+        self._thread.start()
+
+    def add_lane(self, name: str, most: int, *, reads: bool = False) -> Lane:
+        """Add and return a lane: a class of operations on the store of which at most `most` run at a time.
+
+        `name` describes the operations in the log, as in "reading from". `reads` is True if prompts wait for them.
+        """
+        lane = Lane(name, most, self._clock, reads=reads)
+        self._lanes.append(lane)
+        return lane
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the client rejects some operations on the store now because earlier ones failed.
+
+        Circuit breakers decide this, one for each lane. May be read on any thread.
+        """
+        return any(lane.refuses for lane in self._lanes)
+
+    @property
+    def refuses_reading(self) -> bool:
+        """Whether the client rejects operations that prompts wait for, because earlier ones failed.
+
+        A lane's circuit breaker decides this. May be read on any thread.
+        """
+        return any(lane.refuses for lane in self._lanes if lane.reads)
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the client's thread, and return its future. Cancelling the future cancels the coroutine.
+
+        Raises EngineClosedError if the client is closed. The future raises it if the client is closed meanwhile.
+        """
+        if self._closing:
+            coroutine.close()
+            raise EngineClosedError(_CLOSED)
+        return asyncio.run_coroutine_threadsafe(self._until_closed(coroutine), self._loop)
+
+    def counters(self) -> StoreCounters:
+        """Return the client's counters since its start, including the current state of the circuit breakers."""
+        breakers = [lane.breaker for lane in self._lanes]
+        return replace(
+            self._counters,
+            outcomes=dict(self._counters.outcomes),
+            circuit_open=any(breaker.is_open for breaker in breakers),
+            circuit_openings=sum(breaker.openings for breaker in breakers),
+        )
+
+    def count_bytes(self, *, read: int = 0, written: int = 0) -> None:
+        """Add to the counters how many bytes of states were read from and written to the store."""
+        self._counters.read_bytes += read
+        self._counters.written_bytes += written
+
+    def note_unreadable(self, what: str, reason: object) -> None:
+        """Count and log a value of the store that can't be parsed and is treated as missing. For any thread.
+
+        `what` describes the value, and `reason` the error.
+        """
+        with self._counting_unreadable:
+            self._counters.unreadable += 1
+        _log.warning(
+            "a value in the store can't be read and is treated as missing: %s: %s", what, str(reason)[:_MOST_MESSAGE]
+        )
+
+    async def run(self, lane: Lane, operation: Callable[[Valkey], Awaitable[T]]) -> T:
+        """Run an operation on the store in a lane, with the client's timeout, and return its result.
+
+        For the client's thread. Raises UnavailableError if the store does not answer or the lane's circuit breaker
+        rejects the operation. Raises StorageError if the store has no room, and StateError if the store rejects the
+        operation.
+        """
+        async with lane.places:
+            if not lane.breaker.allow():
+                self._counters.outcomes[StoreOutcome.SKIPPED] += 1
+                raise UnavailableError(f"{lane.name} the store is paused for a while, because it has failed", 1.0)
+            begun = time.monotonic()
+            try:
+                async with asyncio.timeout(self._timeout):
+                    result = await operation(self._valkey)
+            except (exceptions.ValkeyError, OSError, TimeoutError) as error:
+                outcome, raised = _judge(error)
+                self._note_failure(lane, outcome, raised)
+                raise raised from error
+            finally:
+                self._counters.seconds += time.monotonic() - begun
+            self._note_success(lane)
+            return result
+
+    async def check(self) -> int | None:
+        """Check that the store can be used, and return its limit of memory in bytes, or None if it has none.
+
+        Logs a warning if there is no limit or the eviction policy is unsuitable. Raises StateError if the store denies
+        access, is too old or is a cluster. Raises UnavailableError if the store can't be reached.
+        """
+        info: dict[str, Any] = await self.run(self.reading, lambda valkey: valkey.info())
+        version, is_cluster = str(info.get("redis_version", "0")), bool(info.get("cluster_enabled"))
+        if int(version.partition(".")[0]) < _OLDEST or is_cluster:
+            kind = "a cluster" if is_cluster else f"Redis {version}"
+            raise StateError(f"{self.url.shown} is {kind}; expected Valkey, or Redis {_OLDEST} or newer, not a cluster")
+        policy, bound = str(info.get("maxmemory_policy")), int(info.get("maxmemory", 0))
+        if bound == 0:
+            _log.warning("%s has no maxmemory, so it may take all memory of its machine", self.url.shown)
+        elif not policy.startswith("volatile-"):
+            _log.warning(
+                "%s has the maxmemory-policy %s; expected volatile-lru, so that only states of prompts are evicted",
+                self.url.shown,
+                policy,
+            )
+        return bound or None
+
+    def close(self) -> None:
+        """Cancel the running coroutines, close all connections and end the client's thread. Idempotent."""
+        if not self._closing:
+            self._closing = True
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _until_closed(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await coroutine
+        except asyncio.CancelledError:
+            if self._closing:
+                raise EngineClosedError(_CLOSED) from None
+            raise
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._valkey.aclose(close_connection_pool=True)
+        await self._loop.shutdown_default_executor()
+
+    def _note_success(self, lane: Lane) -> None:
+        self._counters.outcomes[StoreOutcome.DONE] += 1
+        if lane.breaker.is_open:
+            _log.info("%s %s succeeds again", lane.name, self.url.shown)
+        lane.breaker.note_success()
+
+    def _note_failure(self, lane: Lane, outcome: StoreOutcome, error: RnnEngineError) -> None:
+        self._counters.outcomes[outcome] += 1
+        was_open = lane.breaker.is_open
+        lane.breaker.note_failure()
+        if lane.breaker.is_open and not was_open:  # logged once, until an operation succeeds again
+            _log.warning("%s %s fails and is paused for a while: %s", lane.name, self.url.shown, error)
+
+
+async def run_script(valkey: Valkey, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
+    """Run the Lua script `text` in the shared store, and return its answer. Later calls send only the script's hash."""
+    return await valkey.register_script(text)(keys=keys, args=arguments)
+
+
+def execute(valkey: Valkey, *command: object) -> Awaitable[Any]:
+    """Send a command to the shared store, and return the store's answer."""
+    return cast("Awaitable[Any]", valkey.execute_command(*command))  # type: ignore[no-untyped-call]
+
+
+def _judge(error: Exception) -> tuple[StoreOutcome, RnnEngineError]:
+    """Translate an exception of the store's client library into an outcome to count and an exception to raise."""
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return StoreOutcome.NO_ROOM, StorageError("the store has no room: its maxmemory is used up")
+    if isinstance(error, TimeoutError | exceptions.TimeoutError):
+        return StoreOutcome.TIMED_OUT, UnavailableError("the store does not answer in time", 1.0)
+    text = str(error)[:_MOST_MESSAGE] or type(error).__name__
+    if isinstance(error, exceptions.AuthenticationError | exceptions.ResponseError):
+        return StoreOutcome.FAILED, StateError(f"the store refuses the command: {text}")
+    return StoreOutcome.FAILED, UnavailableError(f"the store can't be reached: {text}", 1.0)

@@ -1,0 +1,178 @@
+"""Settings and counters of the shared store (Valkey or Redis), and of the object store for its large values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from rnn_engine.errors import InvalidRequestError, check_numbers, without_credentials
+
+if TYPE_CHECKING:
+    from rnn_engine_states.frozen import Precision
+
+MOST_TTL = 366 * 86400  # seconds
+
+_FORM = (
+    "valkey://[USER:PASSWORD@]HOST[:PORT][/DATABASE], valkeys:// for TLS, redis:// or rediss:// likewise, or "
+    "unix://[USER:PASSWORD@]/PATH[?db=DATABASE]"
+)
+_TLS = ("valkeys", "rediss")
+_SCHEMES = ("valkey", "redis", "unix", *_TLS)
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """The parsed address of a shared store, and its form without user and password for logs and errors."""
+
+    text: str = field(repr=False)
+    shown: str  # without user and password
+    tls: bool
+
+    @classmethod
+    def parse(cls, text: str) -> StoreUrl:
+        """Check and parse the address of a store.
+
+        Raises InvalidRequestError, whose message does not have the password.
+        """
+        try:
+            parts = urlsplit(text)
+            _check(parts)
+        except ValueError:
+            bare = without_credentials(text)
+            reason = _fault(bare) or "in a password, write '#' as %23, '/' as %2F, '?' as %3F and '@' as %40"
+            shown = bare.partition("?")[0]
+            raise InvalidRequestError("store", shown, _FORM, f"store {shown!r}: {reason}; expected {_FORM}") from None
+        return cls(text, f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}", parts.scheme in _TLS)
+
+
+def _fault(text: str) -> str | None:
+    """Return what is wrong with an address that has no password; None if nothing is."""
+    try:
+        _check(urlsplit(text))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _check(parts: SplitResult) -> None:
+    """Raise ValueError if a store's address can't be used. The message may have any part of the address."""
+    if parts.scheme not in _SCHEMES:
+        raise ValueError(f"the scheme {parts.scheme!r} is unknown")
+    if parts.fragment:
+        raise ValueError("'#' is not allowed")
+    options = _parse_options(parts.query)
+    if parts.scheme == "unix":
+        if not parts.path.startswith("/"):
+            raise ValueError("the socket's path is missing")
+        _check_options(options, ("db",))
+        _check_database(options.get("db", "0"))
+        return
+    if not parts.hostname:
+        raise ValueError("the host is missing")
+    if parts.port == 0:
+        raise ValueError("the port must be from 1 to 65535")
+    _check_options(options, _TLS_FILES if parts.scheme in _TLS else ())
+    _check_database(parts.path.removeprefix("/") or "0")
+
+
+def _check_database(text: str) -> None:
+    if not (text.isascii() and text.isdecimal() and len(text) < 6):
+        raise ValueError(f"{text[:20]!r} is not the number of a database")
+
+
+def _parse_options(query: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(query, strict_parsing=True)) if query else {}
+    except ValueError:  # whose message has the text, which may be a secret
+        raise ValueError("expected NAME=VALUE after '?'") from None
+
+
+def _check_options(options: dict[str, str], known: tuple[str, ...]) -> None:
+    for name in options:
+        if name not in known:
+            raise ValueError(f"unknown option {name[:20]!r} after '?'; there are: {', '.join(known) or 'none'}")
+
+
+_OBJECT_SCHEMES = ("s3", "gs", "az", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsConfig:
+    """The settings of an object store for checkpoints' state files. The shared store then has only their index."""
+
+    url: str
+    capacity: int = 64 << 30  # bytes, of all servers and models
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError unless `url` is an object store's address, or if `capacity` is negative.
+
+        Such an address has no credentials, and the message has none either.
+        """
+        if not _is_of_objects(self.url):
+            allowed = (
+                "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER; credentials "
+                "come from the environment"
+            )
+            raise InvalidRequestError("objects", without_credentials(self.url).partition("?")[0], allowed)
+        check_numbers(self)
+
+
+def _is_of_objects(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    if set("@:") & set(parts.netloc) or parts.query or parts.fragment:
+        return False
+    return parts.scheme in _OBJECT_SCHEMES and bool(parts.path if parts.scheme == "file" else parts.netloc)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """The settings of a shared store: its address, time limits and bounds.
+
+    Its size is bounded by its own `maxmemory`.
+    """
+
+    url: StoreUrl
+    precision: Precision = "f32"
+    timeout: float = 1.0  # seconds that a request waits for an answer, and again for a state
+    ttl: int = 86400  # seconds without use after which a state expires
+    write_after: float = 1.0  # seconds after which a state is written there
+    min_tokens: int = 64  # a shorter prefix is run more quickly than its state is fetched
+    background_bytes: int = 64 << 20  # bound on what waits to be written
+    objects: ObjectsConfig | None = None  # None: the store keeps the states of prompts and answers, too
+    index_bytes: int = 32 << 20  # host memory for tokens and records of what is known to be there
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is negative or not finite."""
+        check_numbers(self)
+
+
+class StoreOutcome(Enum):
+    """The outcome of an operation on the shared store."""
+
+    DONE = "done"
+    FAILED = "failed"  # the store was not reached, or refused the operation
+    TIMED_OUT = "timed_out"
+    NO_ROOM = "no_room"  # the store's memory is full
+    SKIPPED = "skipped"  # not started, since the last ones have failed
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """The counters of a store client since its start: operations by outcome, bytes, time and openings of circuits.
+
+    Written by the client's thread; single numbers may be read on any thread.
+    """
+
+    outcomes: dict[StoreOutcome, int] = field(default_factory=lambda: dict.fromkeys(StoreOutcome, 0))
+    read_bytes: int = 0  # of states
+    written_bytes: int = 0
+    seconds: float = 0.0  # that operations took, including those that failed
+    circuit_open: bool = False  # operations of some kind are not tried for a while
+    circuit_openings: int = 0
+    unreadable: int = 0  # values that could not be parsed, and were treated as missing

@@ -1,0 +1,264 @@
+"""A server's copy of the named states in a shared store. It records local changes until they are sent to the store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rnn_engine.errors import StorageError
+from rnn_engine_states.named.entry import Lease, Leases, NamedState
+from rnn_engine_states.named.quota import Quota
+from rnn_engine_states.named.store import LocalStateStore
+from rnn_engine_states.named.table import NamedStateTable
+from rnn_engine_states.shared.entries import (
+    Change,
+    UnreadState,
+    ValueKey,
+    decode_entry,
+    decode_lease,
+    encode_entry,
+    encode_lease,
+    key_of,
+)
+from rnn_engine_states.shared.names import NamesRead, Revision
+
+_ELSEWHERE = "it was removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The changes of a server's copy of the named states that are still to be sent to the shared store."""
+
+    change: Change
+    last_version: int
+    needed: Sequence[ValueKey]  # values of the entries that were changed
+    unneeded: Sequence[ValueKey]  # values that no name uses any more
+
+
+class StoreReplica:
+    """A server's copy of a shared store's named states as last read, together with the operator's own states.
+
+    For one event loop. Each server has its own operator's states. They are read-only, and hide states in the store with
+    the same names.
+    """
+
+    def __init__(
+        self,
+        own: LocalStateStore,
+        capacity: int,
+        max_names: int,
+        quota: Quota,
+        forget: Callable[[str], None],
+        note_unreadable: Callable[[str, object], None],
+    ) -> None:
+        """Make a copy that has only the operator's states, which are in `own`, until others are read from the store.
+
+        `capacity`, `max_names` and `quota` bound the table. `forget` is called with the digest of a removed state if no
+        name stands for a state with this digest any more. `note_unreadable` is called with a description of a text that
+        can't be parsed, and the reason. It is called once for each such text while that stays in the store.
+        """
+        self._own = own
+        self._note_unreadable = note_unreadable
+        self._unreadable: set[str] = set()  # texts of the last complete read, and of changes since
+        self._settings = (capacity, max_names, quota)
+        self._forget = forget
+        self._shared: dict[ValueKey, UnreadState] = {}
+        self._removed_values: set[ValueKey] = set()
+        self.revision = Revision()
+        self.table = self._make_table()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the server's copy of the named states has a known revision, that of the last read or commit."""
+        return self.revision.read_at > 0
+
+    def lose_track(self) -> None:
+        """Forget the copy's revision, as the copy may differ from the store. The next read then fetches all names."""
+        self.revision = Revision()
+
+    def take_in(self, read: NamesRead) -> None:
+        """Apply named states or changes that were read from the store to the server's copy.
+
+        Texts that can't be parsed count as missing. Then end the leases that have expired.
+        """
+        self.revision = Revision()  # until all of it is applied
+        before, noted = set[str](), self._unreadable
+        if read.complete:
+            self._unreadable = set()
+            before = {frozen.digest for frozen in self._shared.values()}
+            self.table = self._make_table()
+        table = self.table
+        table.now = read.revision.read_at
+        for change in read.changes:
+            self._replay(change, noted)
+        for owner, used in read.used.items():
+            if (lease := table.leases.find(owner)) is not None:
+                table.leases.restore(owner, lease.number, lease.ttl, min(used, table.now))
+        table.last_version = max(table.last_version, read.last_version)
+        self.revision = read.revision
+        self._prune()
+        for digest in before - {frozen.digest for frozen in self._shared.values()}:
+            self._forget(digest)
+        table.clear_records()
+        table.end_expired()
+        if read.complete:
+            self._renew_lost_leases(read.used)
+
+    def share(self, frozen: UnreadState) -> UnreadState:
+        """Return the one object that is used for all descriptions equal to `frozen`, so that they share memory."""
+        return self._shared.setdefault(key_of(frozen), frozen)
+
+    def pending(self) -> Pending | None:
+        """Return the changes of the server's copy since it last matched the store, or None if there are none."""
+        table = self.table
+        if not table.changed and not table.touched:
+            return None
+        entries = {str(key): entry for key, entry in table.changed.items() if entry is not None}
+        removed = [str(key) for key, entry in table.changed.items() if entry is None]
+        leases: dict[str, str] = {}
+        ended: list[str] = []
+        for owner in table.touched:
+            lease = table.leases.find(owner)
+            if lease is None:
+                ended.append(owner)
+            else:
+                leases[owner] = encode_lease(lease)
+        change = Change({key: encode_entry(entry) for key, entry in entries.items()}, removed, leases, ended)
+        held = {key_of(entry.frozen) for entry in table.entries() if isinstance(entry.frozen, UnreadState)}
+        needed = {key_of(entry.frozen) for entry in entries.values() if isinstance(entry.frozen, UnreadState)}
+        return Pending(change, table.last_version, sorted(needed), sorted(set(self._shared) - held))
+
+    def note_committed(self, revision: Revision) -> None:
+        """Forget the changes that were to be sent, because the store has them now as `revision`."""
+        self.revision = revision
+        self.table.clear_records()
+        self._prune()
+
+    def _make_table(self) -> _RecordingTable:
+        capacity, max_names, quota = self._settings
+        table = _RecordingTable(capacity, max_names, quota, self._forget)
+        with self._own.locked() as own:
+            for entry in own.entries():
+                table.last_version = max(table.last_version, entry.version)
+                table.restore(entry)
+            table.default = own.default
+        return table
+
+    def _replay(self, change: Change, noted: Set[str]) -> None:
+        """Apply a change of named states that was read from the store to the server's copy.
+
+        Report texts that can't be parsed, except those in `noted`.
+        """
+        table = self.table
+        for key in change.removed:
+            held = table.of_id(uuid.UUID(key))
+            if held is not None and not held.read_only:
+                table.drop(held, _ELSEWHERE)
+        entries: list[NamedState] = []
+        for key, text in change.entries.items():
+            with self._noting(text, "a named state", noted):
+                entries.append(decode_entry(key, text, self.share))
+        for entry in sorted(entries, key=lambda entry: entry.version):
+            with self._noting(str(entry.id), "a named state", noted):
+                self._restore(entry)
+        for owner, text in change.leases.items():
+            with self._noting(text, "a lease", noted):
+                lease = decode_lease(owner, text)
+                table.leases.restore(owner, lease.number, lease.ttl, table.now)
+        for owner in change.ended:
+            table.leases.end(owner)
+
+    def _restore(self, entry: NamedState) -> None:
+        if self._is_hidden(entry):
+            return
+        held = self.table.named(entry.name)
+        if held is not None and held.id != entry.id:
+            raise StorageError(f"{entry.id} and {held.id} have the same name")
+        self.table.restore(entry)
+        self.table.last_version = max(self.table.last_version, entry.version)
+
+    def _renew_lost_leases(self, used: Mapping[str, float]) -> None:
+        """Renew the leases that the store lacks, or whose last use it lacks, for owners with states in the copy.
+
+        `used` has the time of each lease's last use, by owner.
+        """
+        table = self.table
+        for owner in {entry.owner for entry in table.entries()}:
+            if owner is not None and (owner not in used or table.leases.find(owner) is None):
+                table.leases.renew(owner)
+
+    @contextmanager
+    def _noting(self, text: str, what: str, noted: Set[str]) -> Iterator[None]:
+        """Suppress a StorageError in a `with` block, and report it as an unreadable text unless `noted` has the text.
+
+        `what` describes the text.
+        """
+        try:
+            yield
+        except StorageError as error:
+            self._unreadable.add(text)
+            if text not in noted:
+                self._note_unreadable(what, error)
+
+    def _is_hidden(self, entry: NamedState) -> bool:
+        """Return True if the operator of this server has a state with the name or id of `entry`."""
+        with self._own.locked() as own:
+            return own.find(str(entry.id)) is not None or own.find(entry.name) is not None
+
+    def _prune(self) -> None:
+        frozen = (entry.frozen for entry in self.table.entries())
+        self._shared = {key_of(one): one for one in frozen if isinstance(one, UnreadState)}
+
+
+class _RecordingTable(NamedStateTable):
+    """A named state table that records its changes, for `StoreReplica`.
+
+    Its clock advances only when the store is read.
+    """
+
+    def __init__(self, capacity: int, max_names: int, quota: Quota, forget: Callable[[str], None]) -> None:
+        self.now = 0.0  # by the store's clock, when it was read last
+        self.changed: dict[uuid.UUID, NamedState | None] = {}  # None = removed
+        self.touched: set[str] = set()  # owners
+        super().__init__(capacity, max_names, lambda: self.now, forget, quota)
+        self.leases = _RecordingLeases(lambda: self.now, self.touched)
+
+    def clear_records(self) -> None:
+        """Forget the recorded changes of the table."""
+        self.changed.clear()
+        self.touched.clear()
+
+    def enter(self, entry: NamedState) -> None:
+        super().enter(entry)
+        self.changed[entry.id] = entry
+
+    def swap(self, old: NamedState, new: NamedState) -> None:
+        super().swap(old, new)
+        self.changed[new.id] = new
+
+    def drop(self, entry: NamedState, reason: str) -> None:
+        super().drop(entry, reason)
+        self.changed[entry.id] = None
+
+
+class _RecordingLeases(Leases):
+    """Leases that add the owner to the set `touched` whenever a lease is renewed or ended."""
+
+    def __init__(self, clock: Callable[[], float], touched: set[str]) -> None:
+        super().__init__(clock)
+        self._touched = touched
+
+    def renew(self, owner: str, ttl: float | None = None) -> Lease:
+        self._touched.add(owner)
+        return super().renew(owner, ttl)
+
+    def end(self, owner: str) -> None:
+        self._touched.add(owner)
+        super().end(owner)
+
+    def end_expired(self) -> list[Lease]:
+        ended = super().end_expired()
+        self._touched.update(lease.owner for lease in ended)
+        return ended
