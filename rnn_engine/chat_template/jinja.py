@@ -475,11 +475,11 @@ def _roles(conversation: Conversation) -> str:
 
 
 def _as_object(message: ChatMessage) -> _Object:
-    """Return a message as the dict that Jinja templates expect, with the arguments of tool calls as values."""
+    """Return a message as the dict that Jinja templates expect, with the arguments of tool calls as dicts."""
     found: dict[str, object] = {"role": _ROLES[message.role], "content": message.content}
     if message.tool_calls:
         found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.parsed_arguments}}
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.named_arguments}}
             for call in message.tool_calls
         ]
     optional = {"tool_call_id": message.tool_call_id, "name": message.name, "reasoning_content": message.reasoning}

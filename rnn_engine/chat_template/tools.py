@@ -41,6 +41,19 @@ class ToolCall:
         except RecursionError as error:
             raise self.too_deep() from error
 
+    @property
+    def named_arguments(self) -> Mapping[str, object]:
+        """The call's arguments by name. Arguments that are no JSON object are one argument, unless they are empty.
+
+        Raises as `parsed_arguments` does.
+        """
+        match self.parsed_arguments:
+            case dict(arguments):
+                return arguments
+            case None | []:
+                return {}
+        return {"arguments": self.arguments} if self.arguments.strip() else {}
+
     def too_deep(self) -> InvalidRequestError:
         """Return the error for arguments that are nested too deeply to be read or written."""
         return InvalidRequestError(

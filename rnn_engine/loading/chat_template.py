@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +25,10 @@ _JINJA_FILE: Final = "chat_template.jinja"
 _JSON_FILES: Final = ("chat_template.json", "tokenizer_config.json")
 _WORLD_FIELDS: Final = ("record", "prefix", "sep", "tools", "thinks")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
-_THINKS: Final = re.compile(r"rwkv-?7[-_]?g\d", re.IGNORECASE)  # names of RWKV-7 G1 and its variants
+_THINKS: Final = re.compile(r"(?:^|[^a-z0-9]|rwkv-?7[a-z]?)g\d(?:[a-z]\d*)?(?![a-z0-9])", re.IGNORECASE)
+"""What names of RWKV-7 G1 and its variants contain."""
+_HAS_NO_THOUGHTS: Final = re.compile(r"world|goose|rwkv[-_]?[vx]?0?[456](?!\d)", re.IGNORECASE)
+_NAME_KEYS: Final = ("general.name", "general.basename", "general.finetune", "_name_or_path", "name", "model_name")
 
 
 def load_chat_template(choice: str, model_path: Path) -> ChatTemplate:
@@ -64,30 +69,62 @@ def _find(model_path: Path) -> ChatTemplate:
 
 
 def _world(model_path: Path) -> WorldTemplate:
-    return WorldTemplate(thinks=_THINKS.search(model_path.name) is not None)
+    return WorldTemplate(thinks=_thinks(model_path))
+
+
+def _thinks(model_path: Path) -> bool:
+    """Return True if a model's names say that it is RWKV-7 G1 or a variant of it, which thinks if asked.
+
+    The first name that says what the model is counts: of the file or folder itself, within it, of the folder above,
+    and of a repository in the Hub's cache.
+    """
+    path = model_path.absolute()
+    cached = (each.name for each in path.parents if each.name.startswith("models--"))
+    for name in chain((path.name,), _names_within(path), (path.parent.name,), cached):
+        if _HAS_NO_THOUGHTS.search(name):
+            return False
+        if _THINKS.search(name):
+            return True
+    return False
+
+
+def _names_within(model_path: Path) -> Iterator[str]:
+    """Yield the names that a GGUF file's metadata and a folder's configuration give the model."""
+    config = (model_path if model_path.is_dir() else model_path.parent) / "config.json"
+    settings = _gguf_metadata(model_path)
+    with suppress(ModelError):
+        settings = settings or (read_json(config) if config.is_file() else {})
+    yield " ".join(name for key in _NAME_KEYS if isinstance(name := settings.get(key), str))
 
 
 def _from_gguf(model_path: Path) -> ChatTemplate | None:
     """Return the chat template in a GGUF file's metadata; None if there is none that can be used.
 
-    Returns None for another kind of file, for a file without a template, and for one that only names a template that
-    is built into llama.cpp. A template that can't be read is logged, and None is returned.
+    A template that can't be read is logged, and None is returned.
     """
-    if model_path.suffix != ".gguf" or not model_path.is_file():
-        return None
+    found = _gguf_metadata(model_path).get("tokenizer.chat_template")
     try:
-        source = open_source(model_path)
-        source.close()
-        found = source.metadata.get("tokenizer.chat_template") if isinstance(source, GgufFile) else None
-        text = found.decode(errors="replace") if isinstance(found, bytes) else found
-        return JinjaTemplate(text, {}) if isinstance(text, str) and "{" in text else None
+        return _jinja(model_path, found, {}) if isinstance(found, str) else None
     except ModelError as error:
-        _log.warning("%s: %s; RWKV World's template is used instead", model_path.name, error)
+        _log.warning("%s; RWKV World's template is used instead", error)
         return None
+
+
+def _gguf_metadata(path: Path) -> Mapping[str, object]:
+    """Return the metadata of a GGUF file, with texts as str; empty for a file of another kind or a damaged one."""
+    if path.suffix != ".gguf" or not path.is_file():
+        return {}
+    try:
+        source = open_source(path)
+    except ModelError:
+        return {}  # it is reported when its tensors are read
+    source.close()
+    found = source.metadata if isinstance(source, GgufFile) else {}
+    return {key: value.decode(errors="replace") if isinstance(value, bytes) else value for key, value in found.items()}
 
 
 def _read(path: Path) -> ChatTemplate | None:
-    """Return the chat template in a Jinja or JSON file; None for JSON that has none.
+    """Return the chat template in a Jinja or JSON file; None for JSON that has none, and for the name of a template.
 
     Raises ModelError if the file can't be read.
     """
@@ -103,7 +140,10 @@ def _read(path: Path) -> ChatTemplate | None:
     return _make_world(path, settings) if settings and set(settings) <= {*_WORLD_FIELDS} else None
 
 
-def _jinja(path: Path, source: str, settings: Mapping[str, Any]) -> JinjaTemplate:
+def _jinja(path: Path, source: str, settings: Mapping[str, Any]) -> JinjaTemplate | None:
+    """Return the Jinja template `source`; None if it is only the name of a template, which other programs have."""
+    if "{" not in source:
+        return None
     special = {name: _token_text(settings.get(name)) for name in _SPECIAL_TOKENS}
     end = special["eos_token"]
     try:

@@ -112,6 +112,26 @@ def test_tools_and_calls() -> None:
     assert JinjaTemplate(source, {}).tool_format is ToolFormats.TAGGED.value
 
 
+@pytest.mark.parametrize("separator", ["|items", ".items()"])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        *(('{"a": 1, "b": "x"}', "a=1;b=x;"), ("{}", ""), ("", ""), (" ", ""), ("null", ""), ("[]", "")),
+        *(
+            (each, f"arguments={each};")
+            for each in ('{"a":', '{"p":"a"}{"p":"b"}', "[1, 2]", "3", '"a"', "text", "NaN")
+        ),
+    ],
+)
+def test_arguments_of_a_call_are_always_pairs(separator: str, arguments: str, text: str) -> None:
+    source = (
+        "{% for call in messages[0].tool_calls %}{% for name, value in call.function.arguments"
+        + separator
+        + " %}{{ name }}={{ value }};{% endfor %}{% endfor %}"
+    )
+    assert render(source, Conversation([ChatMessage(Role.ASSISTANT, "", (ToolCall("f", arguments),))])) == text
+
+
 def test_a_template_that_knows_no_tools_gets_them_in_the_system_text() -> None:
     assert render(CHATML, Conversation(HI.messages, [WEATHER])).startswith("<s><|im_start|>system\nYou may call")
     with_system = [ChatMessage(Role.SYSTEM, "Be brief."), *HI.messages]
