@@ -105,8 +105,7 @@ tools/web/node_modules: tools/web/package-lock.json
 bench: setup-dev ## Measure speed on this machine (tools/bench)
 	$(BIN)/python -m tools.bench
 
-docs: setup-dev ## Bring the reference in docs/http-api.md up to date with the code
-	$(BIN)/python -m tools.http_api
+docs: setup-dev ## Bring docs/metrics.md and docs/python-api.md up to date with the code
 	$(BIN)/python -m tools.metrics
 	$(BIN)/python -m tools.python_api
 

@@ -20,7 +20,6 @@ from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import BOUNDS, ConnectionSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, check_shape, error_of
-from tools.http_api import DOCUMENT
 
 SMALL = Limits(
     max_messages=3,
@@ -175,12 +174,6 @@ def test_a_list_that_would_make_very_many_requests_is_refused_by_its_body_alone(
     assert len(body) < 6000
     with pytest.raises(InvalidRequestError, match=r"prompt: 128000 is not allowed; expected at most 2048 answers"):
         CompletionRequest.parse(body)
-
-
-def test_the_documents_list_every_limit() -> None:
-    text = DOCUMENT.read_text()
-    for name, bound in BOUNDS.items():
-        assert f"| `{name}` | {getattr(Limits(), name):,} {bound.unit} |" in text
 
 
 async def test_advancing_a_state_is_bounded(serve: Serve) -> None:

@@ -132,7 +132,7 @@ BAD_CHATS: list[tuple[Body, str, str]] = [
 async def test_a_strict_server_refuses_unknown_fields(serve: Serve) -> None:
     client = await serve(FakeEngine(), ServerSettings(strict=True))
     error = await error_of(await client.post("/v1/completions", json={**TEXT, "zebra": 5}), 400)
-    assert error["message"] == "unknown field 'zebra'; docs/http-api.md lists the known fields"
+    assert error["message"] == "unknown field 'zebra'; the page /docs of this server lists the known fields"
 
 
 MISSPELLED = [

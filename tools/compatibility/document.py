@@ -27,7 +27,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 _HEAD = """# Compatibility
 
 How this server differs from other systems: for each of their routes and fields, whether it is the same, different or \
-refused here, and why. [http-api.md](http-api.md) has all routes and fields of this server.
+refused here, and why. The page `/docs` of a server has all of its routes and fields.
 
 * **the same**: it has the same meaning as in the other system.
 * **different**: it is accepted; the difference is described beside it.

@@ -209,7 +209,7 @@ def _advice(name: str, known: frozenset[str]) -> str:
     if nearest:
         return f"did you mean {nearest!r}?"
     if len(known) > _MOST_NAMES:
-        return "docs/http-api.md lists the known fields"
+        return "the page /docs of this server lists the known fields"
     return f"the known fields are {', '.join(sorted(known))}"
 
 
