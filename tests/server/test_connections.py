@@ -72,11 +72,43 @@ async def test_a_body_that_nobody_reads_and_that_can_not_be_decoded(
 ) -> None:
     async with raw_server(await through(FakeEngine())) as server:
         client = await server.connect()
-        client.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: deflate\r\n")
-        client.send(b"Content-Length: 300\r\n\r\n" + b"\x1f\x8b" * 100)
-        assert (await client.answer())[0] == 200
-        assert await client.ended() == b""
+        for _ in range(2):
+            client.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: deflate\r\n")
+            client.send(b"Content-Length: 200\r\n\r\n" + b"\x1f\x8b" * 100)
+            assert (await client.answer())[0] == 200
     assert not any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"identity, chunked", b"chunked\r\nTransfer-Encoding: chunked"])
+async def test_a_transfer_coding_that_is_not_known(through: Through, coding: bytes) -> None:
+    async with raw_server(await through(FakeEngine())) as server:
+        client = await server.connect()
+        client.send(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: " + coding + b"\r\n\r\n")
+        status, error = await client.error()
+        assert (status, error["message"].partition(" ")[0]) in ((501, "Transfer-Encoding:"), (400, "not"))
+        assert await client.ended() == b""
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked",
+        b"Content-Length: 5\r\nContent-Length: 6",
+        b"Content-Length: 5, 6",
+        b"Content-Length: +5",
+        b"Transfer-Encoding: gzip",
+        b"Transfer-Encoding: chunked, gzip",
+        b"Transfer-Encoding: \x0bchunked",
+        b"Transfer-Encoding : chunked",
+    ],
+)
+async def test_a_body_whose_length_is_in_doubt(through: Through, headers: bytes) -> None:
+    async with raw_server(await through(FakeEngine())) as server:
+        client = await server.connect()
+        client.send(b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n\r\n0\r\n\r\n")
+        assert (await client.error())[0] == 400
+        assert await client.ended() == b""
 
 
 async def test_an_expectation_that_is_not_known(through: Through) -> None:

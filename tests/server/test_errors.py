@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
+import json
 import logging
+import threading
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aiohttp.compression_utils import ZLibDecompressor
 
 from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
 from rnn_engine.requests import GenerateRequest
+from rnn_engine_server.auth.keys import ApiKey
 from rnn_engine_server.core.errors import describe
-from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of, parse_event
 
@@ -45,11 +52,73 @@ async def test_body_beyond_the_limit(serve: Serve) -> None:
     assert error["message"] == "the body has 114 bytes; expected at most 100"
 
 
-async def test_compressed_body(serve: Serve) -> None:
+def _raw_deflate(data: bytes) -> bytes:
+    return zlib.compress(data, wbits=-15)
+
+
+@pytest.mark.parametrize(
+    ("coding", "compress"),
+    [
+        ("gzip", gzip.compress),
+        ("X-GZIP", gzip.compress),
+        ("gzip", lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:])),
+        ("deflate", zlib.compress),
+        ("deflate", _raw_deflate),
+        ("identity", bytes),
+        ("identity, gzip", gzip.compress),
+        (" ", bytes),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 200_000])
+async def test_compressed_body(serve: Serve, coding: str, compress: Callable[[bytes], bytes], count: int) -> None:
     client = await serve(FakeEngine())
+    body = compress(b'{"user": "' + b"a" * count + b'", "prompt": "a"}')
+    assert (await client.post("/v1/completions", data=body, headers={"Content-Encoding": coding})).status == 200
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "compress", "x-foo", "gzip, deflate", "gzip, gzip", "\u00e9"])
+async def test_codings_that_are_not_known(serve: Serve, coding: str) -> None:
+    client = await serve(FakeEngine())
+    for path in ("/v1/completions", "/v1/files"):
+        headers = {"Content-Encoding": coding, "Content-Type": "multipart/form-data; boundary=b"}
+        response = await client.post(path, data=b'{"prompt": "a"}', headers=headers)
+        message = (await error_of(response, 415))["message"]
+        assert "expected 'gzip', 'deflate' or" in message
+        assert response.headers["Accept-Encoding"] == "gzip, deflate"
+    assert (await client.post("/v1/completions", json=TEXT)).status == 200
+
+
+async def test_a_byte_order_mark_is_skipped(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    for path, body in (
+        ("/v1/completions", TEXT),
+        ("/v1/responses", {"input": "a"}),
+        ("/api/generate", TEXT),
+        ("/tokenize", {"content": "a"}),
+    ):
+        response = await client.post(path, data=codecs.BOM_UTF8 + json.dumps(body).encode())
+        assert response.status == 200, await response.text()
+
+
+async def test_a_refused_body_is_not_decoded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    decode = ZLibDecompressor.decompress_sync
+
+    def noted(self: ZLibDecompressor, data: bytes, most: int) -> bytes:
+        threads.append(threading.current_thread())
+        return decode(self, data, most)
+
+    monkeypatch.setattr(ZLibDecompressor, "decompress_sync", noted)
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings((ApiKey.of("key", "ann"),))))
     headers = {"Content-Encoding": "gzip"}
-    body = gzip.compress(b'{"prompt": "a"}')
+    body = gzip.compress(b'{"prompt": "a", "user": "' + b"a" * 1_000_000 + b'"}')
+    assert (await client.post("/v1/completions", data=body, headers=headers)).status == 401
+    assert (await client.post("/v1/nothing", data=body, headers=headers)).status == 401
+    assert threads == []
+    headers["Authorization"] = "Bearer key"
     assert (await client.post("/v1/completions", data=body, headers=headers)).status == 200
+    assert len(threads) > 10
+    assert threading.current_thread() not in threads[1:]
 
 
 async def test_body_that_is_not_compressed_as_it_says(serve: Serve) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gzip
 import hashlib
+import io
 import shutil
 import socket
 import tempfile
@@ -23,6 +25,7 @@ from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
 from rnn_engine_server.jobs.files import FOLDER_LOCK, FileStore, StoredFile
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Client, Serve, Through, check_shape, error_of
+from tests.support.loop_guard import LoopGuard
 from tests.support.official import openai_client
 
 PATH = "/v1/files"
@@ -127,8 +130,26 @@ async def test_fields_come_in_any_order_and_bad_forms_leave_nothing(serve: Serve
         b"--b\r\nContent-Disposition: form-data; %b\r\n\r\nx\r\n--b--\r\n" % names
         for names in (b'name="pur\xffpose"', b'name="file"; filename="\xed\xa0\x80.jsonl"')
     ]
-    for data in (b"", b"nothing", cut, not_utf8, *odd_names):
-        error = await error_of(await client.post(PATH, data=data, headers=headers), 400)
+    sound = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
+    unsound = [
+        b"a preamble\r\n" + sound,
+        b"\n" * 100_000 + sound,
+        b"\r\n" * 100_000 + sound,
+        b"x" * 1_000_000,
+        b"--b" + b" " * 1_000_000,
+        b"--b\r\n" + b"X: y\r\n" * 100_000,
+        b"--b\r\nX" + b"y" * 1_000_000,
+        b"--b\r\n\r\nno name\r\n--b--\r\n",
+        sound.replace(b"--b--", b"--bc"),
+        sound.removesuffix(b"--\r\n"),
+        sound.removesuffix(b"--b--\r\n") * 100_000,
+        b"--b--\r\n",
+    ]
+    for data in (b"", b"nothing", cut, not_utf8, *odd_names, *unsound, *map(gzip.compress, unsound)):
+        headers["Content-Encoding"] = "gzip" if data.startswith(b"\x1f\x8b") else "identity"
+        with LoopGuard(most_calls=2000, most_size=1 << 20) as guard:
+            error = await error_of(await client.post(PATH, data=io.BytesIO(data), headers=headers), 400)
+        assert guard.offences == {}
         assert error["param"] in ("body", "file", "purpose", "text"), error
     error = await error_of(await client.post(PATH, json={"purpose": "batch"}), 400)
     assert "content-type: 'application/json' is not allowed" in error["message"]
@@ -166,6 +187,23 @@ async def test_a_client_that_leaves_amid_an_upload_leaves_nothing(serve: Serve) 
     while contents(store.folder):
         await asyncio.sleep(0)
     assert store.of_owner("") == []
+
+
+@pytest.mark.parametrize("boundary", ['"a b"', "b; charset=utf-8", "-" * 70])
+async def test_a_form_by_hand(serve: Serve, boundary: str) -> None:
+    client = await serve(FakeEngine())
+    mark = b"--" + boundary.strip('"').removesuffix("; charset=utf-8").encode()
+    content = bytes(range(256)) * 2000 + b"\r\n--\r\n" + mark[:-1] + b"\r\n"
+    form = (
+        mark + b" \t\r\ncontent-disposition: form-data; name=purpose\r\n\r\nbatch\r\n" + mark + b"\r\n"
+        b"Content-Disposition: form-data; name=file; filename*=UTF-8''%C3%A9.jsonl\r\nContent-Type: a/b\r\n\r\n"
+    )
+    form += content + b"\r\n" + mark + b"--\r\nan epilogue"
+    for data, coding in ((form, "identity"), (gzip.compress(form), "gzip")):
+        headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Encoding": coding}
+        made = await (await client.post(PATH, data=data, headers=headers)).json()
+        assert (made["filename"], made["bytes"]) == ("é.jsonl", len(content))
+        assert await (await client.get(f"{PATH}/{made['id']}/content")).read() == content
 
 
 def put(store: FileStore, owner: str, content: bytes = b"content", lifetime: float | None = None) -> StoredFile:

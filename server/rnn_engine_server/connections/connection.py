@@ -71,7 +71,7 @@ class Connection(web.RequestHandler):
     ) -> None:
         """Make the handler of a new connection. `on_lost` is called once, when the connection is closed."""
         loop = asyncio.get_running_loop()
-        super().__init__(server, loop=loop, keepalive_timeout=_NEVER)
+        super().__init__(server, loop=loop, keepalive_timeout=_NEVER, auto_decompress=False)
         self._settings = settings
         self._counters = counters
         self._on_lost = on_lost

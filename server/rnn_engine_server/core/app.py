@@ -130,6 +130,7 @@ def make_app(
             clients_middleware(settings.limits.max_client_requests),
             *admitted,
         ],
+        handler_args={"auto_decompress": False},
     )
     app[MODELS] = models
     app[SETTINGS] = settings

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import logging
 import math
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
@@ -18,6 +20,7 @@ from urllib.parse import quote
 
 import pydantic_core
 from aiohttp import hdrs, web
+from aiohttp.compression_utils import ZLibDecompressor
 from aiohttp.typedefs import Handler
 from typing_extensions import TypedDict
 
@@ -186,6 +189,8 @@ async def read_body(request: web.Request, kind: type[Body], text: bytearray | No
     data = bytearray() if text is None else text
     async for piece in _receive(request, limits.max_body_bytes):
         data += piece
+    if data.startswith(codecs.BOM_UTF8):
+        del data[: len(codecs.BOM_UTF8)]
     num_parsed = await work(request, len(data), partial(parsed_bytes, data))
     hold_more(request, "the body", num_parsed)
     unknown = UnknownFields(refuse=request.app[SETTINGS].strict)
@@ -263,27 +268,83 @@ async def _write(request: web.Request, file: BinaryIO) -> None:
 
 
 async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, None]:
-    """Yield a request's body piece by piece, and count each piece in the request's memory.
+    """Yield the pieces of `body_pieces`, and count each in the request's memory."""
+    received = 0
+    async for piece in body_pieces(request, most):
+        received += len(piece)
+        request[LEASE].hold(received)
+        yield piece
 
-    The body may have `most` bytes, or fewer if its route says so.
+
+async def body_pieces(request: web.Request, most: int) -> AsyncGenerator[bytes, None]:
+    """Yield a request's body piece by piece, as it was before its Content-Encoding.
+
+    The body may have `most` bytes, or fewer if its route says so. Raises an aiohttp exception if it has more or can't
+    be read.
     """
     route = route_of(request)
     most = most if route is None else route.most_body_bytes(most)
     if request.content_length is not None and request.content_length > most:
         raise _too_large(f"the body has {request.content_length} bytes", most)
-    received = 0
+    decode = _decoder(request)
+    sent = received = 0
     try:
         async for piece in request.content.iter_any():
-            received += len(piece)
-            if received > most:
-                raise _too_large(f"the body has {received} bytes or more", most)
-            request[LEASE].hold(received)
-            yield piece
+            sent += len(piece)
+            async for decoded in decode(piece):
+                received += len(decoded)
+                if max(sent, received) > most:
+                    raise _too_large(f"the body has {max(sent, received)} bytes or more", most)
+                yield decoded
     except web.RequestPayloadError as error:
-        encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
-        message = f"the body can't be decoded; expected one with its Content-Encoding: {encoding}"
         # The next request on this connection can't be found: it is unknown at which byte it begins.
-        raise web.HTTPBadRequest(text=message, headers={hdrs.CONNECTION: "close"}) from error
+        raise web.HTTPBadRequest(text=f"the body can't be read: {error}", headers={hdrs.CONNECTION: "close"}) from error
+
+
+_CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
+_DECODED_BYTES = 1 << 16  # at most that a piece of a body becomes at a time, so that its memory is counted before more
+
+
+def _decoder(request: web.Request) -> Callable[[bytes], AsyncIterator[bytes]]:
+    """Return a function that decodes the next piece of a request's body. Raises an aiohttp exception if there is none.
+
+    aiohttp's own decoding does not serve here: it runs on the event loop, and for bodies that nobody reads, too.
+    """
+    transfer = ", ".join(request.headers.getall(hdrs.TRANSFER_ENCODING, ("chunked",)))
+    if transfer.strip().lower() != "chunked":
+        headers = {hdrs.CONNECTION: "close"}
+        raise web.HTTPNotImplemented(text=f"Transfer-Encoding: {transfer!r}; expected 'chunked'", headers=headers)
+    content = ", ".join(request.headers.getall(hdrs.CONTENT_ENCODING, ()))
+    codings = [coding for each in content.split(",") if (coding := each.strip().lower()) not in ("", "identity")]
+    if not codings:
+        return _as_it_is
+    if len(codings) > 1 or codings[0] not in _CODINGS:
+        text = f"Content-Encoding: {content!r}; expected 'gzip', 'deflate' or a body that is not compressed"
+        raise web.HTTPUnsupportedMediaType(text=text, headers={hdrs.ACCEPT_ENCODING: "gzip, deflate"})
+    coding, inflater = _CODINGS[codings[0]], None
+
+    async def inflate(piece: bytes) -> AsyncIterator[bytes]:
+        nonlocal inflater
+        if inflater is None:
+            is_raw = coding == "deflate" and piece[0] & 0xF != 8  # without zlib's header, as some clients send it
+            inflater = ZLibDecompressor(coding, suppress_deflate_header=is_raw)
+        size = len(piece)
+        while True:
+            try:
+                decoded = await work(request, size, partial(inflater.decompress_sync, piece, _DECODED_BYTES))
+            except (ValueError, zlib.error) as error:
+                message = f"the body can't be decoded; expected one with its Content-Encoding: {content}"
+                raise web.HTTPBadRequest(text=message) from error
+            yield decoded
+            if len(decoded) < _DECODED_BYTES:
+                return
+            piece, size = b"", _DECODED_BYTES
+
+    return inflate
+
+
+async def _as_it_is(piece: bytes) -> AsyncIterator[bytes]:
+    yield piece
 
 
 def _too_large(found: str, most: int) -> web.HTTPRequestEntityTooLarge:

@@ -122,6 +122,7 @@ def retry_headers(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds))), "Retry-After-Ms": str(math.ceil(seconds * 1000))}
 
 
+_KEPT_HEADERS = ("Accept-Encoding", "Allow", "Connection", "WWW-Authenticate")
 _KINDS = {401: "authentication_error", 403: "permission_error"}
 
 
@@ -129,7 +130,5 @@ def describe_http(error: web.HTTPException, message: str) -> Failure:
     """Convert an exception that aiohttp raised to an error answer with the given message."""
     kind = "server_error" if error.status >= 500 else _KINDS.get(error.status, "invalid_request_error")
     code = error.reason.lower().replace(" ", "_")
-    headers = {
-        name: error.headers[name] for name in ("Allow", "WWW-Authenticate", "Connection") if name in error.headers
-    }
+    headers = {name: error.headers[name] for name in _KEPT_HEADERS if name in error.headers}
     return Failure(error.status, message, kind, code, headers=headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -63,8 +64,11 @@ class _UnknownError(RefusedError):
 def parse_json(text: bytes | bytearray, what: str) -> Any:  # noqa: ANN401
     """Return the value of a client's JSON text. Raises InvalidRequestError, in which `what` names the text.
 
-    A number that is too great for a float is refused wherever it stands, so that every value can be written as JSON.
+    A byte-order mark before the text is skipped. A number that is too great for a float is refused wherever it stands,
+    so that every value can be written as JSON.
     """
+    if text.startswith(codecs.BOM_UTF8):
+        text = text[len(codecs.BOM_UTF8) :]
     try:
         value = from_json(text, allow_inf_nan=False)
     except ValueError as error:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from email.message import Message
 from typing import Annotated, Any, Literal, NotRequired, get_args
 
-from aiohttp import BodyPartReader, hdrs, web
+from aiohttp import content_disposition_filename, hdrs, parse_content_disposition, web
+from aiohttp.http import HeadersParser
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -15,7 +17,7 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError, check_text
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, on_thread, page_ends, query_page, to_json
+from rnn_engine_server.core.bodies import body_pieces, json_response, on_thread, page_ends, query_page, to_json
 from rnn_engine_server.core.routing import FORM, SETTINGS, Route
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.jobs.files import FilePurpose, FileStore, NewFile, StoredFile, UploadPurpose
@@ -24,10 +26,11 @@ FILES = web.AppKey("files", FileStore)
 """The files of all API keys."""
 
 _DEFAULT_LIFETIMES = {"batch": 30 * 24 * 3600.0}  # seconds, by purpose, as OpenAI has it; others never expire
-_PIECE_BYTES = 1 << 20  # of an upload that are read and written at a time
 _SENT_BYTES = 1 << 18  # of a file's content, likewise
 _FORM_BYTES = 1 << 16  # of the form besides the file
-_FIELD_BYTES = 1 << 12  # of one other field
+_FIELD_BYTES = 1 << 12  # of one other field, and of the head of a field
+_LINE_BYTES = 256  # of the line of a boundary
+_MOST_BOUNDARY = 70  # characters, as RFC 2046 has it
 _MOST_FIELDS = 16
 _MOST_NAME = 255  # characters
 _MOST_LISTED = 10_000
@@ -176,46 +179,100 @@ def _check_size(request: web.Request, num_bytes: int) -> None:
 async def _read_form(request: web.Request, new: NewFile) -> FileUpload:
     """Read and check the form, and write the content of its file to `new`. Raises InvalidRequestError."""
     fields: dict[str, Any] = {}
-    async with aclosing(_parts(request)) as parts:
-        async for part in parts:
-            name, filename = part.name or "", part.filename or ""
-            check_text(name + filename)  # as they come, they may have bytes that are no UTF-8
-            if name in fields or len(fields) == _MOST_FIELDS:
-                raise InvalidRequestError(name, "another one", "each field once")
-            if name == "file":
-                fields[name] = filename
-                while piece := await part.read_chunk(_PIECE_BYTES):
-                    _check_size(request, new.num_bytes + len(piece))
-                    await asyncio.to_thread(new.write, piece)
-            else:
-                fields[name] = await _read_text(part, name)
-    limits = request.app[SETTINGS].limits
-    return FileUpload.parse(to_json(_nested(fields)), limits)
+    most = request.app[SETTINGS].limits.max_file_bytes + _FORM_BYTES
+    body = _MarkedText(body_pieces(request, most))
+    end = b"--" + _boundary(request)
+    if await body.line() != end:
+        raise _not_a_form("another first line", f"'--' and the boundary of {hdrs.CONTENT_TYPE}")
+    while True:
+        name, filename = await _read_head(body)
+        if name in fields or len(fields) == _MOST_FIELDS:
+            raise InvalidRequestError(name, "another one", "each field once")
+        content = body.until(b"\r\n" + end)
+        if name == "file":
+            fields[name] = filename
+            async for piece in content:
+                _check_size(request, new.num_bytes + len(piece))
+                await asyncio.to_thread(new.write, piece)
+        else:
+            fields[name] = _decoded(name, await _joined(content, name, _FIELD_BYTES))
+        rest = await body.line()
+        if rest == b"--":
+            break
+        if rest:
+            raise _not_a_form(rest.decode(errors="replace"), "the end of the line after the boundary")
+    return FileUpload.parse(to_json(_nested(fields)), request.app[SETTINGS].limits)
 
 
-async def _parts(request: web.Request) -> AsyncGenerator[BodyPartReader, None]:
+class _MarkedText:
+    """The text of a body, read up to marks in it. Raises InvalidRequestError if the body ends before a mark."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None]) -> None:
+        self._pieces = pieces
+        self._unread = bytearray()
+
+    async def until(self, mark: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes up to the next `mark`, which is skipped, piece by piece."""
+        while (found := self._unread.find(mark)) < 0:
+            if (safe := len(self._unread) - len(mark) + 1) > 0:
+                yield bytes(self._unread[:safe])
+                del self._unread[:safe]
+            try:
+                self._unread += await anext(self._pieces)
+            except StopAsyncIteration:
+                raise _not_a_form("an end within a field", "the boundary and '--' at the end") from None
+        yield bytes(self._unread[:found])
+        del self._unread[: found + len(mark)]
+
+    async def line(self) -> bytes:
+        """Return the rest of the line, without white space at its end."""
+        return (await _joined(self.until(b"\r\n"), "body", _LINE_BYTES)).rstrip(b" \t")
+
+
+async def _read_head(body: _MarkedText) -> tuple[str, str]:
+    """Read the head of a field, and return the name of the field and that of its file."""
+    lines = (await _joined(body.until(b"\r\n\r\n"), "body", _FIELD_BYTES)).split(b"\r\n")
     try:
-        async for part in await request.multipart():
-            if not isinstance(part, BodyPartReader):
-                raise InvalidRequestError("body", hdrs.CONTENT_TYPE, "a form whose fields have no parts of their own")
-            for header in (hdrs.CONTENT_ENCODING, hdrs.CONTENT_TRANSFER_ENCODING):
-                if (value := part.headers.get(header, "binary")) not in ("binary", "8bit", "7bit", "identity"):
-                    raise InvalidRequestError(header, value, "fields that are not encoded")
-            yield part
-    except (ValueError, HttpProcessingError, web.RequestPayloadError) as error:
-        raise InvalidRequestError("body", str(error), f"a whole form of the type {FORM}") from error
+        headers, _ = HeadersParser().parse_headers([*lines, b""])
+    except HttpProcessingError as error:
+        raise _not_a_form(error.message, "headers of a field") from error
+    for header in (hdrs.CONTENT_ENCODING, hdrs.CONTENT_TRANSFER_ENCODING):
+        if (value := headers.get(header, "binary")) not in ("binary", "8bit", "7bit", "identity"):
+            raise InvalidRequestError(header, value, "fields that are not encoded")
+    _, parameters = parse_content_disposition(headers.get(hdrs.CONTENT_DISPOSITION))
+    names = [content_disposition_filename(parameters, part) or "" for part in ("name", "filename")]
+    check_text("".join(names))  # as they come, they may have bytes that are no UTF-8
+    return names[0], names[1]
 
 
-async def _read_text(part: BodyPartReader, name: str) -> str:
+async def _joined(pieces: AsyncGenerator[bytes, None], name: str, most: int) -> bytes:
     data = bytearray()
-    while piece := await part.read_chunk(_FIELD_BYTES):
-        data += piece
-        if len(data) > _FIELD_BYTES:
-            raise InvalidRequestError(name, f"{len(data)} bytes or more", f"at most {_FIELD_BYTES} bytes")
+    async with aclosing(pieces):
+        async for piece in pieces:
+            data += piece
+            if len(data) > most:
+                raise InvalidRequestError(name, f"{len(data)} bytes or more", f"at most {most} bytes")
+    return bytes(data)
+
+
+def _decoded(name: str, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
         raise InvalidRequestError(name, data[:80].decode(errors="replace"), "text in UTF-8") from None
+
+
+def _boundary(request: web.Request) -> bytes:
+    header = Message()
+    header[hdrs.CONTENT_TYPE] = request.headers[hdrs.CONTENT_TYPE]
+    boundary = header.get_boundary("")
+    if not 0 < len(boundary) <= _MOST_BOUNDARY or not boundary.isascii():
+        raise InvalidRequestError("content-type", request.headers[hdrs.CONTENT_TYPE][:200], f"{FORM} with a boundary")
+    return boundary.encode()
+
+
+def _not_a_form(found: str, allowed: str) -> InvalidRequestError:
+    return InvalidRequestError("body", found, f"a whole form of the type {FORM}: {allowed}")
 
 
 def _nested(fields: dict[str, Any]) -> dict[str, Any]:
