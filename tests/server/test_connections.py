@@ -7,6 +7,7 @@ import errno
 import logging
 import socket
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,25 @@ class TestTime:
                 await asyncio.sleep(0)
             assert (engine.produced < 3000) == stream
             assert server.counters.closed["stalled"] == 1
+
+    async def test_readers_that_stall_share_one_answer(self, through: Through) -> None:
+        path = "/openapi.json"
+        async with raw_server(await through(FakeEngine())) as server:
+            first = await server.connect()
+            first.ask(path)
+            _, _, body = await first.answer()
+            tracemalloc.start()
+            try:
+                for _ in range(20):
+                    client = await server.connect(limit=2048)
+                    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                    client.ask(path)
+                    await client.reader.readuntil(b"\r\n\r\n")
+                assert tracemalloc.get_traced_memory()[0] < 20 * len(body) / 5
+            finally:
+                tracemalloc.stop()
+            first.ask(path)
+            assert (await first.answer())[2] == body
 
     async def test_a_reader_of_a_file_that_stalls_is_dropped(self, through: Through, tmp_path: Path) -> None:
         files = FileStore(tmp_path)

@@ -37,6 +37,7 @@ class ConnectionCounters:
 
 _SENT_BYTES = re.compile(r":? b?['\"].*")  # the part of a request in aiohttp's errors: it may hold an API key
 _UNTAKEN_BYTES = 16 * 2**10  # of an answer; beyond it the server checks that its client reads
+_PIECE_BYTES = 2**16  # of a large body; the transport has taken one before it gets the next
 _NEVER = 1e8  # seconds: `Connection` itself closes what is idle, but not in the middle of a request's head
 _log = logging.getLogger(__name__)
 
@@ -122,11 +123,27 @@ class Connection(web.RequestHandler):
         if isinstance(resp, web.HTTPException):
             resp = describe_http(resp, resp.text or resp.reason).response(openai_error)
         try:
+            if isinstance(resp, web.Response) and not resp.prepared and request.method != hdrs.METH_HEAD:
+                await self._send_in_pieces(request, resp)
             return await super().finish_response(request, resp, start_time)
         finally:
             if request.content.exception() is not None:  # the start of the next request is unknown
                 self.force_close()
             self._wait()
+
+    async def _send_in_pieces(self, request: web.BaseRequest, response: web.Response) -> None:
+        """Send a large body as fast as its client reads it, so that many slow clients can share the same bytes.
+
+        aiohttp passes a whole body to the transport, which copies what the system does not take.
+        """
+        body = response.body
+        if not isinstance(body, bytes | bytearray) or len(body) <= _PIECE_BYTES:
+            return
+        await response.prepare(request)
+        response.body = None
+        pieces = memoryview(body)
+        for start in range(0, len(body), _PIECE_BYTES):
+            await response.write(pieces[start : start + _PIECE_BYTES])
 
     def log_access(self, request: web.BaseRequest, response: web.StreamResponse, time: float | None) -> None:
         """Do nothing: the telemetry middleware logs requests, not aiohttp."""

@@ -245,14 +245,14 @@ class DocumentMaker:
         self._routes = tuple(routes)
         self._settings: dict[str, bool] = {"asks_for_key": asks_for_key, "strict": strict}
         self._lock = Lock()
-        self._text: str | None = None
+        self._encoded: bytes | None = None
 
-    def text(self) -> str:
-        """Return the document as JSON. The first call takes some tenths of a second."""
+    def encoded(self) -> bytes:
+        """Return the document as JSON. The first call takes some tenths of a second, and later ones have its bytes."""
         with self._lock:
-            if self._text is None:
-                self._text = json.dumps(make_document(self._routes, **self._settings))
-            return self._text
+            if self._encoded is None:
+                self._encoded = json.dumps(make_document(self._routes, **self._settings)).encode()
+            return self._encoded
 
 
 def make_document(routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = False) -> ApiDocument:

@@ -8,6 +8,7 @@ from importlib.resources import files
 
 from aiohttp import web
 
+from rnn_engine_server.core.bodies import encoded_response
 from rnn_engine_server.core.routing import API_DOCUMENT, HTML, Route
 from rnn_engine_server.openapi.document import ApiDocument
 
@@ -18,17 +19,17 @@ _PAGE_HEADERS = {
 
 
 async def document(request: web.Request) -> web.Response:
-    text = await asyncio.to_thread(request.app[API_DOCUMENT].text)
-    return web.Response(text=text, content_type="application/json")
+    return encoded_response(await asyncio.to_thread(request.app[API_DOCUMENT].encoded))
 
 
 async def page(_request: web.Request) -> web.Response:
-    return web.Response(text=await asyncio.to_thread(_page), content_type=HTML, headers=_PAGE_HEADERS)
+    body = await asyncio.to_thread(_page)
+    return web.Response(body=body, content_type=HTML, charset="utf-8", headers=_PAGE_HEADERS)
 
 
 @cache
-def _page() -> str:
-    return files("rnn_engine_server.openapi").joinpath("page.html").read_text(encoding="utf-8")
+def _page() -> bytes:
+    return files("rnn_engine_server.openapi").joinpath("page.html").read_bytes()
 
 
 ROUTES = (
