@@ -1,0 +1,188 @@
+"""`python -m tools.soak.attacks`: run hostile clients in turns, and time /health and short chats beside them.
+
+Each attack runs in a process of its own, against a server with two API keys: one attacks, the other chats. Arguments
+after `--` go to `rnn-engine serve`. To add an attack, write a coroutine for one of its clients and add it to `ATTACKS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import click
+import psutil
+from aiohttp import ClientError, ClientSession
+
+from tools.live_server.asking import SMALL_WINDOW, ask, connection, encode_request, patient_session
+from tools.live_server.process import ServerProcess
+
+MOST_HEALTH_SECONDS = 0.3
+MOST_CHAT_RATIO = 3.0  # the slowest chat beside an attack, by the slowest without one
+_KEY, _OTHER_KEY = "key-of-the-attacking-client-" + 16 * "a", "key-of-the-other-client-" + 16 * "b"
+_CHAT = "/v1/chat/completions"
+_SHORT_CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 8}
+_PAUSE = 0.05  # between two probes
+_MEGABYTE = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """A number of clients that all do the same, again and again."""
+
+    what: str
+    clients: int
+    run: Callable[[str], Awaitable[None]]  # called with the server's URL
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The longest times beside an attack, in seconds, and how much the server's memory grew, in bytes."""
+
+    health: float
+    chat: float
+    growth: int
+
+
+async def _gzip_without_key(url: str) -> None:
+    """Send zeros in gzip, which no key admits, at 46 kB/s."""
+    piece = gzip.compress(bytes(45_000_000))
+    async with connection(url) as (_, writer):
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Encoding: gzip\r\n")
+        writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(9):
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+            await asyncio.sleep(1)
+
+
+async def _form_with_preamble(url: str) -> None:
+    """Upload a form with millions of lines before its first boundary."""
+    headers = {"Content-Type": "multipart/form-data; boundary=b", "Content-Encoding": "gzip"}
+    await _post(url, "/v1/files", gzip.compress(b"\n" * 5_000_000), headers)
+
+
+async def _slow_reader(url: str) -> None:
+    """Ask for the OpenAPI document, and read none of it."""
+    async with connection(url, receive_bytes=SMALL_WINDOW) as (_, writer):
+        writer.write(encode_request("GET", "/openapi.json"))
+        await asyncio.sleep(60)
+
+
+async def _long_chat(url: str) -> None:
+    messages = [{"role": ("user", "assistant")[number % 2], "content": f"Line {number}."} for number in range(8000)]
+    await _post(url, _CHAT, json.dumps({"messages": messages, "max_tokens": 1}).encode())
+
+
+async def _many_embeddings(url: str) -> None:
+    await _post(url, "/v1/embeddings", json.dumps({"input": [f"Line {number}." for number in range(2048)]}).encode())
+
+
+async def _post(url: str, path: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+    async with patient_session(_KEY) as session, session.post(url + path, data=data, headers=headers) as response:
+        await response.read()
+
+
+ATTACKS = {
+    "gzip": Attack("bodies in gzip without a key, 370 kB/s in all", 8, _gzip_without_key),
+    "preamble": Attack("forms with 5 million lines before the first boundary", 1, _form_with_preamble),
+    "readers": Attack("readers of /openapi.json that stall", 200, _slow_reader),
+    "messages": Attack("chats of 8,000 messages", 12, _long_chat),
+    "inputs": Attack("embeddings of 2,048 inputs", 2, _many_embeddings),
+}
+
+
+def _attack(name: str, url: str) -> None:
+    """Run an attack until this process is ended."""
+    attack = ATTACKS[name]
+
+    async def client() -> None:
+        while True:
+            with suppress(ClientError, ConnectionError):
+                await attack.run(url)
+
+    async def clients() -> None:
+        await asyncio.gather(*(client() for _ in range(attack.clients)))
+
+    asyncio.run(clients())
+
+
+async def _watch(url: str, pid: int | None, seconds: float) -> Worst:
+    """Probe the server for `seconds`, and return the worst of it."""
+    process = None if pid is None else psutil.Process(pid)
+    before = 0 if process is None else process.memory_info().rss
+    peak, end = before, time.monotonic() + seconds
+    health, chat = [0.0], [0.0]
+
+    async def probe(session: ClientSession, path: str, times: list[float]) -> None:
+        while time.monotonic() < end:
+            begun = time.perf_counter()
+            if path == _CHAT:
+                answer = await ask(session, url + path, _SHORT_CHAT)
+                if answer.error is not None:
+                    raise click.ClickException(f"a chat was refused: {answer.error}")
+            else:
+                async with session.get(url + path) as response:
+                    await response.read()
+            times.append(time.perf_counter() - begun)
+            await asyncio.sleep(_PAUSE)
+
+    async with patient_session(_OTHER_KEY) as session:
+        probes = asyncio.gather(probe(session, "/health", health), probe(session, _CHAT, chat))
+        while not probes.done():
+            await asyncio.wait((probes,), timeout=0.5)
+            peak = peak if process is None else max(peak, process.memory_info().rss)
+        await probes
+    return Worst(max(health), max(chat), peak - before)
+
+
+@click.command()
+@click.option("--seconds", default=10.0, show_default=True, help="How long each attack runs.")
+@click.option(
+    "--attack", "names", multiple=True, type=click.Choice(list(ATTACKS)), help="Which to run.  [default: all]"
+)
+@click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
+def main(seconds: float, names: tuple[str, ...], serve_options: tuple[str, ...]) -> None:
+    """Run the attacks, and print the worst times of /health and of another client's chat beside each."""
+    exit_status = 0
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys"
+        keys.touch(mode=0o600)
+        keys.write_text(f"one:manage {_KEY}\ntwo:manage {_OTHER_KEY}\n")
+        with ServerProcess(("--api-key-file", str(keys), *serve_options)) as server:
+            asyncio.run(_watch(server.url, None, 3.0))
+            alone = asyncio.run(_watch(server.url, server.pid, seconds))
+            click.echo(f"{'worst /health':>14} {'worst chat':>11} {'memory':>9}  beside")
+            _print(alone, "nothing")
+            for name in names or ATTACKS:
+                child = get_context("spawn").Process(target=_attack, args=(name, server.url), daemon=True)
+                child.start()
+                try:
+                    time.sleep(1.0)
+                    worst = asyncio.run(_watch(server.url, server.pid, seconds))
+                finally:
+                    child.kill()
+                    child.join()
+                held = worst.health < MOST_HEALTH_SECONDS and worst.chat < MOST_CHAT_RATIO * alone.chat
+                _print(worst, f"{ATTACKS[name].clients} {ATTACKS[name].what}{'' if held else ': TOO SLOW'}")
+                exit_status |= not held
+                asyncio.run(_watch(server.url, None, 3.0))
+    sys.exit(exit_status)
+
+
+def _print(worst: Worst, beside: str) -> None:
+    click.echo(
+        f"{worst.health * 1000:11.0f} ms {worst.chat * 1000:8.0f} ms {worst.growth / _MEGABYTE:6.0f} MB  {beside}"
+    )
+
+
+if __name__ == "__main__":
+    main()
