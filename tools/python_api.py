@@ -19,11 +19,20 @@ from tools.markdown import table
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "python-api.md"
 _SPECIAL = ("__init__", "__getitem__", "__add__", "__sub__", "__mul__")
 
+# The coroutine methods that also stand without `await` in a twin, where they are described.
+_BLOCKING = {
+    inspect.unwrap(member)
+    for twin in (rnn_engine.LLM, rnn_engine.Collection)
+    for member in vars(twin).values()
+    if hasattr(member, "__wrapped__")
+}
+
 _HEAD = """\
 # Python API
 
 `from rnn_engine import ...` has the names below. The [user guide](user-guide.md#use-it-from-python) shows how to use \
-them. This page is made from the docstrings by `python -m tools.python_api`; a test compares the two.
+them. The methods of `LLM` and `Collection` are those of `AsyncLLM` and `AsyncCollection`, too, there with `await`. \
+This page is made from the docstrings by `python -m tools.python_api`; a test compares the two.
 """
 
 
@@ -48,7 +57,7 @@ def _describe(kind: type) -> Iterator[str]:
         if isinstance(found, property):
             yield f"**`{name}`** (property)"
             yield inspect.getdoc(found) or ""
-        elif isinstance(found, FunctionType) and found.__doc__:
+        elif isinstance(found, FunctionType) and found.__doc__ and found not in _BLOCKING:
             yield f"**`{name}`**"
             yield f"```python\n{_signature(found)}\n```"
             yield inspect.getdoc(found) or ""
@@ -80,6 +89,8 @@ def _describe_fields(kind: type) -> Iterator[str]:
 def _signature(function: FunctionType) -> str:
     """Return a function's signature as it stands in the source, with an ellipsis for its body."""
     source = textwrap.dedent(inspect.getsource(function))
+    if hasattr(function, "__wrapped__"):
+        source = source.removeprefix("async ")
     [node] = ast.parse(source).body
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     return "\n".join(source.splitlines()[node.lineno - 1 : node.body[0].lineno - 1]) + " ..."

@@ -93,6 +93,7 @@ class AsyncLLM:
     def __init__(self, engine: Engine) -> None:
         """Use a loaded engine, which `close` closes."""
         self.engine = engine
+        self.shows_progress = False  # in calls whose `progress` is None; an `LLM` sets it
         self._stores: dict[Path | None, DocumentStore] = {}  # of collections, by folder; None: in memory
         self._opening = asyncio.Lock()  # so that each is opened once
 
@@ -147,7 +148,7 @@ class AsyncLLM:
         state: StateChoice | None = ...,
         mix: MixKind = ...,
         keep_state: bool = ...,
-        progress: bool = ...,
+        progress: bool | None = ...,
         on_done: OnDone = ...,
     ) -> Completion: ...
 
@@ -160,7 +161,7 @@ class AsyncLLM:
         state: StateChoice | None = ...,
         mix: MixKind = ...,
         keep_state: bool = ...,
-        progress: bool = ...,
+        progress: bool | None = ...,
         on_done: OnDone = ...,
     ) -> list[Completion]: ...
 
@@ -173,7 +174,7 @@ class AsyncLLM:
         state: StateChoice | None = ...,
         mix: MixKind = ...,
         keep_state: bool = ...,
-        progress: bool = ...,
+        progress: bool | None = ...,
         on_done: OnDone = ...,
     ) -> Completion | list[Completion]: ...
 
@@ -185,17 +186,19 @@ class AsyncLLM:
         state: StateChoice | None = None,
         mix: MixKind = "log",
         keep_state: bool = False,
-        progress: bool = False,
+        progress: bool | None = None,
         on_done: OnDone = ignore_completion,
     ) -> Completion | list[Completion]:
         """Continue a prompt, or each of a list of prompts, and return what was generated, in their order.
 
         A prompt is a text or a list of token ids. `params` may be a list with one for each prompt. Texts start from
         `state`: a `State`, or several with weights, whose predictions are mixed as `mix` says. With `keep_state`, each
-        completion has the state after its text, from which another call can go on. `progress` shows a bar. `on_done`
-        is called for each completion, with its index.
+        completion has the state after its text, from which another call can go on. `progress` shows a bar on a terminal
+        and in a notebook, as an `LLM` does for a list unless it is false. `on_done` is called for each completion, with
+        its index; by an `LLM` on another thread.
 
-        Raises InvalidRequestError before anything runs, and StepError if the model's logits are not finite.
+        Raises InvalidRequestError before anything runs, and StepError if the model's logits are not finite. On Ctrl-C
+        an `LLM` raises `GenerationInterrupted` with the completions that are done.
         """
         start = Start.of(self.engine, state, mix)
         if _is_prompt(prompts):
@@ -221,7 +224,7 @@ class AsyncLLM:
         state: StateChoice | None = ...,
         mix: MixKind = ...,
         keep_state: bool = ...,
-        progress: bool = ...,
+        progress: bool | None = ...,
         on_done: OnDone = ...,
     ) -> Completion: ...
 
@@ -237,7 +240,7 @@ class AsyncLLM:
         state: StateChoice | None = ...,
         mix: MixKind = ...,
         keep_state: bool = ...,
-        progress: bool = ...,
+        progress: bool | None = ...,
         on_done: OnDone = ...,
     ) -> list[Completion]: ...
 
@@ -253,7 +256,7 @@ class AsyncLLM:
         state: StateChoice | None = ...,
         mix: MixKind = ...,
         keep_state: bool = ...,
-        progress: bool = ...,
+        progress: bool | None = ...,
         on_done: OnDone = ...,
     ) -> Completion | list[Completion]: ...
 
@@ -268,7 +271,7 @@ class AsyncLLM:
         state: StateChoice | None = None,
         mix: MixKind = "log",
         keep_state: bool = False,
-        progress: bool = False,
+        progress: bool | None = None,
         on_done: OnDone = ignore_completion,
     ) -> Completion | list[Completion]:
         """Answer a conversation, or each of a list of conversations, by the model's own chat template.
@@ -363,7 +366,7 @@ class AsyncLLM:
         chat: bool = False,
         field: str = "completion",
         state: StateChoice | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> int:
         """Complete a prompt for each line of a file of JSON objects, and write the objects with their completions.
 
@@ -561,7 +564,7 @@ class AsyncLLM:
         start: Start,
         *,
         keep_state: bool,
-        progress: bool,
+        progress: bool | None,
         on_done: OnDone,
     ) -> list[Completion]:
         """Run all requests, a few more at a time than there are slots, and return their completions in order."""
@@ -574,7 +577,8 @@ class AsyncLLM:
                 report(done[number].completion_tokens)
                 on_done(number, done[number])
 
-        with completion_bar(len(asked), shown=progress and len(asked) > 1) as report:
+        shown = self.shows_progress if progress is None else progress
+        with completion_bar(len(asked), shown=shown and len(asked) > 1) as report:
             count = min(_AHEAD * self.engine.info.num_slots, len(asked))
             tasks = [asyncio.create_task(work()) for _ in range(count)]
             try:

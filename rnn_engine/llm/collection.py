@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from rnn_engine.errors import check_list
 from rnn_engine.interface import EngineLike
+from rnn_engine.llm.blocking import Blocking, Run, blocking
 from rnn_engine.operations.collections import (
     DEFAULT_CANDIDATES,
     DEFAULT_TOP_N,
@@ -20,18 +21,10 @@ from rnn_engine.operations.collections import (
 )
 from rnn_engine_states.documents import Document, DocumentStore, StoredCollection
 
-T = TypeVar("T")
-
 DocumentLike: TypeAlias = Document | str | Mapping[str, object]
 """A document, its text, or a mapping with `text` and, if wanted, `id` and `metadata`."""
 
 _PAGE = 1000  # documents that are read at a time
-
-
-class Run(Protocol):
-    """A function that runs a coroutine on another thread's event loop, and returns its result."""
-
-    def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
 class _StoredDocuments:
@@ -121,7 +114,7 @@ class AsyncCollection(_StoredDocuments):
         )
 
 
-class Collection(_StoredDocuments):
+class Collection(_StoredDocuments, Blocking[AsyncCollection]):
     """Documents under ids, which queries find by their vectors and then order by how well they answer.
 
         animals = llm.collection("animals")
@@ -135,21 +128,8 @@ class Collection(_StoredDocuments):
 
     def __init__(self, twin: AsyncCollection, run: Run) -> None:
         """Wrap the `twin`; `run` runs a coroutine on the twin's event loop and returns its result."""
-        super().__init__(twin._store, twin._stored)
-        self._twin = twin
-        self._run = run
+        _StoredDocuments.__init__(self, twin._store, twin._stored)
+        Blocking.__init__(self, twin, run)
 
-    def add(self, documents: Sequence[DocumentLike], *, replace: bool = False) -> list[str]:
-        """Add documents, and return their ids; see `AsyncCollection.add`."""
-        return self._run(self._twin.add(documents, replace=replace))
-
-    def query(
-        self,
-        query: str,
-        *,
-        top_n: int = DEFAULT_TOP_N,
-        candidates: int = DEFAULT_CANDIDATES,
-        rerank: bool | None = None,
-    ) -> Search:
-        """Return the `top_n` documents that answer a query best, the best first; see `AsyncCollection.query`."""
-        return self._run(self._twin.query(query, top_n=top_n, candidates=candidates, rerank=rerank))
+    add = blocking(AsyncCollection.add)
+    query = blocking(AsyncCollection.query)
