@@ -96,20 +96,20 @@ class RequestMasks:
         try:
             compiled = await asyncio.shield(asyncio.wrap_future(future))  # others may wait for it, too
         except GrammarError as error:
-            raise grammar.refused(str(error)) from error
+            raise grammar.refused(str(error), error.fault) from error
         except asyncio.CancelledError:
             if future.cancelled():
                 raise EngineClosedError("the engine has stopped") from None
             raise
         if request.grammar_prefix == 0:
-            return replace(request, grammar=None, token_mask=compiled.start)
+            return replace(request, grammar=None, token_mask=compiled.start, left_out=compiled.left_out)
         start = partial(start_after, compiled, tuple(request.prompt[-request.grammar_prefix :]))
         try:
             begun = await asyncio.to_thread(start)
         except StepError as error:
             allowed = f"a number of tokens at the prompt's end that begin a text of the grammar: {error}"
             raise InvalidRequestError("grammar_prefix_tokens", request.grammar_prefix, allowed) from error
-        return replace(request, grammar=None, token_mask=begun.copy)
+        return replace(request, grammar=None, token_mask=begun.copy, left_out=compiled.left_out)
 
     def _with_thinking(self, request: GenerateRequest) -> GenerateRequest:
         """Return a copy of `request` with a token mask that allows thoughts first and then applies its own mask."""

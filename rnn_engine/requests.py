@@ -96,6 +96,7 @@ class GenerateRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     grammar: Grammar | None = None  # that the text must match; the engine makes a `token_mask` of it
     grammar_prefix: int = 0  # how many tokens at the prompt's end are the beginning of `grammar`'s text
+    left_out: Sequence[str] = ()  # parts of the grammar's JSON schemas that its mask does not enforce
     thinking: Thinking | None = None  # the text begins with thoughts, to which neither grammar nor mask apply
     token_mask: Callable[[], TokenMask] | None = None  # makes the mask of one sequence's tokens; None: all are allowed
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
@@ -242,6 +243,7 @@ class Started:
     prompt_tokens: int
     cached_tokens: int
     timing: Timing | None = field(default=None, compare=False)  # None if the engine takes no times
+    left_out: Sequence[str] = ()  # parts of the grammar's JSON schemas that are not enforced
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import StepError
 from rnn_engine.grammar.grammar import Grammar, GrammarError
-from rnn_engine.grammar.guidance import GuidanceGrammar, GuidanceMask
+from rnn_engine.grammar.guidance import GuidanceGrammar, GuidanceMask, fit_grammar
 from rnn_engine.grammar.vocabulary import Vocabulary, kbnf
 from rnn_engine.types import mask_words, unpack_masks
 
@@ -54,6 +54,8 @@ class KbnfMask:
 class KbnfGrammar:
     """A grammar compiled by the library kbnf. May be used on several threads."""
 
+    left_out: Sequence[str] = ()
+
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
         """Compile `grammar` for `vocabulary`. Blocks all other Python threads. Raises GrammarError if it is invalid."""
         self._size = vocabulary.size
@@ -89,7 +91,9 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> CompiledGrammar
 
     Raises GrammarError if `grammar` is invalid.
     """
-    return (KbnfGrammar if grammar.kind == "kbnf" else GuidanceGrammar)(grammar, vocabulary)
+    if grammar.kind == "kbnf":
+        return KbnfGrammar(grammar, vocabulary)
+    return GuidanceGrammar(fit_grammar(grammar)[0], vocabulary)
 
 
 def check_start(grammar: CompiledGrammar, vocab_size: int) -> None:

@@ -13,13 +13,14 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, cast
 
 from rnn_engine.errors import UnavailableError
 from rnn_engine.grammar.compiled import CompiledGrammar, compile_grammar
-from rnn_engine.grammar.grammar import Grammar, GrammarError, SlowGrammarError
+from rnn_engine.grammar.grammar import Grammar, GrammarError, GrammarKind, SlowGrammarError
+from rnn_engine.grammar.guidance import loosened
 from rnn_engine.grammar.trial import Trials
 from rnn_engine.grammar.vocabulary import Vocabulary
 
@@ -35,6 +36,8 @@ QUICK_SECONDS: Final = 0.25  # of processor time that a grammar may take in the 
 class _CompiledEntry:
     grammar: Grammar
     scope: str
+    tried: Grammar  # `grammar`, or what it enforces without schemas if it takes too much
+    left_out: Sequence[str] = ()  # parts of its schemas that are not enforced
     future: Future[CompiledGrammar] = field(default_factory=Future)
     memory_bytes: int = 0
     seconds: float = 0.0  # that compiling has taken
@@ -108,7 +111,7 @@ class GrammarCompiler:
         with self._lock:
             entry = self._kept.get(key)
             if entry is None:
-                entry = _CompiledEntry(grammar, scope)
+                entry = _CompiledEntry(grammar, scope, grammar)
                 if self._is_closed:
                     entry.future.cancel()
                     return entry.future
@@ -151,6 +154,10 @@ class GrammarCompiler:
             with suppress(RuntimeError):  # it is closed
                 lanes[1].thread.submit(self._run, entry, lanes[1:])
             return
+        if isinstance(outcome, GrammarError) and outcome.fault is None and (looser := loosened(entry.tried)):
+            entry.tried, entry.left_out = looser
+            self._run(entry, lanes)
+            return
         self._keep(entry, is_lasting=not isinstance(outcome, UnavailableError))
         with suppress(InvalidStateError):  # the future was cancelled
             if isinstance(outcome, Exception):
@@ -159,13 +166,19 @@ class GrammarCompiler:
                 entry.future.set_result(outcome)
 
     def _compile(self, entry: _CompiledEntry, trials: Trials) -> CompiledGrammar:
-        grammar = entry.grammar
-        entry.memory_bytes = 2 * len(grammar.text)
+        grammar = entry.tried
+        entry.memory_bytes = 2 * len(entry.grammar.text)
         if not self._vocabulary.has_text:
             raise GrammarError("the model has no tokenizer")
-        entry.memory_bytes += trials.run(grammar).memory_bytes
+        verdict = trials.run(grammar)
+        entry.memory_bytes += verdict.memory_bytes
+        if verdict.fitted is not None:
+            kind, text = verdict.fitted
+            grammar = replace(grammar, kind=cast(GrammarKind, kind), text=text, strict=True)
         self._vocabulary.prepare(grammar.kind)
-        return compile_grammar(grammar, self._vocabulary)
+        compiled = compile_grammar(grammar, self._vocabulary)
+        compiled.left_out = (*entry.left_out, *verdict.left_out)
+        return compiled
 
     def _keep(self, done: _CompiledEntry, *, is_lasting: bool) -> None:
         """Count the memory of the cache entry `done`, and evict other entries while the cache exceeds its limits.

@@ -13,11 +13,34 @@ from llguidance.gbnf_to_lark import is_lark_syntax
 from rnn_engine.errors import InvalidGrammarError, InvalidRequestError
 from rnn_engine.grammar.position import error_position
 
-GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf", "kbnf"]
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "tagged", "lark", "gbnf", "kbnf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A part of a JSON schema that can't be enforced: its place, its value, and the reason."""
+
+    place: str  # a JSON pointer such as `#/properties/a/pattern`
+    value: object
+    reason: str
 
 
 class GrammarError(Exception):
-    """A grammar is invalid, or takes more time or memory than allowed. The message gives the reason."""
+    """A grammar is invalid, or takes more time or memory than allowed. The message gives the reason.
+
+    `fault` is the part of a JSON schema for which the grammar is invalid, if it is known.
+    """
+
+    def __init__(self, message: str, fault: Fault | None = None) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+    def below(self, name: str) -> GrammarError:
+        """Return this error for the schema called `name`."""
+        if self.fault is None:
+            return GrammarError(f"{name}: {self}")
+        fault = dataclasses.replace(self.fault, place=f"{name}{self.fault.place}")
+        return GrammarError(f"{fault.reason} (at {fault.place})", fault)
 
 
 class SlowGrammarError(GrammarError):
@@ -34,6 +57,7 @@ class Grammar:
     | json_object | nothing: any JSON object |
     | regex | a regular expression for the whole answer, in the syntax of Rust's `regex` |
     | choice | a JSON list of strings; the answer is one of them |
+    | tagged | what `tagged_text` makes |
     | lark | a grammar in llguidance's variant of Lark, with the rule `start` |
     | gbnf | a grammar of llama.cpp, with the rule `root` |
     | kbnf | a grammar of kbnf, as ai00 takes them, with the rule `start` |
@@ -43,16 +67,21 @@ class Grammar:
     text: str = ""
     field: str = dataclasses.field(default="grammar", compare=False)  # of the client's request, for error messages
     is_written: bool = dataclasses.field(default=True, compare=False)  # the client sent `text` itself
+    strict: bool = True  # otherwise what can't be enforced is left out of a JSON schema
 
-    def refused(self, reason: str) -> InvalidGrammarError:
-        """Return the error that reports this grammar as unusable because of `reason`.
+    def refused(self, reason: str, fault: Fault | None = None) -> InvalidGrammarError:
+        """Return the error that reports this grammar as unusable because of `reason`, and of the `fault` in a schema.
 
         If the client wrote the text, the error has the position of the fault.
         """
         position = error_position(self.kind, self.text, reason) if self.is_written else None
-        return InvalidGrammarError(
-            self.field, self.text or self.kind, f"a {self.kind} that can be used: {reason}", position
-        )
+        if fault is not None:
+            field = fault.place.partition("#")[0] or self.field
+            return InvalidGrammarError(field, fault.value, f"a JSON schema that can be enforced: {reason}", position)
+        kind, value = self.kind, self.text or self.kind
+        if kind == "tagged":
+            kind, value = "json_schema", "the tools' schemas"
+        return InvalidGrammarError(self.field, value, f"a {kind} that can be used: {reason}", position)
 
 
 def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema", *, strict: bool = True) -> Grammar:
@@ -60,12 +89,11 @@ def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema",
 
     Keywords that a grammar can't enforce are refused, or ignored if `strict` is False.
     """
-    if not strict and isinstance(schema, Mapping):
-        schema = {**schema, "x-guidance": {"lenient": True}}
     try:
-        return Grammar("json_schema", json.dumps(schema, ensure_ascii=False), name, is_written=False)
+        text = json.dumps(schema, ensure_ascii=False)
     except RecursionError:
         raise InvalidRequestError(name, "a JSON schema", "less deeply nested objects and lists") from None
+    return Grammar("json_schema", text, name, is_written=False, strict=strict)
 
 
 def choice_grammar(choices: Sequence[str], name: str = "choice") -> Grammar:

@@ -4,154 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Final, TypeAlias
-from urllib.parse import quote
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
-from rnn_engine.errors import StepError
+from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.grammar.grammar import Grammar, GrammarError
+from rnn_engine.grammar.schemas import (
+    LIMITS,
+    fit_schema,
+    json_source,
+    load_schema,
+    parse_number,
+    plain_reason,
+    with_options,
+)
 from rnn_engine.grammar.vocabulary import Vocabulary
 from rnn_engine.types import mask_words
-
-# JSON schemas before they are compiled: the spacing of the JSON, and the place of an error in a schema.
-
-Schema: TypeAlias = Mapping[str, object] | bool
-
-_SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_MOST_LEVELS: Final = 100  # of nested objects and lists
-_MOST_INTEGER: Final = 2**53  # up to it every integer is a float
-_MOST_TRIES: Final = 100  # parts of a schema that are compiled to find an error
-
-
-def load_schema(text: str) -> Schema:
-    """Parse `text` as a JSON schema, and correct its URIs for llguidance, which refuses a schema for a wrong one.
-
-    Raises GrammarError if it is not a schema, or refers to another document.
-    """
-    try:
-        schema = json.loads(text, parse_float=_number)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"it is not valid JSON: {error or 'too deeply nested'}") from None
-    if not isinstance(schema, dict | bool):
-        raise GrammarError("expected an object, true or false")
-    if any(place.count("/") > _MOST_LEVELS for place, _ in _parts(schema)):
-        raise GrammarError(f"it is too deeply nested; at most {_MOST_LEVELS} levels are allowed")
-    for place, part in _parts(schema, with_data=False):
-        reference = part.get("$ref") if isinstance(part, Mapping) else None
-        if isinstance(reference, str) and not reference.startswith("#"):
-            raise GrammarError(f"$ref {reference[:80]!r} refers to another document, and none is fetched (at {place})")
-        if isinstance(part, dict):
-            _correct_uris(part)
-    return schema
-
-
-def _correct_uris(part: dict[str, object]) -> None:
-    """Quote the reference of a part of a schema, and remove an `$id` that is no URI and a `$schema` that is not known.
-
-    A reference is often a plain name with spaces or brackets, and an `$id` a title.
-    """
-    match part.get("$ref"):
-        case str(reference):
-            part["$ref"] = f"#{_NOT_IN_URI.sub(_percent_encoded, reference[1:])}"
-    match part.get("$id"):
-        case str(name) if _NOT_IN_URI.search(name.replace("#", "", 1)):
-            del part["$id"]
-    match part.get("$schema"):
-        case str(dialect) if not _DIALECT.fullmatch(dialect):
-            del part["$schema"]
-
-
-_NOT_IN_URI: Final = re.compile(r"[^A-Za-z0-9._~:/?@!$&'()*+,;=%-]|%(?![0-9A-Fa-f]{2})")
-_DIALECT: Final = re.compile(
-    r"http://json-schema\.org/draft-0[467]/schema#?|https://json-schema\.org/draft/20\d\d-\d\d/schema#?"
-)
-
-
-def _percent_encoded(found: re.Match[str]) -> str:
-    return quote(found[0], safe="")
-
-
-def _number(text: str) -> float | int:
-    """Parse a JSON number with a point or an exponent. Whole numbers become int, since llguidance requires that."""
-    value = float(text)
-    return int(value) if value.is_integer() and abs(value) <= _MOST_INTEGER else value
-
-
-def with_spacing(schema: Schema) -> Schema:
-    """Return `schema` with options for llguidance that make it generate JSON on one line, spaced as by `json.dumps`.
-
-    Options that the schema itself has under `x-guidance` take precedence.
-    """
-    if schema is False:
-        return schema
-    own = {} if schema is True else dict(schema)
-    said = own.get("x-guidance")
-    return {**own, "x-guidance": {**_SPACING, **(said if isinstance(said, Mapping) else {})}}
-
-
-def error_place(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
-    """Return the JSON pointer of the smallest part of a schema that fails to compile with the whole's error."""
-    definitions = (
-        {} if isinstance(schema, bool) else {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    )
-    found = "#"
-    parts = ((place, part) for place, part in _parts(schema, with_data=False) if isinstance(part, Mapping))
-    for place, part in islice(parts, _MOST_TRIES):
-        if place.startswith(f"{found}/") and fails_alike({**definitions, **part}):
-            found = place
-    return found
-
-
-_DATA: Final = frozenset({"const", "default", "enum", "examples"})
-"""Keywords whose values are JSON texts and no schemas."""
-
-_BY_NAME: Final = frozenset(
-    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
-)
-"""Keywords with an object of schemas, whose keys are names and no keywords."""
-
-
-def _parts(schema: object, *, with_data: bool = True) -> Iterator[tuple[str, object]]:
-    """Yield a JSON schema and every value in it, each with its JSON pointer, outer values first.
-
-    If not `with_data`, leave out the values of keywords that hold no schemas.
-    """
-    unseen: list[tuple[str, object, bool]] = [("#", schema, False)]
-    while unseen:
-        place, part, has_names = unseen.pop()
-        yield place, part
-        if isinstance(part, Mapping):
-            children: list[tuple[object, object]] = [
-                (key, child) for key, child in part.items() if with_data or has_names or key not in _DATA
-            ]
-        elif isinstance(part, list):
-            children = list(enumerate(part))
-        else:
-            continue
-        unseen.extend(
-            (f"{place}/{_escaped(str(key))}", child, not has_names and key in _BY_NAME)
-            for key, child in reversed(children)
-        )
-
-
-def _escaped(key: str) -> str:
-    """Escape `key`, the key of a JSON object, for use in a JSON pointer."""
-    return key.replace("~", "~0").replace("/", "~1")
-
-
-_LIMITS: Final = LLParserLimits(
-    max_lexer_states=50_000,
-    step_lexer_fuel=100_000,
-    step_max_items=10_000,  # a choice of 500 objects needs 5,000; an ambiguous grammar needs more with each token
-    verbose_errors=False,
-)
 
 
 class GuidanceMask:
@@ -192,29 +66,30 @@ class GuidanceMask:
 class GuidanceGrammar:
     """A grammar compiled by the library llguidance. May be used on several threads."""
 
+    left_out: Sequence[str] = ()  # the parts of its schemas that it does not enforce
+
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
-        """Compile `grammar` for `vocabulary`. Other Python threads can run. Raises GrammarError if it is invalid."""
+        """Compile `grammar`, which is strict, for `vocabulary`. Other threads can run. Raises GrammarError."""
         self._size = vocabulary.size
-        self._matcher = _compile(_source(grammar), vocabulary)
+        source = _source(grammar)
+        self._matcher = LLMatcher(vocabulary.for_guidance, source, log_level=0, limits=LIMITS)
         if error := self._matcher.get_error():
-            raise GrammarError(_message(grammar, error, vocabulary))
+            if grammar.kind == "json_schema":
+                fit_schema(load_schema(grammar.text), strict=True)  # raises the error with its place
+            raise GrammarError(plain_reason(error) if grammar.kind == "json_schema" else error)
 
     def start(self) -> GuidanceMask:
         """Return the token mask of a new text that follows the grammar, before its first token."""
         return GuidanceMask(self._matcher.deep_copy(), self._size)
 
 
-def _compile(source: str, vocabulary: Vocabulary) -> LLMatcher:
-    return LLMatcher(vocabulary.for_guidance, source, log_level=0, limits=_LIMITS)
-
-
 def _source(grammar: Grammar) -> str:
     """Return `grammar` as source text in the form that the library llguidance compiles."""
     match grammar.kind:
         case "json_schema":
-            return _json_source(load_schema(grammar.text))
+            return json_source(load_schema(grammar.text))
         case "json_object":
-            return _json_source({"type": "object"})
+            return json_source({"type": "object"})
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "choice":
@@ -226,8 +101,18 @@ def _source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(grammar.text)
 
 
-def _json_source(schema: Mapping[str, object] | bool) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(with_spacing(schema)))
+def fit_grammar(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
+    """Return a strict grammar whose schemas can be enforced, and the names of what was left out of them for that.
+
+    Raises GrammarError for a part of a strict schema that can't be enforced.
+    """
+    if grammar.kind == "tagged":
+        return _fit_tagged(grammar)
+    if grammar.kind != "json_schema" or grammar.strict:
+        return grammar, ()
+    fitted = fit_schema(json.loads(grammar.text, parse_float=parse_number), strict=False)
+    names = tuple(f"{grammar.field}{fault.place}" for fault in fitted.left_out)
+    return replace(grammar, text=json.dumps(with_options(fitted.schema, strict=False)), strict=True), names
 
 
 def _load_choices(text: str) -> list[str]:
@@ -250,16 +135,6 @@ def _translate(text: str) -> str:
         raise GrammarError(str(error)) from error
 
 
-def _message(grammar: Grammar, error: str, vocabulary: Vocabulary) -> str:
-    if grammar.kind != "json_schema":
-        return error
-
-    def fails_alike(part: Mapping[str, object] | bool) -> bool:
-        return _compile(_json_source(part), vocabulary).get_error() == error
-
-    return f"{error} (at {error_place(load_schema(grammar.text), fails_alike)})"
-
-
 _TEXT = r"/(.|\n)*/"
 
 
@@ -268,8 +143,11 @@ class Tag:
     """A tagged part of a text, such as a tool call: `begin`, then JSON that follows `schema`, then `end`."""
 
     begin: str
-    schema: Mapping[str, object] | bool  # True allows any JSON text
+    schema: object  # a JSON schema; True allows any JSON text
     end: str
+    name: str = ""  # of the schema, for errors
+    strict: bool = True  # otherwise what can't be enforced is left out of the schema
+    is_object: bool = False  # the JSON is an object, whatever a schema says that is not strict
 
 
 def tagged_text(
@@ -280,7 +158,7 @@ def tagged_text(
     parallel: bool = True,
     separator: str = "\n",
     ending: str = "",
-    otherwise: Mapping[str, object] | bool | None = None,
+    otherwise: Tag | None = None,
 ) -> Grammar:
     r"""Return the grammar of texts that contain tagged parts, such as tool calls; `tags` lists the possible ones.
 
@@ -289,8 +167,8 @@ def tagged_text(
     If `parallel` is False, a text has at most one tag and ends with it.
     If `required`, there is no free text: the text is a tag. If `parallel` too, several tags may follow each other with
     `separator` between them, and `ending` may follow the last one.
-    With a schema `otherwise` there is no free text either: the text is tags as with `required`, or JSON by the schema.
-    `required` overrides `otherwise`.
+    With `otherwise` there is no free text either: the text is tags as with `required`, or that tag alone. `required`
+    overrides `otherwise`.
 
     For example, this grammar makes every tool call that the text begins a valid one::
 
@@ -306,28 +184,69 @@ def tagged_text(
         raise ValueError(
             f"expected a trigger that is not empty, and tags that begin with it; got {trigger!r}, {tags!r}"
         )
-    rules = [f"tag_{number}: {_body(tag, trigger)}" for number, tag in enumerate(tags)]
+    rules = [f"tag_{number}: {_slot(tag.begin[len(trigger) :], number, tag.end)}" for number, tag in enumerate(tags)]
     any_tag = " | ".join(f"tag_{number}" for number in range(len(tags)))
     if required or otherwise is not None:
         one = f"{_quoted(trigger)} ({any_tag})"
         last = f"{_quoted(ending)}?" if ending else ""
         start = f"{one} ({_quoted(separator)} {one})* {last}" if parallel else one
-        if not required:
-            start = f"{start} | %json {_spaced(otherwise)}"
+        if otherwise is not None and not required:
+            start = f"{start} | {_slot(otherwise.begin, len(tags), otherwise.end)}"
+            tags = [*tags, otherwise]
     else:
         rules += [f"TEXT: {_TEXT}", "last: TEXT", f"free[lazy]: TEXT {_quoted(trigger)}"]
         start = f"(free ({any_tag}))* last" if parallel else f"free ({any_tag}) | last"
-    return Grammar("lark", "\n".join(["%llguidance {}", f"start: {start}", *rules, ""]), "tools")
+    lark = "\n".join(["%llguidance {}", f"start: {start}", *rules, ""])
+    described = {"lark": lark, "schemas": [_described(tag) for tag in tags]}
+    try:
+        return Grammar("tagged", json.dumps(described), "tools", is_written=False)
+    except RecursionError:
+        raise InvalidRequestError("tools", "JSON schemas", "less deeply nested objects and lists") from None
 
 
-def _body(tag: Tag, trigger: str) -> str:
-    """Return the grammar rule for the part of a tagged text that follows `trigger`, the beginning of every tag."""
-    json_text = f"%json {_spaced(tag.schema)}"
-    return " ".join(filter(None, (_quoted(tag.begin[len(trigger) :]), json_text, _quoted(tag.end))))
+def _described(tag: Tag) -> Mapping[str, object]:
+    return {"name": tag.name, "schema": tag.schema, "strict": tag.strict, "is_object": tag.is_object}
 
 
-def _spaced(schema: Mapping[str, object] | bool | None) -> str:
-    return json.dumps(with_spacing(schema or {}), ensure_ascii=False)
+def _fit_tagged(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
+    """Return a tagged text's grammar in Lark, with schemas that can be enforced; see `fit_grammar`."""
+    text = json.loads(grammar.text, parse_float=parse_number)
+    names: list[str] = []
+    schemas = []
+    for each in text["schemas"]:
+        try:
+            fitted = fit_schema(each["schema"], strict=each["strict"], is_object=each["is_object"])
+        except GrammarError as error:
+            raise error.below(each["name"]) from None
+        names += (f"{each['name']}{fault.place}" for fault in fitted.left_out)
+        schemas.append(json.dumps(with_options(fitted.schema, strict=each["strict"])))
+    lark = _SLOT.sub(lambda found: f"%json {schemas[int(found[1])]}", text["lark"])
+    return replace(grammar, kind="lark", text=lark), tuple(names)
+
+
+_SLOT: Final = re.compile(r"%schema (\d+)")
+
+
+def _slot(begin: str, number: int, end: str) -> str:
+    """Return the grammar rule for a tagged part, with a mark in place of the schema with this number."""
+    return " ".join(filter(None, (_quoted(begin), f"%schema {number}", _quoted(end))))
+
+
+def loosened(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]] | None:
+    """Return a grammar that enforces nothing of schemas that are not strict, and their names; None without any.
+
+    It is for a grammar that takes too much to compile.
+    """
+    if grammar.kind == "json_schema" and not grammar.strict:
+        return replace(grammar, text="true", strict=True), (f"{grammar.field}#",)
+    if grammar.kind != "tagged":
+        return None
+    text = json.loads(grammar.text)
+    loose = [each for each in text["schemas"] if not each["strict"]]
+    for each in loose:
+        each.update(schema={"type": "object"} if each["is_object"] else True, strict=True)
+    names = tuple(f"{each['name']}#" for each in loose)
+    return (replace(grammar, text=json.dumps(text)), names) if loose else None
 
 
 def _quoted(text: str) -> str:

@@ -13,16 +13,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Final, Self
+from typing import IO, Any, Final, Self
 
 import psutil
 
 from rnn_engine.grammar.compiled import check_start, compile_grammar
-from rnn_engine.grammar.grammar import Grammar, GrammarError, SlowGrammarError
+from rnn_engine.grammar.grammar import Fault, Grammar, GrammarError, SlowGrammarError
+from rnn_engine.grammar.guidance import fit_grammar
 from rnn_engine.grammar.vocabulary import Vocabulary
 
 MEMORY_BYTES: Final = 256 * 2**20  # that one compiled grammar may take
@@ -46,6 +47,9 @@ class Verdict:
     error: str | None  # None if it can be compiled
     seconds: float = 0.0  # of processor time
     memory_bytes: int = 0
+    fitted: Sequence[str] | None = None  # kind and text of the grammar to use in its place
+    left_out: Sequence[str] = ()  # see `fit_grammar`
+    fault: Mapping[str, Any] | None = None  # of the error
 
 
 class Trials:
@@ -68,7 +72,7 @@ class Trials:
         verdict = self._ask(self._process or self._start(), grammar)
         seconds = min(self._seconds, LOCKED_SECONDS) if grammar.kind == "kbnf" else self._seconds
         if verdict.error is not None:
-            raise GrammarError(verdict.error)
+            raise GrammarError(verdict.error, None if verdict.fault is None else Fault(**verdict.fault))
         if verdict.seconds > seconds:
             raise SlowGrammarError(f"it takes {verdict.seconds:.2g} s to compile; at most {seconds:g} s are allowed")
         if verdict.memory_bytes > MEMORY_BYTES:
@@ -197,10 +201,13 @@ def _try(grammar: Grammar, vocabulary: Vocabulary) -> Verdict:
     process = psutil.Process()
     begun, bytes_before = time.process_time(), process.memory_info().rss
     try:
-        check_start(compile_grammar(grammar, vocabulary), vocabulary.size)
+        fitted, left_out = fit_grammar(grammar)
+        check_start(compile_grammar(fitted, vocabulary), vocabulary.size)
     except GrammarError as error:
-        return Verdict(str(error))
-    return Verdict(None, time.process_time() - begun, max(process.memory_info().rss - bytes_before, 0))
+        return Verdict(str(error), fault=None if error.fault is None else asdict(error.fault))
+    num_bytes = max(process.memory_info().rss - bytes_before, 0)
+    found = None if fitted is grammar else (fitted.kind, fitted.text)
+    return Verdict(None, time.process_time() - begun, num_bytes, found, left_out)
 
 
 def _limit_memory() -> None:

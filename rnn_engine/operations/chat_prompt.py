@@ -88,20 +88,30 @@ def tool_grammar(
     parallel: bool,
     lead: str = "",
     ending: str = "",
-    otherwise: Mapping[str, object] | bool | None = None,
+    otherwise: Tag | None = None,
 ) -> Grammar:
     """Return the grammar of a model's answers that may call `tools`, or must call one if `required`.
 
     Once the text begins a call, only the names of `tools` can follow, and arguments by their schemas. A format without
     a closing text allows one call an answer. If a call is required, the answer begins with `lead` and may end with
-    `ending`. If `otherwise` is given, an answer without calls follows this schema.
+    `ending`. If `otherwise` is given, an answer without calls is this tag.
     """
     before = f"{format_.opening}\n" if format_.opening else ""
     after = f"\n{format_.closing}" if format_.closing else ""
     from_start = required or otherwise is not None
     lead = lead if from_start else ""
     begins = [f'{lead}{before}{{"name": {to_json(tool.name)}, "{format_.arguments}": ' for tool in tools]
-    tags = [Tag(begin, _schema(tool), f"}}{after}") for begin, tool in zip(begins, tools, strict=True)]
+    tags = [
+        Tag(
+            begin,
+            {"type": "object", **tool.parameters},
+            f"}}{after}",
+            f"tools.{tool.name}",
+            tool.strict,
+            is_object=True,
+        )
+        for begin, tool in zip(begins, tools, strict=True)
+    ]
     trigger = _common_beginning(begins) if from_start else format_.opening or _CALL_BEGINS
     several = parallel and bool(format_.closing)
     return tagged_text(tags, trigger, required=required, parallel=several, ending=ending, otherwise=otherwise)
@@ -114,10 +124,6 @@ def _common_beginning(texts: Sequence[str]) -> str:
     while length < len(first) and first[length] == last[length : length + 1]:
         length += 1
     return first[:length]
-
-
-def _schema(tool: Tool) -> Mapping[str, object]:
-    return tool.parameters if tool.strict else {**tool.parameters, "x-guidance": {"lenient": True}}
 
 
 _CUTS = [chr(code) for code in range(0xFDD0, 0xFDEF)]  # noncharacters, which hardly any text contains

@@ -457,7 +457,8 @@ class SamplingSequence(SlotSequence):
 
     def _end_prompt(self) -> list[Event]:
         """Return the events at the end of the prompt: `Started`, and `PromptScored` if the prompt is scored."""
-        events: list[Event] = [Started(self.prompt_length, self.start.cached_tokens, self._note_prompt_end())]
+        timing = self._note_prompt_end()
+        events: list[Event] = [Started(self.prompt_length, self.start.cached_tokens, timing, self.request.left_out)]
         if self.scores is not None:
             events.append(PromptScored(self.scores.infos))
         if self.request.max_tokens == 0:

@@ -25,9 +25,9 @@ WRONG: list[tuple[GrammarKind, str]] = [
     ("regex", "a\nb\\/\\d⟦(x"),
     ("regex", "⟦[z"),
     ("json_schema", '{"type": "object",\n "properties": {"a": {}}⟦'),
-    ("json_schema", '{"a/b": [1, "]}"],\n "properties": {"a": {"type": "null"}, "a/b~": ⟦{"type": "strin"}}}'),
-    ("json_schema", '{"anyOf": [{"type": "null"},\n  ⟦{"type": "strin"}]}'),
-    ("json_schema", ' ⟦{"type": "string", "pattern": "(a"}'),
+    ("json_schema", '{"a/b": [1, "]}"],\n "properties": {"a": {"type": "null"}, "a/b~": {"type": ⟦"strin"}}}'),
+    ("json_schema", '{"anyOf": [{"type": "null"},\n  {"type": ⟦"strin"}]}'),
+    ("json_schema", ' {"type": "string", "pattern": ⟦"(a"}'),
 ]
 
 

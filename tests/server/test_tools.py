@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import openai
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
 
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.chat_template.tools import ToolFormats
+from rnn_engine.grammar.guidance import fit_grammar
 from rnn_engine.interface import EngineLike
 from rnn_engine_server.apis.openai.schemas import ChatCompletion
 from rnn_engine_server.core.app import make_app
@@ -46,10 +49,10 @@ async def client_of(engine: EngineLike) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def called(engine: FakeEngine) -> str:
-    """Return the grammar of the last request."""
+    """Return the grammar of the last request in Lark."""
     grammar = engine.requests[-1].grammar
     assert grammar is not None
-    return grammar.text
+    return fit_grammar(grammar)[0].text
 
 
 @pytest.fixture
@@ -231,8 +234,7 @@ def with_function(**fields: object) -> Body:
         ({**ASK, "tools": {}}, "tools", "a list"),
         (with_function(name=""), "tools.0.function.name", "a text of the form"),
         (with_function(name='a"b'), "tools.0.function.name", "a text of the form"),
-        (with_function(parameters=[]), "tools.0.function.parameters", "JSON schema"),
-        (with_function(parameters={"type": "array"}), "tools.0.function.parameters.type", "object"),
+        (with_function(parameters=[], strict=True), "tools.0.function.parameters", "JSON schema"),
         ({**ASK, "messages": [{"role": "user", "tool_calls": [], "content": None}]}, "messages.0.content", "a text"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content", "a text"),
         (
@@ -287,11 +289,89 @@ async def test_a_named_tool_is_called_whatever_was_said(demo: openai.AsyncOpenAI
     assert type(json.loads(call.function.arguments)["minutes"]) is int
 
 
-async def test_a_schema_that_is_wrong_names_the_tools(demo: openai.AsyncOpenAI) -> None:
-    wrong: ChatCompletionToolParam = {"type": "function", "function": {"name": "a", "parameters": {"properties": 3}}}
-    with pytest.raises(openai.BadRequestError) as refused:
-        await demo.chat.completions.create(messages=QUESTION, tools=[wrong], **GREEDY)
-    assert refused.value.param == "tools"
+AWKWARD: list[tuple[object, str]] = [
+    ({"properties": {"city": {"type": "string", "maxLength": 9, "pattern": "^(?!x)y$"}}}, "#/properties/city/pattern"),
+    ({"type": "object", "properties": {"n": {"type": "number", "maximum": 1.797e308}}}, "#/properties/n/maximum"),
+    ({"type": "OBJECT", "properties": {"n": {"type": "any"}}}, "#/properties/n/type"),
+    ({"properties": 3, "required": None}, "#/properties"),
+    ([1], "#"),
+]
+ROUTES: list[tuple[str, Body, Callable[[object], Body]]] = [
+    (
+        PATH,
+        {"max_tokens": 200, "tool_choice": "required"},
+        lambda schema: {"type": "function", "function": {"name": "f", "parameters": schema}},
+    ),
+    (
+        "/v1/messages",
+        {"max_tokens": 200, "tool_choice": {"type": "any"}},
+        lambda schema: {"name": "f", "input_schema": schema},
+    ),
+    (
+        "/v1/responses",
+        {"max_output_tokens": 200, "tool_choice": "required"},
+        lambda schema: {"type": "function", "name": "f", "parameters": schema},
+    ),
+    (
+        "/api/chat",
+        {"options": {"num_predict": 60}},
+        lambda schema: {"type": "function", "function": {"name": "f", "parameters": schema}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "make_tool"), ROUTES, ids=[route[0] for route in ROUTES])
+async def test_an_awkward_schema_is_enforced_as_far_as_it_can_be(
+    load: Load, path: str, fields: Body, make_tool: Callable[[object], Body]
+) -> None:
+    async with TestClient(TestServer(make_app(await load(demo_choice(2)), ServerSettings()))) as client:
+        turns = {"input" if path == "/v1/responses" else "messages": QUESTION}
+        for stream in (False, True):
+            for schema, place in AWKWARD:
+                body = {"model": "demo", **turns, **fields, "tools": [make_tool(schema)], "stream": stream}
+                async with client.post(path, json=body) as answer:
+                    assert answer.status == 200, await answer.text()
+                    assert f"tools.f{place}" in unquote(answer.headers["X-Left-Out"])
+                    text = await answer.text()
+                    if path == PATH and not stream:
+                        [call] = json.loads(text)["choices"][0]["message"]["tool_calls"]
+                        assert isinstance(json.loads(call["function"]["arguments"]), dict)
+
+
+async def test_a_strict_schema_that_cant_be_enforced_is_refused_with_its_place(demo: openai.AsyncOpenAI) -> None:
+    schema: dict[str, object] = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!x)y$"}}}
+    wrong: ChatCompletionToolParam = {
+        "type": "function",
+        "function": {"name": "f", "parameters": schema, "strict": True},
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema, "strict": True}}
+    for fields, param, place in (
+        ({"tools": [wrong]}, "tools.f", "tools.f#/properties/a/pattern"),
+        ({"response_format": form}, "response_format.json_schema.schema", "#/properties/a/pattern"),
+        (
+            {"tools": [WEATHER], "response_format": form},
+            "response_format.json_schema.schema",
+            "response_format.json_schema.schema#/properties/a/pattern",
+        ),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await demo.chat.completions.create(messages=QUESTION, **{**GREEDY, **fields})
+        assert refused.value.param == param
+        assert f"(at {place})" in refused.value.message
+        assert "'^(?!x)y$' is not allowed" in refused.value.message
+        assert "%" not in refused.value.message
+
+
+async def test_a_schema_that_is_not_strict_is_no_error(load: Load) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!x)y$"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema, "strict": False}}
+    async with TestClient(TestServer(make_app(await load(demo_choice(2)), ServerSettings()))) as client:
+        for tools in ([], [WEATHER]):
+            body = {"messages": QUESTION, "tools": tools, "response_format": form, "max_tokens": 5}
+            async with client.post(PATH, json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                place = "response_format.json_schema.schema#/properties/a/pattern"
+                assert unquote(answer.headers["X-Left-Out"]) == place
 
 
 PERSON: dict[str, object] = {

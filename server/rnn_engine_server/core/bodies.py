@@ -150,7 +150,7 @@ BUDGET = web.AppKey("budget", MemoryBudget)
 WORKERS: web.AppKey[Executor] = web.AppKey("workers", Executor)
 LEASE = web.RequestKey("lease", MemoryLease)
 LEFT_OUT: web.RequestKey[set[str]] = web.RequestKey("left_out", set)
-"""The names of a body's unknown fields. Absent until the body is read."""
+"""The names of a body's unknown fields and of parts of its JSON schemas: what is ignored. Absent until it is read."""
 LOGGED: web.AppKey[set[tuple[str, str]]] = web.AppKey("logged", set)
 """The path and the name of each unknown field that was logged."""
 
@@ -226,13 +226,18 @@ def hold_more(request: web.Request, what: str, num_bytes: int) -> None:
 
 
 async def tell_left_out(request: web.Request, response: web.StreamResponse) -> None:
-    """Add to an answer a header that lists the request's unknown fields, which were ignored.
+    """Add to an answer a header that lists what was ignored: unknown fields, and parts of JSON schemas.
 
     A handler of aiohttp's signal `on_response_prepare`.
     """
     names = sorted(request.get(LEFT_OUT, ()))
     if names:
-        response.headers[_LEFT_OUT_HEADER] = ", ".join(quote(name[:_MOST_NAME]) for name in names[:_MOST_NAMES])
+        response.headers[_LEFT_OUT_HEADER] = ", ".join(quote(_shortened(name)) for name in names[:_MOST_NAMES])
+
+
+def _shortened(name: str) -> str:
+    """Return `name`, without its middle if it is long: the end of a place in a schema says what is meant."""
+    return name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME // 2]}...{name[3 - _MOST_NAME // 2 :]}"
 
 
 async def receive_file(request: web.Request, path: Path) -> None:

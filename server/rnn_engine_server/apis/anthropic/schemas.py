@@ -158,12 +158,12 @@ class AnthropicTool(RequestBody):
     type: Literal["custom"] | None = Field(default=None, description="Only `custom`.")
     name: ToolName
     description: str = Field(default="", description="What the tool is for.")
-    input_schema: Parameters = Field(description="The JSON schema of the input, which every call follows.")
     strict: bool | None = Field(
         default=None,
         description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
-        "keyword.",
+        "keyword, which `X-Left-Out` then names.",
     )
+    input_schema: Parameters = Field(description="The JSON schema of the input, which every call follows.")
 
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:

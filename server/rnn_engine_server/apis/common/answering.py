@@ -29,7 +29,7 @@ from rnn_engine.requests import (
 from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.common.states import EndSaver, ResolvedState
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import LEASE, long_json_response, work
+from rnn_engine_server.core.bodies import LEASE, LEFT_OUT, long_json_response, work
 from rnn_engine_server.core.errors import describe
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import Timings, Usage
@@ -394,6 +394,7 @@ async def answer_whole(
             for index, event in events:
                 tally.add(index, event)
                 outcomes[index].add(event)
+                _note_left_out(request, event)
                 saved = await end.note(event)
 
     def make() -> Mapping[str, object] | Sequence[Mapping[str, object]]:
@@ -404,6 +405,12 @@ async def answer_whole(
     if keep is not None:
         await keep()
     return response
+
+
+def _note_left_out(request: web.Request, event: Event) -> None:
+    """Note what the event `Started` says about JSON schemas, for the header that lists what was ignored."""
+    if isinstance(event, Started) and event.left_out:
+        request[LEFT_OUT] = request.get(LEFT_OUT, set()) | set(event.left_out)
 
 
 def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterator[int]:
@@ -445,6 +452,8 @@ class _Streaming:
         """
         groups = aiter(running)
         group: list[Numbered] | None = await anext(groups)
+        for _, event in group or ():
+            _note_left_out(self._request, event)
         await self._stream.open()
         try:
             while group is not None:

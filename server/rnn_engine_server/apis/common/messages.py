@@ -193,13 +193,14 @@ _MOST_NAMED = 30  # tools that an error lists
 _ANY: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-def _parse_parameters(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
+def _parse_parameters(value: object, info: ValidationInfo[UnknownFields | None]) -> dict[str, Any]:
+    """Return the schema of a tool's arguments. What can't be enforced of it is found when it is compiled."""
+    if isinstance(value, dict):
+        return {"type": "object", **value}
+    if info.data.get("strict") is True or info.context is None or info.context.refuse:
         raise RefusedError(value, "a JSON schema of an object")
-    kind = value.get("type", "object")
-    if kind != "object":
-        raise RefusedError(kind, "object, since the arguments of a call are an object", below="type")
-    return {"type": "object", **value}
+    info.context.left_out.add(f"tools.{info.data.get('name')}#")
+    return _ANY
 
 
 Parameters: TypeAlias = Annotated[dict[str, Any], PlainValidator(_parse_parameters), WithJsonSchema({"type": "object"})]
@@ -216,13 +217,13 @@ ToolName: TypeAlias = Annotated[
 class FunctionBody(RequestBody):
     name: ToolName
     description: str = Field(default="", description="What the tool is for.")
-    parameters: Parameters = Field(
-        default=_ANY, description="The JSON schema of the arguments, which every call follows."
-    )
     strict: bool | None = Field(
         default=None,
         description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
-        "keyword.",
+        "keyword, which `X-Left-Out` then names.",
+    )
+    parameters: Parameters = Field(
+        default=_ANY, description="The JSON schema of the arguments, which every call follows."
     )
 
     @property

@@ -345,7 +345,7 @@ def _call(
 
 def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Tool], prompt: ChatPrompt) -> Grammar:
     """Return the grammar for an answer that calls some of `tools` or, unless a call is required, is a text."""
-    required, schema = body.choice.mode == "required", body.answer_schema
+    required, otherwise = body.choice.mode == "required", body.answer_schema
     return tool_grammar(
         template.tool_format,
         tools,
@@ -353,7 +353,7 @@ def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Too
         parallel=body.parallel_tool_calls and not body.functions,
         lead="" if prompt.text[-1:].isspace() or prompt.thought else " ",
         ending=prompt.stop[0] if prompt.stop else "",
-        otherwise=None if required else schema,  # an answer of calls alone has no content that would follow it
+        otherwise=None if required else otherwise,  # an answer of calls alone has no content that would follow it
     )
 
 

@@ -47,14 +47,14 @@ class ResponseTool(RequestBody):
     type: Literal["function"] = Field(description="Only `function`.")
     name: ToolName
     description: str = Field(default="", description="What the tool is for.")
-    parameters: Parameters = Field(
-        default={"type": "object", "properties": {}},
-        description="The JSON schema of the arguments, which every call follows.",
-    )
     strict: bool | None = Field(
         default=None,
         description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
-        "keyword.",
+        "keyword, which `X-Left-Out` then names.",
+    )
+    parameters: Parameters = Field(
+        default={"type": "object", "properties": {}},
+        description="The JSON schema of the arguments, which every call follows.",
     )
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, TypeAlias
 
@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from rnn_engine.chat_template import ChatTemplate, Conversation, Role, WorldTemplate
 from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.grammar import Tag
 from rnn_engine_server.apis.common.generation import GenerationBody, ProgressBody, Prompts, Stop, check_prompts
 from rnn_engine_server.apis.common.messages import Message, ToolFields, check_messages, parse_role
 from rnn_engine_server.apis.common.states import StateEntry
@@ -329,8 +330,8 @@ class ChatRequest(ProgressBody, ToolFields):
         return self.stop if says_end else of_template
 
     @property
-    def answer_schema(self) -> Mapping[str, object] | bool | None:
-        """The JSON schema that an answer without tool calls must follow; None if there is none.
+    def answer_schema(self) -> Tag | None:
+        """The JSON schema that an answer without tool calls must follow, as a tagged text; None if there is none.
 
         Raises InvalidRequestError for a grammar of another kind: its texts can't be distinguished from calls.
         """
@@ -338,14 +339,14 @@ class ChatRequest(ProgressBody, ToolFields):
         if grammar is None:
             return None
         if grammar.kind == "json_object":
-            return {"type": "object"}
+            return Tag("", {"type": "object"}, "")
         if grammar.kind != "json_schema":
             raise InvalidRequestError(grammar.field, grammar.text, "null or a JSON schema unless tool_choice is none")
         try:
-            schema: Mapping[str, object] | bool = json.loads(grammar.text)
+            schema = json.loads(grammar.text)
         except (ValueError, RecursionError) as error:
             raise grammar.refused(f"it is not JSON: {error}") from None
-        return schema
+        return Tag("", schema, "", grammar.field, grammar.strict)
 
     @property
     def conversation(self) -> Conversation:
