@@ -11,24 +11,131 @@ import threading
 import zlib
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
+from aiohttp import ClientResponse
 from aiohttp.compression_utils import ZLibDecompressor
+from yarl import URL
 
 from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
 from rnn_engine.requests import GenerateRequest
-from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.errors import describe
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_server.openapi.document import plain_path
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Serve, error_of, parse_event
+from tests.support.http import Client, Serve, error_of, parse_event
 
 TEXT = {"prompt": "a"}
 
 
-async def test_unknown_route(serve: Serve) -> None:
-    error = await error_of(await (await serve(FakeEngine())).get("/v2/models"), 404)
-    assert error["message"] == "there is no route GET /v2/models"
+async def send(client: Client, method: str, path: str, **fields: Any) -> ClientResponse:  # noqa: ANN401
+    """Send a request with `path` as it is, which may begin with two slashes."""
+    response = await client.session.request(
+        method, URL(f"{client.make_url('/').origin()}{path}", encoded=True), **fields
+    )
+    await response.read()
+    return response
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/x", "/" + "models/" * 9, "/v1/" + "x" * 300])
+async def test_unknown_route(serve: Serve, path: str) -> None:
+    response = await send(await serve(FakeEngine()), "GET", path)
+    assert (await error_of(response, 404))["message"] == f"there is no route GET {unquote(path)}"
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/Chat/completionss/", "/v1/chat/completions"),
+        ("/V1/models", "/v1/models"),
+        ("/v1/chat_completions", "/v1/chat/completions"),
+        ("/v1/fils/file-1/contents", "/v1/files/file-1/content"),
+        ("/v1/model/a%2Fb", "/v1/models/a%2Fb"),
+        ("/stat", "/stats"),
+        ("/api/generat", "/api/generate"),
+    ],
+)
+async def test_a_misspelled_route(serve: Serve, path: str, meant: str) -> None:
+    response = await send(await serve(FakeEngine()), "GET", path)
+    assert (await error_of(response, 404))["message"].endswith(f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("path", "meant", "base"),
+    [
+        ("/v1/v1/chat/completions", "/v1/chat/completions", "/v1"),
+        ("/v1/v1/models/fake", "/v1/models/fake", "/v1"),
+        ("/api/v1/chat/completions", "/v1/chat/completions", "/v1"),
+        ("/api/v1/messages", "/v1/messages", "/v1"),
+        ("/openai/chat/completions", "/v1/chat/completions", "/v1"),
+        ("/v1/openai/v1/models/", "/v1/models", "/v1"),
+        ("/openai/openai/v1//models", "/v1/models", "/v1"),
+        ("/v2/models", "/v1/models", "/v1"),
+        ("/llm/v1/models", "/v1/models", "/v1"),
+        ("/conversations", "/v1/conversations", "/v1"),
+        ("/v1/api/chat", "/api/chat", ""),
+        ("/api/api/tags", "/api/tags", ""),
+        ("/v1/slots", "/slots", ""),
+        ("/tags", "/api/tags", ""),
+    ],
+)
+async def test_a_wrong_base_address(serve: Serve, path: str, meant: str, base: str) -> None:
+    client = await serve(FakeEngine())
+    message = (await error_of(await send(client, "GET", path), 404))["message"]
+    expected = f"; did you mean {meant}? Then the base address is {client.make_url('/').origin()}{base}"
+    assert expected in message
+    assert message.endswith(" if the client adds /v1/ itself" if base else expected)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions/",
+        "//v1/completions",
+        "/v1//completions",
+        "///v1///completions///",
+        "/openai//v1/completions/",
+        "/completion/",
+        "/api//generate/",
+        "/api/v1/generate/",
+        "/generate//",
+    ],
+)
+async def test_slashes_too_many(serve: Serve, path: str) -> None:
+    client = await serve(FakeEngine())
+    response = await send(client, "POST", path, json={"prompt": "a", "inputs": "a"}, allow_redirects=False)
+    assert response.status == 200, await response.text()
+    response = await send(client, "PUT", path)
+    assert "POST" in response.headers["Allow"]
+    assert "takes POST, not PUT" in (await response.text())
+
+
+async def test_slashes_about_names(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    paths = ("/v1/models/fake/", "/v1//models/fake", "//v1/models//fake//", "/health/", "//", "/web//main.js")
+    for path in paths:
+        assert (await send(client, "GET", path)).status == 200, path
+    assert "'a//b/'" in (await (await send(client, "GET", "/v1/models/a%2F%2Fb%2F")).text())
+
+
+async def test_slashes_are_no_way_round_keys_and_scopes(serve: Serve) -> None:
+    keys = (ApiKey.of("use", "ann", Scope.USE), ApiKey.of("admin", "bob", Scope.ADMIN))
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings(keys)))
+    for route in ALL_ROUTES:
+        path = plain_path(route.path).replace("{", "").replace("}", "")
+        if route.path != "/" and not route.always:
+            for sent in (path, f"{path}/", f"/{path}", f"{path[0]}/{path[1:]}//"):
+                assert (await send(client, route.method, sent)).status == 401, sent
+                if route.scope is not Scope.USE:
+                    headers = {"Authorization": "Bearer use"}
+                    assert (await send(client, route.method, sent, headers=headers)).status == 403, sent
+    for path in ("/admin/models/unload", "//admin//models/unload/"):
+        assert (await send(client, "GET", f"{path}?admin_token=admin")).status != 401
+    assert (await client.get("/v1/models//", params={"admin_token": "admin"})).status == 401
 
 
 async def test_unknown_model(serve: Serve) -> None:

@@ -51,7 +51,7 @@ _IDS_OF = {
 """Fields that hold the id of an object, with the path under which the object is made."""
 
 _RECENT = 8  # ids of a path, from which one is chosen
-_PARAMETER = re.compile(r"\{([a-z]+)(:\.\+)?\}")
+_PARAMETER = re.compile(r"\{([a-z]+)(:[^}]+)?\}")
 _BOUNDARY = "fuzz"
 
 LEFT_OUT = frozenset(

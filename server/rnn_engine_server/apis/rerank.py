@@ -18,7 +18,7 @@ from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import long_json_response, read_body
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.routing import Route, path_of
 from rnn_engine_server.core.schema import RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
 
@@ -134,7 +134,7 @@ async def rerank(request: web.Request) -> web.Response:
     body = await read_body(request, RerankRequest)
     engine = engine_of(request, body.cache_salt)
     found = await find_relevance(request, engine, body, "documents", [(body.query, text) for text in body.contexts])
-    version: Literal["1", "2"] = "2" if request.path.endswith("/v2/rerank") else "1"
+    version: Literal["1", "2"] = "2" if path_of(request).endswith("/v2/rerank") else "1"
     size = sum(map(len, body.contexts))
     return await long_json_response(request, size, partial(_answer, engine, body, found, version))
 

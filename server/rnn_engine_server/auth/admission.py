@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 from rnn_engine.errors import InvalidRequestError, OverloadedError
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import ANYONE, INCLUDED, KeyRing, Principal
-from rnn_engine_server.core.routing import LIFECYCLE, route_of
+from rnn_engine_server.core.routing import LIFECYCLE, path_of, route_of
 from rnn_engine_server.core.settings import ANY, AuthSettings, ServerSettings
 
 _log = logging.getLogger(__name__)
@@ -373,7 +373,7 @@ def _sent_key(request: web.Request) -> str | None:
     scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
-    in_query = request.query.get(_ADMIN_TOKEN) if request.path.startswith(_ADMIN_PATHS) else None
+    in_query = request.query.get(_ADMIN_TOKEN) if path_of(request).startswith(_ADMIN_PATHS) else None
     return request.headers.get(_API_KEY, in_query)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher, get_close_matches
+from itertools import zip_longest
 from types import UnionType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,7 +29,7 @@ EVENTS = "text/event-stream"
 HTML = "text/html"
 FORM = "multipart/form-data"
 
-_OPENAI_PREFIX = "/v1/"
+_OPENAI_PREFIX, _GROQ_PREFIX = "/v1/", "/openai"
 AI00_PREFIX = "/api/oai/"
 _AI00_V1_PREFIX = "/api/oai/v1/"
 
@@ -90,10 +93,49 @@ def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
     """
     added = app[ROUTES] = {}
     for route in routes:
-        for path in (*route.paths, *(f"/openai{path}" for path in route.paths if path.startswith(_OPENAI_PREFIX))):
+        for path in (
+            *route.paths,
+            *(f"{_GROQ_PREFIX}{path}" for path in route.paths if path.startswith(_OPENAI_PREFIX)),
+        ):
             added[app.router.add_route(route.method, path, route.handler)] = route
             if route.method == hdrs.METH_GET and not route.changes_by_get:
                 added[app.router.add_route(hdrs.METH_HEAD, path, route.handler)] = route
+    app.router.register_resource(_OtherSlashes(app.router))
+
+
+REST = "[^/]+(?:/[^/]+)*"
+"""The pattern of a path's parameter that may have several parts."""
+
+
+class _OtherSlashes(web.PlainResource):
+    """Finds the route of a path that has doubled slashes or one at its end, which no other resource matches."""
+
+    def __init__(self, router: web.UrlDispatcher) -> None:
+        super().__init__("/")  # so it is asked last
+        self._router = router
+
+    async def resolve(self, request: web.Request) -> tuple[web.UrlMappingMatchInfo | None, set[str]]:
+        path = _plain(request.rel_url.raw_path)
+        if path == request.rel_url.raw_path:
+            return None, set()
+        found = await _resolve(self._router, request, path)
+        if isinstance(found.http_exception, web.HTTPMethodNotAllowed):
+            return None, found.http_exception.allowed_methods
+        return found if found.http_exception is None else None, set()
+
+
+async def _resolve(router: web.UrlDispatcher, request: web.Request, path: str) -> web.UrlMappingMatchInfo:
+    """Return what would answer a request with the percent-encoded path `path`."""
+    return await router.resolve(request.clone(rel_url=request.rel_url.with_path(path, encoded=True)))
+
+
+def _plain(path: str) -> str:
+    return _SLASHES.sub("/", path).removesuffix("/") or "/"
+
+
+def path_of(request: web.Request) -> str:
+    """Return a request's path, decoded, and without the slashes by which it may differ from its route's path."""
+    return _plain(request.path)
 
 
 def route_of(request: web.Request) -> Route | None:
@@ -169,7 +211,7 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
     except ConnectionError:
         raise  # the client has left, so no answer can be sent
     except web.HTTPException as error:
-        return _answer_failure(request, describe_http(error, _explain(request, error)))
+        return _answer_failure(request, describe_http(error, await _explain(request, error)))
     except Exception as error:
         return _answer_failure(request, describe(error))
 
@@ -179,13 +221,60 @@ def _answer_failure(request: web.Request, failure: Failure) -> web.Response:
     return failure.response(openai_error if route is None else route.error_form)
 
 
-def _explain(request: web.Request, error: web.HTTPException) -> str:
+async def _explain(request: web.Request, error: web.HTTPException) -> str:
     match error:
-        case web.HTTPNotFound():
-            return f"there is no route {request.method} {request.path}"
+        case web.HTTPNotFound() if route_of(request) is None:
+            return f"there is no route {request.method} {request.path}{await _advice(request)}"
         case web.HTTPMethodNotAllowed():
             return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {request.method}"
     return error.text or error.reason
+
+
+# What may have been meant by a path that no route has.
+
+_SLASHES = re.compile("/{2,}")
+_MOST_PATH, _MOST_PARTS = 200, 8  # characters and parts of a path that may be a mistake
+_LIKE, _LIKE_PART = 0.85, 0.85  # the least likeness (`difflib`) of such a path to a route's, and of each of its parts
+_PREFIXES = ("/v1", "", "/api")  # that a path may lack
+
+
+async def _advice(request: web.Request) -> str:
+    """Return the end of an error text: the path that was probably meant, and a base address that leads to it."""
+    path = _plain(request.rel_url.raw_path)
+    parts = path.split("/")[1:]
+    if len(path) > _MOST_PATH or len(parts) > _MOST_PARTS:
+        return ""
+    known = {route.resource.canonical for route in request.app[ROUTES] if route.resource is not None}
+    paths = [_filled(each, parts) for each in sorted(known) if not each.startswith(_GROQ_PREFIX)]
+    likeness, nearest = max((_likeness(each, parts), each) for each in paths)
+    if likeness >= _LIKE_PART:
+        return f"; did you mean {nearest}?"
+    for number in range(len(parts)):
+        for prefix in _PREFIXES:
+            meant = "/".join([prefix, *parts[number:]])
+            found = await _resolve(request.app.router, request, meant)
+            if not meant.startswith(_GROQ_PREFIX) and not isinstance(found.http_exception, web.HTTPNotFound):
+                base = f"{request.scheme}://{request.host}"
+                if meant.startswith(_OPENAI_PREFIX):
+                    base = f"{base}{_OPENAI_PREFIX.rstrip('/')}, or {base} if the client adds {_OPENAI_PREFIX} itself"
+                return f"; did you mean {meant}? Then the base address is {base}"
+    alike = get_close_matches(path, paths, n=1, cutoff=_LIKE)
+    return f"; did you mean {alike[0]}?" if alike else ""
+
+
+def _filled(known: str, parts: Sequence[str]) -> str:
+    """Return a route's path with what was sent in place of its parameters."""
+    pairs = zip_longest(known.split("/")[1:], parts[: known.count("/")], fillvalue="")
+    return "".join(f"/{part if name.startswith('{') else name}" for name, part in pairs)
+
+
+def _likeness(known: str, parts: Sequence[str]) -> float:
+    """Return how like two paths are, from 0 to 1; 0 if one has more parts or a part of them is too different."""
+    pairs = list(zip(known.split("/")[1:], parts, strict=False))
+    if len(parts) != known.count("/"):
+        return 0.0
+    ratios = [1.0 if one == other else SequenceMatcher(None, one, other.lower()).ratio() for one, other in pairs]
+    return sum(ratios) / len(ratios) if min(ratios) >= _LIKE_PART else 0.0
 
 
 _SPARE_SECONDS = 30.0  # for the answer of a generation that the engine has ended in time

@@ -23,7 +23,7 @@ from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.operations.onnx_embedder import Embedder
 from rnn_engine.telemetry import Health
-from rnn_engine_server.core.routing import AI00_PREFIX, route_of
+from rnn_engine_server.core.routing import AI00_PREFIX, path_of, route_of
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder, MakeLoad
 
@@ -460,7 +460,7 @@ def models_middleware(settings: ServerSettings) -> Middleware:
         route = route_of(request)
         if route is None or route.always or not route.uses_model:
             return await handler(request)
-        any_name = request.path.startswith(AI00_PREFIX) or settings.any_model
+        any_name = path_of(request).startswith(AI00_PREFIX) or settings.any_model
         if any_name is None:
             any_name = not settings.strict and len(request.app[MODELS]) == 1
         wait_seconds = settings.limits.max_load_seconds

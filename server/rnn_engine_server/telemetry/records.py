@@ -18,7 +18,7 @@ from aiohttp.typedefs import Handler
 from rnn_engine.telemetry import REQUEST_SECONDS, Histogram, Outcome, RequestReport, Timing, reports_to
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Principal, Scope
-from rnn_engine_server.core.routing import SETTINGS, route_of
+from rnn_engine_server.core.routing import SETTINGS, path_of, route_of
 from rnn_engine_server.telemetry.logs import LINE_FIELDS, current_request_id
 from rnn_engine_server.telemetry.traces import RequestTracer
 
@@ -324,7 +324,7 @@ async def set_telemetry_headers(request: web.Request, response: web.StreamRespon
     if record is None:
         return
     response.headers[REQUEST_ID] = record.id
-    if request.path.startswith(_ANTHROPIC_PATH):
+    if path_of(request).startswith(_ANTHROPIC_PATH):
         response.headers[_ANTHROPIC_REQUEST_ID] = record.id
     if isinstance(response, web.Response):
         response.headers.update(timing_headers(record))

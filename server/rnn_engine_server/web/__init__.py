@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiohttp import ETag, hdrs, web
 
-from rnn_engine_server.core.routing import HTML, SETTINGS, Route
+from rnn_engine_server.core.routing import HTML, REST, SETTINGS, Route
 from rnn_engine_server.openapi.routes import page as api_page
 
 FOLDER = Path(__file__).parent
@@ -107,7 +107,7 @@ ROUTES = (
     ),
     Route(
         "GET",
-        "/web/{path:.+}",
+        f"/web/{{path:{REST}}}",
         file,
         "A file of the web page.",
         None,

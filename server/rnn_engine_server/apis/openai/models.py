@@ -14,7 +14,7 @@ from rnn_engine.types import EmbeddingTask
 from rnn_engine_server.auth.engine import engine_of, open_engines_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import json_response
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.routing import REST, Route
 from rnn_engine_server.jobs.tunings import TUNED_PREFIX
 from rnn_engine_server.models.registry import MODEL_USE, MODELS, ModelStatus, ServedModel
 from rnn_engine_states.named.entry import NamedState
@@ -215,10 +215,10 @@ ROUTES = (
         uses_model=False,
         also=("/models", "/api/oai/models", "/api/oai/v1/models"),
     ),
-    Route("GET", "/v1/models/{model:.+}", get_model, "The model of that name.", ModelEntry, uses_model=False),
+    Route("GET", f"/v1/models/{{model:{REST}}}", get_model, "The model of that name.", ModelEntry, uses_model=False),
     Route(
         "DELETE",
-        "/v1/models/{model:.+}",
+        f"/v1/models/{{model:{REST}}}",
         delete_model,
         "Delete a model that was tuned: its state.",
         ModelDeleted,
