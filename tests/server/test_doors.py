@@ -191,7 +191,8 @@ class TestPages:
             for path, status in (("/v1/models", 403), ("/", page), ("/docs", page)):
                 response = await client.get(path, headers=headers)
                 assert response.status == status
-                assert "Access-Control-Allow-Origin" not in response.headers
+                shown = "*" if "Origin" in headers else None  # the refusal itself
+                assert response.headers.get("Access-Control-Allow-Origin") == shown
 
     async def test_the_page_of_the_server_itself(self, serve: Serve) -> None:
         client = await serve(FakeEngine())
@@ -220,9 +221,25 @@ class TestPages:
         assert response.headers["Access-Control-Allow-Credentials"] == "true"
         assert response.headers["Vary"] == "Origin"
         assert {"GET", "POST", "PUT", "DELETE"} <= set(response.headers["Access-Control-Allow-Methods"].split(", "))
-        refused = await client.options(path, headers={**asked, "Origin": OTHER})
-        assert refused.status == 403
-        assert not any(name.startswith("Access-Control") for name in refused.headers)
+
+    @pytest.mark.parametrize("origin", [OTHER, "http://localhost:3000", "null"])
+    @pytest.mark.parametrize("settings", [ServerSettings(), LISTED])
+    async def test_a_page_that_is_not_admitted_may_read_why(
+        self, serve: Serve, origin: str, settings: ServerSettings
+    ) -> None:
+        engine = FakeEngine()
+        client = await serve(engine, settings)
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        preflight = await client.options("/v1/completions", headers={**asked, "Origin": origin})
+        allowed = {name: value for name, value in preflight.headers.items() if name.startswith("Access-Control")}
+        assert (preflight.status, allowed.pop("Access-Control-Allow-Origin")) == (200, "*")
+        assert allowed.pop("Access-Control-Allow-Methods").startswith("GET, POST")
+        assert allowed == {"Access-Control-Allow-Headers": "authorization"}
+        response = await client.post("/v1/completions", json=TEXT, headers={"Origin": origin})
+        assert "--cors-origin" in (await error_of(response, 403))["message"]
+        assert response.headers["Access-Control-Allow-Origin"] == "*"
+        assert "Access-Control-Allow-Credentials" not in response.headers
+        assert engine.requests == []
 
     @pytest.mark.parametrize(("body", "status"), [(TEXT, 200), ({**TEXT, "stream": True}, 200), ({}, 400)])
     async def test_listed_pages_may_read_answers(self, serve: Serve, body: dict[str, object], status: int) -> None:

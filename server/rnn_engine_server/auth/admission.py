@@ -241,8 +241,8 @@ _SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",  # answers hold texts
 }
+_METHODS = "GET, POST, PUT, DELETE, OPTIONS"
 _PREFLIGHT_HEADERS = {
-    "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Private-Network": "true",
     "Access-Control-Max-Age": "86400",
 }
@@ -258,29 +258,38 @@ def origins_middleware(settings: ServerSettings) -> Middleware:
     hosts = AllowedHosts((settings.host, *auth.allowed_hosts)) if keyless or auth.allowed_hosts else None
     origins = Origins(auth.cors_origins)
 
-    @web.middleware
-    async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+    def refusal(request: web.Request) -> str | None:
         if only_local and not is_local(request.get_extra_info("peername")):
-            raise web.HTTPForbidden(text="without an API key this server answers its own machine only")
+            return "without an API key this server answers its own machine only"
         host = request.headers.get(hdrs.HOST)
         if hosts is not None and host is not None and host not in hosts:
-            raise web.HTTPForbidden(
-                text=f"host: {host[:80]!r} is not a name of this server; its operator may add it with --allowed-host"
-            )
+            return f"host: {host[:80]!r} is not a name of this server; its operator may add it with --allowed-host"
         route = route_of(request)
-        if not origins.admits(
+        admitted = origins.admits(
             request.method,
             request.headers,
             is_page=route is not None and route.is_page,
             changes_by_get=route is not None and route.changes_by_get,
-        ):
-            raise web.HTTPForbidden(text=_refusal(request))
+        )
+        return None if admitted else _refusal(request)
+
+    @web.middleware
+    async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refused = refusal(request)
+        readable = _READABLE if refused is not None and hdrs.ORIGIN in request.headers else {}
         if request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
             wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
-            return web.Response(headers={**_PREFLIGHT_HEADERS, "Access-Control-Allow-Headers": wanted})
+            allowed = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Allow-Headers": wanted}
+            return web.Response(headers={**allowed, **(readable or _PREFLIGHT_HEADERS)})
+        if refused is not None:
+            raise web.HTTPForbidden(text=refused, headers=readable)
         return await handler(request)
 
     return admit
+
+
+_READABLE = {"Access-Control-Allow-Origin": ANY}
+"""Lets a page that is not admitted read why. It can read that alone: its next request is refused, too."""
 
 
 def _refusal(request: web.Request) -> str:

@@ -122,7 +122,7 @@ def retry_headers(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds))), "Retry-After-Ms": str(math.ceil(seconds * 1000))}
 
 
-_KEPT_HEADERS = ("Accept-Encoding", "Allow", "Connection", "WWW-Authenticate")
+_KEPT_HEADERS = ("Accept-Encoding", "Access-Control-Allow-Origin", "Allow", "Connection", "WWW-Authenticate")
 _KINDS = {401: "authentication_error", 403: "permission_error"}
 
 
