@@ -129,6 +129,7 @@ class BackwardPass:
             done = len(self._layers)
             progress("loading layers" if done < shape.num_layers else "loading the head", done, num_parts)
         self._loss, self._row_gradients = self._load_head()
+        memory.finish_uploads()
         progress("loaded", num_parts, num_parts)
 
     def forward_plan(self, step: StepSize, *, keeps: bool) -> Plan:

@@ -296,6 +296,7 @@ class ForwardPass:
             progress("loading layers" if done < shape.num_layers else "loading the head", done, num_parts)
         head = Head(context)
         self._heads = tuple(head.bind(outputs) for outputs in self.outputs)
+        memory.finish_uploads()
         progress("loaded", num_parts, num_parts)
 
     @property

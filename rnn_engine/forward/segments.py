@@ -219,6 +219,7 @@ def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[S
 
 
 _PIECE_BYTES = 16 << 20  # of the weights, counted in f32, that are packed at once
+_STAGED_BYTES = 4 << 20  # of uploads that the device has not done yet, beyond which a load waits for it
 _NUM_THREADS = os.cpu_count() or 1
 
 T = TypeVar("T")
@@ -255,6 +256,7 @@ def upload_rows(
         block = first_block + start * blocks
         for variable, array in packed.items():
             memory.upload(buffers[variable], block * weights.block_bytes[variable], array)
+        memory.finish_uploads(_STAGED_BYTES)
 
 
 def _map_ahead(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

@@ -111,6 +111,7 @@ _LIMITS = (
     "max-compute-workgroup-size-x",
     "max-compute-workgroup-storage-size",
 )
+_MOST_BINDING_BYTES = (1 << 32) - 1  # shaders have the sizes of bindings as u32, also where a device allows more
 
 
 class Device:
@@ -131,9 +132,9 @@ class Device:
                 required_features=features,
                 required_limits={name: adapter.limits[name] for name in _LIMITS},
             )
-        self.max_binding_bytes: int = min(
-            self.wgpu_device.limits["max-storage-buffer-binding-size"], self.wgpu_device.limits["max-buffer-size"]
-        )
+        limits = self.wgpu_device.limits
+        most = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"], _MOST_BINDING_BYTES)
+        self.max_binding_bytes: int = most // 16 * 16  # since buffers have such sizes
         self.kernels = Kernels(self.wgpu_device, info.name, checked=checked)
         self._retired = False
         self._lock = threading.Lock()

@@ -39,7 +39,8 @@ def device_errors(what: str) -> Iterator[None]:
 Buffer: TypeAlias = wgpu.GPUBuffer
 """A buffer in a device's memory."""
 
-_UPLOAD_BYTES = 16 << 20
+_UPLOAD_BYTES = 4 << 20
+_MOST_STAGED_BYTES = 16 << 20
 _READ_BACK = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
 _STORAGE = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.STORAGE
 
@@ -58,6 +59,7 @@ class Memory:
         self._on_close = on_close
         self.max_binding_bytes = max_binding_bytes
         self._buffers: dict[BufferUse, list[Buffer]] = {"weights": [], "states": [], "buffers": []}
+        self._staged_bytes = 0  # of uploads since the device was last waited for here
 
     @property
     def used(self) -> DeviceMemory:
@@ -98,17 +100,26 @@ class Memory:
     def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
         """Write `data` to a buffer on the device, from byte `offset` on.
 
-        The device does it after all earlier submissions and before all later ones. More than 16 MB go in pieces, to
-        keep staging small, and this waits for the device after each. Otherwise it does not wait.
+        The device does it after all earlier submissions and before all later ones. Until then the driver keeps a copy.
+        This waits for the device only where the copies of the group's uploads would exceed 16 MB.
         """
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        queue = self._device.queue
         with device_errors(f"{buffer.label}: {flat.size} bytes can't be written"):
             for start in range(0, flat.size, _UPLOAD_BYTES):
-                queue.write_buffer(buffer, offset + start, flat[start : start + _UPLOAD_BYTES])
-                if flat.size > _UPLOAD_BYTES:
-                    queue.submit([])
-                    native.wait_until_idle(self._device)
+                piece = flat[start : start + _UPLOAD_BYTES]
+                self.finish_uploads(_MOST_STAGED_BYTES - piece.size)
+                self._device.queue.write_buffer(buffer, offset + start, piece)
+                self._staged_bytes += piece.size
+
+    def finish_uploads(self, most_staged: int = 0) -> None:
+        """Wait until the device has done the group's uploads, if the driver's copies of them exceed `most_staged` bytes.
+
+        This frees the copies.
+        """
+        if self._staged_bytes > most_staged:
+            self._staged_bytes = 0
+            self._device.queue.submit([])
+            native.wait_until_idle(self._device)
 
     def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
         """Wait for all submitted work, and return `num_bytes` bytes of a device buffer, from byte `offset` on."""
@@ -119,6 +130,7 @@ class Memory:
             submission = native.submit(self._device, encoder.finish())
             mapping = native.Mapping(target, num_bytes)
             native.wait(self._device, submission)
+            self._staged_bytes = 0
             try:
                 return mapping.take()
             finally:

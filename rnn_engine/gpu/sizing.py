@@ -58,6 +58,9 @@ class _SizingMemory(Memory):
     def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
         """Do nothing, since buffers of a device that only counts have no contents."""
 
+    def finish_uploads(self, most_staged: int = 0) -> None:
+        """Do nothing, since there are no uploads."""
+
     def close(self) -> None:
         """Do nothing, since a device that only counts has no memory to free."""
 

@@ -18,6 +18,7 @@ from rnn_engine.gpu import (
     Memory,
     Plan,
     Recorder,
+    SizingDevice,
     list_devices,
     measure_subgroup_size,
     open_device,
@@ -97,6 +98,15 @@ def test_a_buffer_beyond_the_limit_is_an_error_that_says_both_sizes(memory: Memo
     size = memory.max_binding_bytes + 1
     with pytest.raises(DeviceMemoryError, match=f"weights: {size} bytes are needed.*{memory.max_binding_bytes}"):
         memory.create_buffer("weights", size)
+
+
+@pytest.mark.parametrize("limit", [1 << 27, (1 << 27) + 12, (1 << 32) - 1, 1 << 32, 14_302_248_960, 1 << 40])
+def test_bindings_have_sizes_that_shaders_can_count(limit: int) -> None:
+    smallest = SizingDevice.smallest()
+    limits = {"max-buffer-size": limit, "max-storage-buffer-binding-size": limit}
+    device = SizingDevice(smallest.info, {**smallest.wgpu_device.limits, **limits})
+    assert min(limit, (1 << 32) - 1) - 16 < device.max_binding_bytes <= min(limit, (1 << 32) - 1)
+    assert device.allocate().create_buffer("largest", device.max_binding_bytes).size <= limit
 
 
 def make_kernels(device: Device, limit: int = 8) -> Kernels:
