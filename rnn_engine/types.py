@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.quantised import Blocks
+from rnn_engine.quantised.rows import Matrix
 
 MOST_DRAWS: Final = 16
 """The most tokens that a device itself draws (samples) for one sequence in one step."""
@@ -265,8 +265,11 @@ class Model(Protocol):
         """Return the name of the format in whose quantised blocks a tensor is stored; None for plain numbers."""
         ...
 
-    def blocks(self, name: str, /) -> Blocks | None:
-        """Return a matrix as stored, in quantised blocks; None for plain numbers or an unknown block format."""
+    def matrix(self, name: str, /, *, transposed: bool = False) -> Matrix:
+        """Return a tensor for reading by rows: a matrix [R, C] as `tensor` has it, or [C, R] if `transposed`.
+
+        It is valid while the model is open. Its numbers are those of `tensor`, but may be in quantised blocks.
+        """
         ...
 
 

@@ -16,8 +16,8 @@ from rnn_engine.forward.stages import KernelStage
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_choice import FormatOf, stored_format
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
 from rnn_engine.gpu import Buffer, Kernels, Memory
+from rnn_engine.quantised import Blocks
 from rnn_engine.types import Model
 from rnn_engine_shaders import Constant, Include
 
@@ -47,25 +47,11 @@ class BuildContext:
         """Return the matrix of the tensor `name`, and the format in which the device stores it.
 
         The matrix is [R, C] as the tensor has it, or [C, R] if `transposed`. It is in the quantised blocks of the
-        model's file if the device stores that block format, else an array of floats.
+        model's file if the file has them, and is converted where the device stores another format.
         """
-        chosen = self.format_of(name)
-        if not transposed and (weights := self._kept_blocks(name, chosen)) is not None:
-            return weights
-        tensor = self.model.tensor(name)
-        chosen = chosen or stored_format(tensor.dtype, self.model.block_type(name))
-        return SegmentWeights(tensor.T if transposed else tensor, chosen)
-
-    def _kept_blocks(self, name: str, chosen: WeightFormat | None) -> SegmentWeights | None:
-        """Return the tensor `name` as the quantised blocks of the model's file, or None if they can't be used.
-
-        They can't if the file has no blocks for it, no kernel reads their format, or `chosen` is another format.
-        """
-        stored = WEIGHT_FORMATS.get((self.model.block_type(name) or "").lower())
-        if stored is None or (chosen is not None and chosen.name != stored.name):
-            return None
-        blocks = self.model.blocks(name)
-        return None if blocks is None else SegmentWeights(blocks, chosen or stored)
+        matrix, block_type = self.model.matrix(name, transposed=transposed), self.model.block_type(name)
+        dtype = np.dtype(np.float32) if isinstance(matrix, Blocks) else matrix.dtype
+        return SegmentWeights(matrix, self.format_of(name) or stored_format(dtype, block_type))
 
     def kernel_stage(
         self,

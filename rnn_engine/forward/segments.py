@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, WeightFormat, round_up, row_blocks
 from rnn_engine.gpu import Buffer, Memory
 from rnn_engine.quantised import Blocks
+from rnn_engine.quantised.rows import PIECE_WEIGHTS, map_rows, read_rows
+from rnn_engine.quantised.rows import Matrix as HostMatrix
 
 ROW_ALIGNMENT = 64  # every segment starts at a multiple of it; no workgroup takes more rows
 MAX_SEGMENTS = 8  # of a part
@@ -41,17 +40,14 @@ class Activation(IntEnum):
 class SegmentWeights:
     """The weights of one matrix on the host, and the format in which the device stores them."""
 
-    values: NDArray[Any] | Blocks  # [R, C], any float type, or in blocks
+    values: HostMatrix  # [R, C], any float type, or in blocks
     format: WeightFormat
 
     @property
     def numbers(self) -> NDArray[Any]:
-        """The weights of the matrix as an array of floats. Fails if `values` are quantised blocks.
-
-        Transposed and three-dimensional tensors are never in blocks.
-        """
-        assert not isinstance(self.values, Blocks)
-        return self.values
+        """The weights of the matrix as an array of floats."""
+        values = read_rows(self.values)
+        return values.numbers() if isinstance(values, Blocks) else values
 
     @property
     def row_blocks(self) -> int:
@@ -95,7 +91,7 @@ class Segment:
     weights_start: int  # the number of its first block in the part
 
     @property
-    def rows(self) -> NDArray[Any] | Blocks:
+    def rows(self) -> HostMatrix:
         """The weights [rows, C] of the segment, a range of a matrix's rows."""
         return self.matrix.weights.values[self.start : self.end]
 
@@ -218,12 +214,7 @@ def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[S
     yield tuple(part)
 
 
-_PIECE_BYTES = 16 << 20  # of the weights, counted in f32, that are packed at once
 _STAGED_BYTES = 4 << 20  # of uploads that the device has not done yet, beyond which a load waits for it
-_NUM_THREADS = os.cpu_count() or 1
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def create_weight_buffers(memory: Memory, label: str, weights: WeightFormat, num_blocks: int) -> dict[str, Buffer]:
@@ -241,31 +232,17 @@ def upload_rows(
     memory: Memory,
     buffers: Mapping[str, Buffer],
     weights: WeightFormat,
-    rows: NDArray[Any] | Blocks,
+    rows: HostMatrix,
     first_block: int,
 ) -> None:
-    """Convert matrix rows [R, C] to the format `weights`, on all cores, and upload them to `buffers`.
+    """Read matrix rows [R, C], convert them to the format `weights`, on all cores, and upload them to `buffers`.
 
     They are stored from block `first_block` on.
     """
     blocks = row_blocks(weights, rows.shape[1])
-    piece = max(1, _PIECE_BYTES // (4 * rows.shape[1]) // PANEL_ROWS) * PANEL_ROWS
-    starts = range(0, len(rows), piece)
-    pieces = (rows[start : start + piece] for start in starts)
-    for start, packed in zip(starts, _map_ahead(weights.pack, pieces), strict=True):
-        block = first_block + start * blocks
+    step = max(1, PIECE_WEIGHTS // rows.shape[1] // PANEL_ROWS) * PANEL_ROWS
+    for number, packed in enumerate(map_rows(weights.pack, rows, step)):
+        block = first_block + number * step * blocks
         for variable, array in packed.items():
             memory.upload(buffers[variable], block * weights.block_bytes[variable], array)
         memory.finish_uploads(_STAGED_BYTES)
-
-
-def _map_ahead(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Apply `function` to each item on a thread pool and yield the results in order, computing a few items ahead."""
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        ahead: deque[Future[R]] = deque()
-        for item in items:
-            ahead.append(pool.submit(function, item))
-            if len(ahead) > _NUM_THREADS:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()

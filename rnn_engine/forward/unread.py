@@ -44,8 +44,8 @@ class UnreadModel:
     def block_type(self, name: str) -> str | None:
         return self.tensors[name].block_type
 
-    def blocks(self, name: str) -> None:
-        """Return None: the quantised blocks of tensors are not read from the file."""
+    def matrix(self, name: str, *, transposed: bool = False) -> NDArray[Any]:
+        return self.tensor(name).T if transposed else self.tensor(name)
 
 
 @dataclass(frozen=True, slots=True)

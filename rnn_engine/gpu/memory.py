@@ -112,10 +112,7 @@ class Memory:
                 self._staged_bytes += piece.size
 
     def finish_uploads(self, most_staged: int = 0) -> None:
-        """Wait until the device has done the group's uploads, if the driver's copies of them exceed `most_staged` bytes.
-
-        This frees the copies.
-        """
+        """Wait until the device has done the group's uploads, if the driver's copies exceed `most_staged` bytes."""
         if self._staged_bytes > most_staged:
             self._staged_bytes = 0
             self._device.queue.submit([])

@@ -19,7 +19,7 @@ from rnn_engine.files import read_record, write_record
 from rnn_engine.gpu import DeviceInfo, list_devices
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.model import OpenModel
-from rnn_engine.quantised import Blocks
+from rnn_engine.quantised.rows import Matrix
 from rnn_engine.types import Model, ModelShape, Runner, TokenRun, run_step
 
 _PROMPT, _GENERATED = 500, 100  # tokens of a typical request
@@ -180,5 +180,5 @@ class FirstLayers:
     def block_type(self, name: str) -> str | None:
         return self.model.block_type(name)
 
-    def blocks(self, name: str) -> Blocks | None:
-        return self.model.blocks(name)
+    def matrix(self, name: str, *, transposed: bool = False) -> Matrix:
+        return self.model.matrix(name, transposed=transposed)

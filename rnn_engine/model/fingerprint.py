@@ -1,7 +1,7 @@
 """Compute a model's fingerprint: a short digest of its weights, the same for the same weights in any file.
 
 The fingerprint covers every tensor's name, element type, shape and bytes, in the order of the names. A tensor's bytes
-are hashed by chunks, on all cores, and then the digests of the chunks are hashed. For a matrix in quantised blocks, the
+are hashed by chunks, and then the digests of the chunks are hashed. For a matrix in quantised blocks, the
 name of the block format replaces the element type, and its codes and figures replace the bytes. Fingerprints of large
 files are recorded on disk for later runs.
 """
@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -24,22 +22,31 @@ from numpy.typing import NDArray
 
 from rnn_engine.files import cache_folder, read_record, short_digest, write_record
 from rnn_engine.quantised import Blocks
+from rnn_engine.quantised.rows import PIECE_WEIGHTS, Matrix, StoredRows, map_rows
 from rnn_engine.tensor_files.binary_file import FileStamp
 from rnn_engine.types import Model
 
 _CHUNK_BYTES: Final = 4 << 20
+_LEAST_PIECES: Final = 8  # of a matrix, so that the few that are read ahead are less than all of it
 _SHOWN_DIGITS: Final = 32  # of the digest's 64
 
 
-def fingerprint(version: str, names: Iterable[str], read: Callable[[str], NDArray[Any] | Blocks]) -> str:
+def fingerprint(
+    version: str,
+    names: Iterable[str],
+    read: Callable[[str], Matrix],
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> str:
     """Return the fingerprint of a model, a digest of its RWKV `version` and its tensors, as 32 hexadecimal digits.
 
-    Calls `read` for each of `names` to get the tensor. Blocks until all tensors are read; holds one at a time.
+    Calls `read` for each of `names` to get the tensor, and `progress` with the number of tensors that are done and that
+    of all. Blocks until all tensors are read; holds one at a time, or some rows of it.
     """
     digest = hashlib.sha256(version.encode())
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for name in sorted(names):
-            digest.update(_describe(name, read(name), pool))
+    ordered = sorted(names)
+    for done, name in enumerate(ordered):
+        progress(done, len(ordered))
+        digest.update(_describe(name, read(name)))
     return digest.hexdigest()[:_SHOWN_DIGITS]
 
 
@@ -51,20 +58,54 @@ def with_settings(weights: str, settings: str) -> str:
     return hashlib.sha256(f"{weights} {settings}".encode()).hexdigest()[:_SHOWN_DIGITS] if settings else weights
 
 
-def _describe(name: str, tensor: NDArray[Any] | Blocks, pool: ThreadPoolExecutor) -> bytes:
+def _describe(name: str, tensor: Matrix) -> bytes:
     """Return the bytes that one tensor adds to a model's fingerprint: name, type, shape, and digests of its chunks."""
-    kind, arrays = (
-        (tensor.format.name, [tensor.codes, tensor.figures])
-        if isinstance(tensor, Blocks)
-        else (tensor.dtype.name, [tensor])
-    )
-    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-    chunks = [part[start : start + _CHUNK_BYTES] for part in parts for start in range(0, len(part), _CHUNK_BYTES)]
-    return f"\n{name} {kind} {tensor.shape} ".encode() + b"".join(pool.map(_digest, chunks))
+    kind, chunks = "", (_Chunks(), _Chunks())  # two kinds of bytes where the tensor is in blocks
+    for piece in _pieces(tensor):
+        if isinstance(piece, Blocks):
+            kind = piece.format.name
+            chunks[0].add(piece.codes)
+            chunks[1].add(piece.figures)
+        else:
+            kind = piece.dtype.name
+            chunks[0].add(piece)
+    return f"\n{name} {kind} {tensor.shape} ".encode() + b"".join(part.finish() for part in chunks)
 
 
-def _digest(chunk: NDArray[np.uint8]) -> bytes:
-    return hashlib.sha256(chunk.data).digest()
+def _pieces(tensor: Matrix) -> Iterator[NDArray[Any] | Blocks]:
+    """Yield a tensor whole, or in pieces of rows that are read ahead from the file."""
+    if isinstance(tensor, StoredRows):
+        step = min(PIECE_WEIGHTS // tensor.shape[1], len(tensor) // _LEAST_PIECES)
+        yield from map_rows(lambda rows: rows, tensor, max(1, step))
+    else:
+        yield tensor
+
+
+class _Chunks:
+    """The digests of the chunks of a tensor's bytes, which come in pieces of any length."""
+
+    def __init__(self) -> None:
+        self._digests = b""
+        self._current = hashlib.sha256()
+        self._length = 0  # of the current chunk
+
+    def add(self, piece: NDArray[Any]) -> None:
+        rest = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+        while rest:
+            part, rest = rest[: _CHUNK_BYTES - self._length], rest[_CHUNK_BYTES - self._length :]
+            self._current.update(part)
+            self._length += len(part)
+            if self._length == _CHUNK_BYTES:
+                self._close()
+
+    def finish(self) -> bytes:
+        if self._length:
+            self._close()
+        return self._digests
+
+    def _close(self) -> None:
+        self._digests += self._current.digest()
+        self._current, self._length = hashlib.sha256(), 0
 
 
 # Remember the fingerprints of large model files between runs, in the user's cache folder.

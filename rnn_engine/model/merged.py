@@ -17,6 +17,7 @@ from rnn_engine.model.layout import TensorSpec
 from rnn_engine.model.lora import Lora, LoraChoice, open_lora
 from rnn_engine.model.model_file import ModelFile
 from rnn_engine.quantised import Blocks
+from rnn_engine.quantised.rows import Matrix
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import F32, Model, ModelShape
 
@@ -37,6 +38,8 @@ class OpenModel(Model, Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+    def blocks(self, name: str, /) -> Blocks | None: ...
 
     def close(self) -> None: ...
 
@@ -113,6 +116,12 @@ class MergedModel:
             lora.merge(name, merged)
         merged.flags.writeable = False
         return merged
+
+    def matrix(self, name: str, *, transposed: bool = False) -> Matrix:
+        """Return a tensor for reading by rows; see `Model.matrix`. One that a LoRA changes is read at once."""
+        if not self._loras_of(name):
+            return self._file.matrix(name, transposed=transposed)
+        return self.tensor(name).T if transposed else self.tensor(name)
 
     def block_type(self, name: str) -> str | None:
         """Return the name of a tensor's quantised block format; None for plain numbers, and if a LoRA changes it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -18,8 +18,9 @@ from rnn_engine.model.fingerprint import fingerprint, recall, with_settings
 from rnn_engine.model.ggml import check_metadata, check_sizes, locate_llama_cpp, locate_rwkv_cpp
 from rnn_engine.model.huggingface import HfConfig, has_fla_names, has_hf_names, locate_fla, locate_hf, open_folder
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
-from rnn_engine.model.stored import StoredTensor
+from rnn_engine.model.stored import StoredTensor, Swap
 from rnn_engine.quantised import Blocks
+from rnn_engine.quantised.rows import Matrix, StoredRows
 from rnn_engine.tensor_files.binary_file import FileStamp
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.ggml_file import GgmfFile
@@ -82,7 +83,7 @@ class ModelFile:
         Reads the whole file, unless it is large and an earlier run has recorded the digest. Raises ModelError as
         `tensor` does.
         """
-        weights = recall(self.path, self._stamp, lambda: fingerprint(self.shape.version, self.names, self._digested))
+        weights = recall(self.path, self._stamp, lambda: fingerprint(self.shape.version, self.names, self.matrix))
         return with_settings(weights, self.shape.settings)
 
     def has(self, name: str) -> bool:
@@ -119,13 +120,29 @@ class ModelFile:
             return None
         return place.orient_blocks(blocks)
 
+    def matrix(self, name: str, *, transposed: bool = False) -> Matrix:
+        """Return a tensor for reading by rows; see `Model.matrix`.
+
+        It is read at once if that is quicker: if its rows are not stored one after another. Raises as `tensor` does.
+        """
+        info, place = self.tensors[name], self._stored[name]
+        stored = self._source.tensors[place.name].shape
+        wanted = info.shape[::-1] if transposed else info.shape
+        steps = (Swap(),) if transposed else ()
+        if place.steps == steps and len(wanted) == 2 and stored == wanted and self._source.reads_rows(place.name):
+            return StoredRows(wanted, info.dtype, partial(self._read_rows, place.name))
+        if transposed:
+            return self._oriented(name).T
+        blocks = self.blocks(name)
+        return self._oriented(name) if blocks is None else blocks
+
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._source.close()
 
-    def _digested(self, name: str) -> NDArray[Any] | Blocks:
-        blocks = self.blocks(name)
-        return self._oriented(name) if blocks is None else blocks
+    def _read_rows(self, stored: str, rows: slice) -> NDArray[Any] | Blocks:
+        blocks = self._source.read_blocks(stored, rows)
+        return self._source.read(stored, rows) if blocks is None else blocks
 
     def _oriented(self, name: str) -> NDArray[Any]:
         """Read the tensor `name` in BlinkDL's orientation and shape, as a view of the stored bytes if possible."""

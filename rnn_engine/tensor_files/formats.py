@@ -21,7 +21,7 @@ from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.prefab_file import PREFAB_START, PrefabFile
 from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.safetensors_file import open_safetensors
-from rnn_engine.tensor_files.source import TensorInfo, TensorSource
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo, TensorSource
 
 
 class JoinedFiles:
@@ -41,11 +41,14 @@ class JoinedFiles:
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._tensors
 
-    def read(self, name: str) -> NDArray[Any]:
-        return self._source_of[name].read(name)
+    def reads_rows(self, name: str) -> bool:
+        return self._source_of[name].reads_rows(name)
 
-    def read_blocks(self, name: str) -> Blocks | None:
-        return self._source_of[name].read_blocks(name)
+    def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
+        return self._source_of[name].read(name, rows)
+
+    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
+        return self._source_of[name].read_blocks(name, rows)
 
     def close(self) -> None:
         with ExitStack() as stack:

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError, needs_extra
-from rnn_engine.quantised import BLOCK_FORMATS, Blocks
+from rnn_engine.quantised import BLOCK_FORMATS, Blocks, bytes_of_codes
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
-from rnn_engine.tensor_files.source import TensorInfo, show
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo, show, span_of_rows
 
 # The element types of GGUF tensors: plain numbers, and blocks of consecutive weights of a row with their scales.
 
@@ -94,13 +94,27 @@ def read_blocks(name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> B
     """Convert the bytes `data` of a GGUF matrix in blocks called `name` to this project's blocks."""
     chosen = BLOCK_FORMATS[name.lower()]
     num_rows, num_columns = shape
-    split = data.reshape(num_rows, num_columns // chosen.block_columns, -1)
-    figures = np.ascontiguousarray(split[..., : 2 * chosen.num_figures]).view(np.float16)
-    codes = split[..., 2 * chosen.num_figures :]
+    split = data.view([("figures", f"V{2 * chosen.num_figures}"), ("codes", f"V{bytes_of_codes(chosen)}")])
+    figures, codes = (np.ascontiguousarray(split[part]) for part in ("figures", "codes"))
     if chosen.code_bits == 4:
-        halves = np.stack([codes & 15, codes >> 4], axis=-2).reshape(*codes.shape[:-1], -1)  # in the order of columns
-        codes = halves[..., ::2] + np.uint8(16) * halves[..., 1::2]
-    return Blocks(chosen, num_columns, np.ascontiguousarray(codes), figures)
+        codes = _by_columns(codes)
+    blocks = (num_rows, num_columns // chosen.block_columns, -1)
+    return Blocks(chosen, num_columns, codes.view(np.uint8).reshape(blocks), figures.view(np.float16).reshape(blocks))
+
+
+def _by_columns(halves: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Return the codes [n, 2] of n blocks in the order of columns, given 16 bytes with halves of both ends of a block.
+
+    Two bytes that lie side by side have two codes of the first 16, and two of the last.
+    """
+    pairs = halves.view("<u2")
+    codes = np.empty((len(halves), 2), np.uint64)
+    for end, shift in enumerate((0, 4)):
+        own = pairs >> shift
+        own &= 0x0F0F
+        own |= own >> 4
+        codes[:, end] = own.astype(np.uint8).view(np.uint64)
+    return codes
 
 
 def write_blocks(blocks: Blocks) -> NDArray[np.uint8]:
@@ -141,15 +155,24 @@ class GgmlFile(ABC):
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._tensors
 
-    def read(self, name: str) -> NDArray[Any]:
-        place = self._places[name]
-        return place.type.decode(self._file.read(place.start, place.num_bytes), self._tensors[name].shape)
+    def reads_rows(self, _name: str) -> bool:
+        return True
 
-    def read_blocks(self, name: str) -> Blocks | None:
-        info, place = self._tensors[name], self._places[name]
-        if len(info.shape) != 2 or not keeps_blocks(place.type.name):
+    def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
+        data, shape = self._read(name, rows)
+        return self._places[name].type.decode(data, shape)
+
+    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
+        kind = self._places[name].type.name
+        if len(self._tensors[name].shape) != 2 or not keeps_blocks(kind):
             return None
-        return read_blocks(place.type.name, self._file.read(place.start, place.num_bytes), info.shape)
+        return read_blocks(kind, *self._read(name, rows))
+
+    def _read(self, name: str, rows: slice) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
+        """Return the bytes of some rows of a tensor, and the rows' shape."""
+        place = self._places[name]
+        start, num_bytes, shape = span_of_rows(self._tensors[name].shape, place.num_bytes, rows)
+        return self._file.read(place.start + start, num_bytes), shape
 
     def close(self) -> None:
         self._file.close()

@@ -29,7 +29,7 @@ from rnn_engine.quantised import (
 from rnn_engine.quantised.blocks import F32
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.cbor import ByteString, read_items
-from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo
 
 PREFAB_START: Final = b"\xa5\x67context"
 MATRICES: Final = {"w_r": "receptance", "w_k": "key", "w_v": "value", "w_g": "gate", "w_o": "output"}
@@ -95,7 +95,13 @@ class PrefabFile:
     def tensors(self) -> Mapping[str, TensorInfo]:
         return {name: stored.info for name, stored in self._stored.items()}
 
-    def read(self, name: str) -> NDArray[Any]:
+    def reads_rows(self, _name: str) -> bool:
+        return False
+
+    def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
+        return self._read(name)[rows]
+
+    def _read(self, name: str) -> NDArray[Any]:
         stored = self._stored[name]
         if stored.format is not None:
             numbers = self._blocks(stored, 1, prod(stored.info.shape)).numbers().reshape(stored.info.shape)
@@ -104,12 +110,13 @@ class PrefabFile:
             numbers = stored.transform(array.reshape(stored.values.shape))
         return numbers if stored.scale == 1 else (numbers * numbers.dtype.type(stored.scale)).astype(numbers.dtype)
 
-    def read_blocks(self, name: str) -> Blocks | None:
+    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
         stored = self._stored[name]
         if stored.format is None or stored.info.block_type is None:
             return None
         blocks = self._blocks(stored, *stored.info.shape)
-        return blocks if stored.scale == 1 else blocks.scaled(stored.scale)
+        scaled = blocks if stored.scale == 1 else blocks.scaled(stored.scale)
+        return scaled and scaled[rows]
 
     def close(self) -> None:
         self._file.close()

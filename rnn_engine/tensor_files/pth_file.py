@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import IO, Any, Final
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.pth_pickle import Entry, TensorRef, ZipArchive, read_tensor_refs
-from rnn_engine.tensor_files.source import TensorEntry, TensorInfo, show
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorEntry, TensorInfo, show
 
 _PICKLE_NAME: Final = "data.pkl"
 _INTEGER: Final = np.dtype(np.int64)
@@ -60,10 +61,14 @@ class PthFile:
     def stamp(self) -> FileStamp:
         return self._file.stamp
 
-    def read(self, name: str) -> NDArray[Any]:
+    def reads_rows(self, name: str) -> bool:
+        ref = self._refs.get(name)
+        return ref is not None and _is_contiguous(ref) and not self._zip.is_compressed(self._entry(ref))
+
+    def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
         if name in self._lists:
-            return _integers_of(self._file.path, name, self._lists[name])
-        ref = self._refs[name]
+            return _integers_of(self._file.path, name, self._lists[name])[rows]
+        ref = _rows_of(self._refs[name], rows)
         if 0 in ref.shape:
             return np.empty(ref.shape, ref.storage.dtype)
         dtype, count = ref.storage.dtype, _reach(ref) - ref.offset
@@ -73,7 +78,7 @@ class PthFile:
         strides = [step * dtype.itemsize if size > 1 else 0 for size, step in zip(ref.shape, ref.strides, strict=True)]
         return as_strided(elements, ref.shape, strides, writeable=False)
 
-    def read_blocks(self, name: str) -> None:
+    def read_blocks(self, _name: str, _rows: slice = ALL_ROWS) -> None:
         """Return None, since a .pth file has no quantised blocks; `read` returns every tensor."""
 
     def close(self) -> None:
@@ -142,6 +147,19 @@ def _check_inside(path: Path, archive: ZipArchive, entry: str, name: str, ref: T
         raise ModelError(
             f"{path}: tensor {show(name)} of shape {list(ref.shape)} is not inside its storage of {count} elements"
         )
+
+
+def _rows_of(ref: TensorRef, rows: slice) -> TensorRef:
+    """Return the part of a tensor that has these entries of its first dimension."""
+    if not ref.shape:
+        return ref
+    start, stop, _ = rows.indices(ref.shape[0])
+    return replace(ref, offset=ref.offset + start * ref.strides[0], shape=(stop - start, *ref.shape[1:]))
+
+
+def _is_contiguous(ref: TensorRef) -> bool:
+    """Return True if a tensor's numbers lie in its storage one after another, in numpy's order."""
+    return ref.strides == tuple(prod(ref.shape[axis + 1 :]) for axis in range(len(ref.shape)))
 
 
 def _reach(ref: TensorRef) -> int:

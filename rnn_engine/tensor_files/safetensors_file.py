@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import ModelError
 from rnn_engine.quantised import BLOCK_FORMATS, BlockFormat, Blocks, blocks_of_row, bytes_of_codes
 from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource, FileStamp
-from rnn_engine.tensor_files.source import TensorEntry, TensorInfo, TensorSource, show
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorEntry, TensorInfo, TensorSource, show, span_of_rows
 
 _LENGTH_BYTES: Final = 8
 HEADER_LIMIT: Final = 100_000_000  # bytes; the format's own
@@ -74,12 +74,15 @@ class SafetensorsFile:
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._tensors
 
-    def read(self, name: str) -> NDArray[Any]:
-        info = self._tensors[name]
-        data = self._file.read(self._starts[name], info.num_bytes)
-        return data.view(info.dtype).reshape(info.shape)
+    def reads_rows(self, _name: str) -> bool:
+        return True
 
-    def read_blocks(self, name: str) -> None:
+    def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
+        info = self._tensors[name]
+        start, num_bytes, shape = span_of_rows(info.shape, info.num_bytes, rows)
+        return self._file.read(self._starts[name] + start, num_bytes).view(info.dtype).reshape(shape)
+
+    def read_blocks(self, _name: str, _rows: slice = ALL_ROWS) -> None:
         """Return None, since safetensors itself has no quantised blocks; `read` returns every tensor."""
 
     def close(self) -> None:
@@ -224,15 +227,18 @@ class QuantisedFile:
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._tensors
 
-    def read(self, name: str) -> NDArray[Any]:
-        blocks = self.read_blocks(name)
-        return self._source.read(name) if blocks is None else blocks.numbers()
+    def reads_rows(self, _name: str) -> bool:
+        return True
 
-    def read_blocks(self, name: str) -> Blocks | None:
+    def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
+        blocks = self.read_blocks(name, rows)
+        return self._source.read(name, rows) if blocks is None else blocks.numbers()
+
+    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
         matrix = self._matrices.get(name)
         if matrix is None:
             return None
-        codes, figures = (self._source.read(name + part) for part in (CODES, FIGURES))
+        codes, figures = (self._source.read(name + part, rows) for part in (CODES, FIGURES))
         return Blocks(matrix.format, matrix.num_columns, codes, figures)
 
     def close(self) -> None:

@@ -39,6 +39,21 @@ class TensorInfo:
         return prod(self.shape) * self.dtype.itemsize
 
 
+ALL_ROWS: Final = slice(None)
+
+
+def span_of_rows(shape: tuple[int, ...], num_bytes: int, rows: slice) -> tuple[int, int, tuple[int, ...]]:
+    """Return where some rows of a tensor begin, in bytes from its start, how many bytes they have, and their shape.
+
+    The whole tensor has `num_bytes` bytes.
+    """
+    if not shape:
+        return 0, num_bytes, shape
+    start, stop, _ = rows.indices(shape[0])
+    row_bytes = num_bytes // max(1, shape[0])
+    return start * row_bytes, (stop - start) * row_bytes, (stop - start, *shape[1:])
+
+
 class TensorSource(Protocol):
     """The interface of an open model file, from which named tensors are read."""
 
@@ -52,8 +67,14 @@ class TensorSource(Protocol):
         """The shape and type of every tensor in the file, under its name there."""
         ...
 
-    def read(self, name: str) -> NDArray[Any]:
-        """Return a copy of the tensor `name`, which no later change of the file affects. It may have any strides.
+    def reads_rows(self, name: str) -> bool:
+        """Return True if `read` takes no longer for some rows than their share of the whole tensor."""
+        ...
+
+    def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
+        """Return a copy of some rows of the tensor `name`, which no later change of the file affects.
+
+        A row is an entry of the first dimension. The copy may have any strides.
 
         May be called from several threads. Raises KeyError for a name that is not in `tensors`. Raises ModelError if
         the bytes are damaged, or if the file was truncated or written to since it was opened. Raises ValueError after
@@ -61,10 +82,10 @@ class TensorSource(Protocol):
         """
         ...
 
-    def read_blocks(self, name: str) -> Blocks | None:
-        """Return a copy of a quantised matrix in its blocks; None for plain numbers and blocks of an unknown format.
+    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
+        """Return a copy of some rows of a quantised matrix in its blocks.
 
-        Raises as `read` does.
+        Returns None for plain numbers and blocks of an unknown format. Raises as `read` does.
         """
         ...
 

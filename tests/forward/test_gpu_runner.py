@@ -138,10 +138,12 @@ class FreshModel:
         self.names = model.names
         self.has = model.has
         self.block_type = model.block_type
-        self.blocks = model.blocks
         self.given_out: list[tuple[str, weakref.ref[NDArray[Any]]]] = []
 
     def tensor(self, name: str) -> NDArray[Any]:
         fresh = self._model.tensor(name).copy()
         self.given_out.append((name, weakref.ref(fresh)))
         return fresh
+
+    def matrix(self, name: str, *, transposed: bool = False) -> NDArray[Any]:
+        return self.tensor(name).T if transposed else self.tensor(name)

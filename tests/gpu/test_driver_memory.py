@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import open_device
 from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.types import TokenRun, run_step
@@ -28,7 +29,7 @@ class Held:
     """The memory that the driver holds beyond what it held at first: what it does now, and what it did at most."""
 
     def __init__(self) -> None:
-        self.most = 0
+        self.now = self.most = 0
         self._first = self._read()
 
     @staticmethod
@@ -36,10 +37,9 @@ class Held:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssShmem"))
 
-    def look(self, *_: object) -> int:
-        now = self._read() - self._first
-        self.most = max(self.most, now)
-        return now
+    def look(self, *_: object) -> None:
+        self.now = self._read() - self._first
+        self.most = max(self.most, self.now)
 
 
 def load(folder: Path, held: Held) -> Mapping[str, float]:
@@ -48,10 +48,12 @@ def load(folder: Path, held: Held) -> Mapping[str, float]:
     for turn in ("first", "second"):
         with open_model(folder / "model.safetensors") as model:
             runner = load_runner(model, num_slots=2, max_tokens=2, progress=held.look)
+        assert isinstance(runner, GpuRunner)
         with closing(runner):
             held.look()
             run_step(runner, [TokenRun(0, [1], rows=1)])
-            found[turn] = held.look() / runner.allocated_bytes
+            held.look()
+            found[turn] = held.now / runner.allocated_bytes
             found[f"{turn} at most"] = held.most / runner.allocated_bytes
     return found
 

@@ -51,8 +51,8 @@ class TensorModel:
     def block_type(self, name: str) -> None:
         return None
 
-    def blocks(self, name: str) -> None:
-        return None
+    def matrix(self, name: str, *, transposed: bool = False) -> NDArray[Any]:
+        return self.tensors[name].T if transposed else self.tensors[name]
 
 
 def tiny_shape(
