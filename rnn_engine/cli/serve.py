@@ -167,6 +167,7 @@ class ProcessOptions:
     port: int
     unix_socket: Path | None
     unix_socket_mode: int
+    root_path: str
     web: bool
     drain_seconds: float
     exit_on_failure: bool
@@ -205,6 +206,7 @@ class ServeOptions:
             port=process.port,
             unix_socket=process.unix_socket,
             unix_socket_mode=process.unix_socket_mode,
+            root_path=process.root_path,
             web=process.web,
             drain_seconds=process.drain_seconds,
             exit_on_failure=process.exit_on_failure,
@@ -288,6 +290,13 @@ _process_options = option_group(
         default=f"{_DEFAULT.unix_socket_mode:o}",
         show_default=True,
         help="The permissions of the Unix socket's file, in octal digits.",
+    ),
+    click.option(
+        "--root-path",
+        metavar="PATH",
+        default=_DEFAULT.root_path,
+        help="Serve under this path, too, such as /llm, for a proxy that passes on paths that begin with it. A proxy "
+        "that removes it needs no such option.",
     ),
     click.option(
         "--web/--no-web",

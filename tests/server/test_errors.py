@@ -18,7 +18,7 @@ from aiohttp import ClientResponse
 from aiohttp.compression_utils import ZLibDecompressor
 from yarl import URL
 
-from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
+from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StateError, TokenizerError
 from rnn_engine.requests import GenerateRequest
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.auth.keys import ApiKey, Scope
@@ -120,6 +120,23 @@ async def test_slashes_about_names(serve: Serve) -> None:
     for path in paths:
         assert (await send(client, "GET", path)).status == 200, path
     assert "'a//b/'" in (await (await send(client, "GET", "/v1/models/a%2F%2Fb%2F")).text())
+
+
+async def test_a_root_path(serve: Serve) -> None:
+    keys = (ApiKey.of("use", "ann", Scope.USE),)
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings(keys), root_path="/a/llm"))
+    headers = {"Authorization": "Bearer use"}
+    for path in ("/a/llm/v1/models", "/a//llm/v1/models/", "/v1/models", "/a/llm/", "/a/llm/docs"):
+        assert (await send(client, "GET", path, headers=headers)).status == 200, path
+        assert (await send(client, "GET", path)).status == (401 if "models" in path else 200)
+    page = await send(client, "GET", "/a/llm", allow_redirects=False)
+    assert (page.status, page.headers["Location"]) == (308, "llm/")
+    for path in ("/a/llmv1/models", "/a/v1/models", "/llm/v1/models", "/a/llm/a/llm/v1/models"):
+        assert "/v1/models" in (await error_of(await send(client, "GET", path, headers=headers), 404))["message"]
+    assert (await send(client, "DELETE", "/a/llm/v1/cache", headers=headers)).status == 403
+    for root_path in ("llm", "/llm/", "/", "/a b", "/a//b"):
+        with pytest.raises(InvalidRequestError, match=r"root_path: .* is not allowed; expected a path such as /llm"):
+            ServerSettings(root_path=root_path)
 
 
 async def test_slashes_are_no_way_round_keys_and_scopes(serve: Serve) -> None:

@@ -155,6 +155,22 @@ async def test_a_chat_with_an_edit_needs_no_mouse(visit: Visit) -> None:
     await expect(answers(page).nth(1)).to_contain_text(WHOLE)
 
 
+async def test_keys_of_an_input_method_neither_send_nor_cancel(visit: Visit) -> None:
+    page = await visit()
+    await ask(page, "What is 2 + 3?")
+    field = page.get_by_role("textbox", name="Message")
+    await field.fill("ni hao")
+    await questions(page).get_by_role("button", name="Edit").click()
+    editor = questions(page).get_by_role("textbox", name="Edit")
+    for area in (field, editor):
+        for key in ("Enter", "Escape"):
+            for composing in ({"keyCode": 229}, {"isComposing": True}):  # as in Safari, and in others
+                await area.dispatch_event("keydown", {"key": key, "bubbles": True, "cancelable": True, **composing})
+    await expect(field).to_have_value("ni hao")
+    await expect(editor).to_have_value("What is 2 + 3?")
+    await expect(questions(page)).to_have_count(1)
+
+
 async def test_an_edit_waits_until_a_running_answer_has_ended(visit: Visit) -> None:
     page = await visit()
     await ask(page, "What is 2 + 3?")

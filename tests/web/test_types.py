@@ -34,7 +34,7 @@ def test_every_library_is_listed_and_is_what_was_fetched() -> None:
 
 def test_what_the_frame_imports_is_preloaded() -> None:
     """The browser then fetches all modules at once, instead of finding one after another by their imports."""
-    preloads = re.findall(r'rel="modulepreload" href="/web/(.*?)"', (FOLDER / "index.html").read_text())
+    preloads = re.findall(r'rel="modulepreload" href="web/(.*?)"', (FOLDER / "index.html").read_text())
     assert sorted(preloads) == sorted(imports_of(FOLDER / "main.js") - {"main.js"})
 
 

@@ -171,8 +171,8 @@ class Origins:
         With `is_page`, a link on any page may open the answer as a page of its own.
         """
         origin, site, referrer = (headers.get(name) for name in ("Origin", "Sec-Fetch-Site", "Referer"))
-        if origin is not None:
-            return self._may_call(origin, headers)
+        if origin is not None:  # a proxy in front may have replaced Host, but not what the browser says
+            return site == "same-origin" or self._may_call(origin, headers)
         if changes_by_get:  # after a redirect `none` and the referrer say nothing
             from_browser = site or referrer or headers.get("User-Agent", "").startswith(_BROWSERS)
             return site == "same-origin" or not from_browser

@@ -100,22 +100,23 @@ def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
             added[app.router.add_route(route.method, path, route.handler)] = route
             if route.method == hdrs.METH_GET and not route.changes_by_get:
                 added[app.router.add_route(hdrs.METH_HEAD, path, route.handler)] = route
-    app.router.register_resource(_OtherSlashes(app.router))
+    app.router.register_resource(_OtherSpellings(app.router, app[SETTINGS].root_path))
 
 
 REST = "[^/]+(?:/[^/]+)*"
 """The pattern of a path's parameter that may have several parts."""
 
 
-class _OtherSlashes(web.PlainResource):
-    """Finds the route of a path that has doubled slashes or one at its end, which no other resource matches."""
+class _OtherSpellings(web.PlainResource):
+    """Finds the route of a path that has doubled slashes, one at its end or the root path, if nothing else matches."""
 
-    def __init__(self, router: web.UrlDispatcher) -> None:
+    def __init__(self, router: web.UrlDispatcher, root_path: str) -> None:
         super().__init__("/")  # so it is asked last
         self._router = router
+        self._root_path = root_path
 
     async def resolve(self, request: web.Request) -> tuple[web.UrlMappingMatchInfo | None, set[str]]:
-        path = _plain(request.rel_url.raw_path)
+        path = _plain(request.rel_url.raw_path, self._root_path)
         if path == request.rel_url.raw_path:
             return None, set()
         found = await _resolve(self._router, request, path)
@@ -129,13 +130,14 @@ async def _resolve(router: web.UrlDispatcher, request: web.Request, path: str) -
     return await router.resolve(request.clone(rel_url=request.rel_url.with_path(path, encoded=True)))
 
 
-def _plain(path: str) -> str:
-    return _SLASHES.sub("/", path).removesuffix("/") or "/"
+def _plain(path: str, root_path: str) -> str:
+    plain = _SLASHES.sub("/", path).removesuffix("/")
+    return (plain.removeprefix(root_path) if f"{plain}/".startswith(f"{root_path}/") else plain) or "/"
 
 
 def path_of(request: web.Request) -> str:
-    """Return a request's path, decoded, and without the slashes by which it may differ from its route's path."""
-    return _plain(request.path)
+    """Return a request's path, decoded, and without what its route's path has not: further slashes, the root path."""
+    return _plain(request.path, request.app[SETTINGS].root_path)
 
 
 def route_of(request: web.Request) -> Route | None:
@@ -240,7 +242,8 @@ _PREFIXES = ("/v1", "", "/api")  # that a path may lack
 
 async def _advice(request: web.Request) -> str:
     """Return the end of an error text: the path that was probably meant, and a base address that leads to it."""
-    path = _plain(request.rel_url.raw_path)
+    root_path = request.app[SETTINGS].root_path
+    path = _plain(request.rel_url.raw_path, root_path)
     parts = path.split("/")[1:]
     if len(path) > _MOST_PATH or len(parts) > _MOST_PARTS:
         return ""
@@ -254,7 +257,7 @@ async def _advice(request: web.Request) -> str:
             meant = "/".join([prefix, *parts[number:]])
             found = await _resolve(request.app.router, request, meant)
             if not meant.startswith(_GROQ_PREFIX) and not isinstance(found.http_exception, web.HTTPNotFound):
-                base = f"{request.scheme}://{request.host}"
+                base = f"{request.scheme}://{request.host}{root_path}"
                 if meant.startswith(_OPENAI_PREFIX):
                     base = f"{base}{_OPENAI_PREFIX.rstrip('/')}, or {base} if the client adds {_OPENAI_PREFIX} itself"
                 return f"; did you mean {meant}? Then the base address is {base}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +16,8 @@ from rnn_engine_server.auth.keys import ApiKey, check_keys
 from rnn_engine_server.auth.rates import UNBOUNDED, Rate
 from rnn_engine_server.auth.tls import TlsFiles
 from rnn_engine_server.telemetry.logs import LogSettings
+
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +256,7 @@ class ServerSettings:
     job_folder: Path | None = None  # of files and jobs; None = a temporary one
     tuning_share: float = 0.5  # of the time that tuning a state may take while requests run
     loading: LoadSettings | None = None  # with which models are loaded, for tuning; None = no state can be tuned
+    root_path: str = ""  # with which paths may begin, too, as a proxy in front passes them on
     web: bool = True  # serve the web page at /; else that of the routes
     strict: bool = False  # refuse unknown fields of bodies; else they are left out, and the answer lists them
     any_model: bool | None = None  # the default model answers for unknown names, too; None = if it is the only model
@@ -267,5 +271,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         """Raise InvalidRequestError if one of the times is negative or not finite."""
         check_numbers(self)
+        if not _ROOT_PATH.fullmatch(self.root_path):
+            raise InvalidRequestError("root_path", self.root_path, "a path such as /llm")
         if self.tuning_share > 1:
             raise InvalidRequestError("tuning_share", self.tuning_share, "a number from 0 to 1")

@@ -245,17 +245,23 @@ class DocumentMaker:
         self._routes = tuple(routes)
         self._settings: dict[str, bool] = {"asks_for_key": asks_for_key, "strict": strict}
         self._lock = Lock()
-        self._encoded: bytes | None = None
+        self._encoded: dict[str, bytes] = {}
 
-    def encoded(self) -> bytes:
-        """Return the document as JSON. The first call takes some tenths of a second, and later ones have its bytes."""
+    def encoded(self, server: str) -> bytes:
+        """Return the document as JSON. `server` is the server's address, relative to that of the document.
+
+        The first call takes some tenths of a second, and later ones return the same bytes.
+        """
         with self._lock:
-            if self._encoded is None:
-                self._encoded = json.dumps(make_document(self._routes, **self._settings)).encode()
-            return self._encoded
+            if server not in self._encoded:
+                made = make_document(self._routes, **self._settings, server=server)
+                self._encoded[server] = json.dumps(made).encode()
+            return self._encoded[server]
 
 
-def make_document(routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = False) -> ApiDocument:
+def make_document(
+    routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = False, server: str = "."
+) -> ApiDocument:
     """Generate the OpenAPI document of `routes`.
 
     With `strict` the server rejects unknown fields, else it ignores them.
@@ -275,7 +281,7 @@ def make_document(routes: Iterable[Route], *, asks_for_key: bool = False, strict
             "description": _INFO,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/"}],
+        "servers": [{"url": server}],
         "security": [{"bearer": []}, {"x-api-key": []}] if asks_for_key else [],
         "tags": [{"name": name, "description": text} for name, text in dict.fromkeys(map(_tag, routes))],
         "paths": paths,

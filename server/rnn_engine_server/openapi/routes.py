@@ -9,7 +9,7 @@ from importlib.resources import files
 from aiohttp import web
 
 from rnn_engine_server.core.bodies import encoded_response
-from rnn_engine_server.core.routing import API_DOCUMENT, HTML, Route
+from rnn_engine_server.core.routing import API_DOCUMENT, HTML, Route, path_of
 from rnn_engine_server.openapi.document import ApiDocument
 
 _PAGE_HEADERS = {
@@ -19,7 +19,8 @@ _PAGE_HEADERS = {
 
 
 async def document(request: web.Request) -> web.Response:
-    return encoded_response(await asyncio.to_thread(request.app[API_DOCUMENT].encoded))
+    server = "." if path_of(request).count("/") == 1 else ".."
+    return encoded_response(await asyncio.to_thread(request.app[API_DOCUMENT].encoded, server))
 
 
 async def page(_request: web.Request) -> web.Response:

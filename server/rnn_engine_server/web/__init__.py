@@ -44,6 +44,8 @@ _HEADERS = {
 
 
 async def index(request: web.Request) -> web.StreamResponse:
+    if not request.path.endswith("/"):  # it is the root path, and the page's addresses are relative to what is in it
+        return web.Response(status=308, headers={hdrs.LOCATION: f"{request.path.rpartition('/')[2]}/"})
     if not request.app[SETTINGS].web:
         return await api_page(request)
     return await _answer(request, "index.html")

@@ -59,10 +59,13 @@ export async function send(method, path, { body, signal, quiet = false } = {}) {
   return answer;
 }
 
+/** Return the address of a path of the server, which may be reached under a path of another. @param {string} path */
+export const address = (path) => new URL(`..${path}`, import.meta.url).href;
+
 /** @param {string} path @param {RequestInit} options */
 async function fetchOrThrow(path, options) {
   try {
-    return await fetch(path, options);
+    return await fetch(address(path), options);
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new ApiError(t("error.unreachable"));

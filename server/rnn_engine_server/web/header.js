@@ -20,7 +20,7 @@ const theme = settingStore("theme", /** @type {Theme} */ ("auto"));
 export function Header({ pages, current }) {
   return html`
     <header class="header">
-      <a class="brand" href="#/chat"><img src="/web/icon.svg" alt="" width="20" height="20" />rnn-engine</a>
+      <a class="brand" href="#/chat"><img src="web/icon.svg" alt="" width="20" height="20" />rnn-engine</a>
       <nav class="nav" aria-label=${t("shell.pages")}>
         ${pages.map(
           ({ name, title, icon }) => html`
@@ -33,7 +33,7 @@ export function Header({ pages, current }) {
       <div class="header-end">
         <${ModelChoice} />
         <${ConnectionState} />
-        <a class="button is-quiet is-icon" href="/docs" target="_blank" aria-label=${t("shell.api")} title=${t("shell.api")}>
+        <a class="button is-quiet is-icon" href="docs" target="_blank" aria-label=${t("shell.api")} title=${t("shell.api")}>
           <${Icon} name="code" />
         </a>
         <${LanguageSwitch} />

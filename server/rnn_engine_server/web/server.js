@@ -1,6 +1,6 @@
 // The known state of the server: its connection, and its models.
 
-import { ApiError, get } from "./api.js";
+import { ApiError, address, get } from "./api.js";
 import { createStore } from "./store.js";
 
 /** @typedef {"connecting" | "ok" | "busy" | "failed" | "locked" | "unreachable"} Connection */
@@ -56,7 +56,7 @@ export async function watchServer() {
 
 async function look() {
   try {
-    const health = await (await fetch("/health")).json();
+    const health = await (await fetch(address("/health"))).json();
     const known = models.get().length > 0 && connection.get() !== "unreachable"; // it may be another server now
     connection.set(connectionOf(health.status));
     if (!known) await loadModels();

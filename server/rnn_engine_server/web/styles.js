@@ -17,7 +17,7 @@ export async function showStyles(paths) {
 function load(path) {
   const link = document.createElement("link");
   link.rel = "stylesheet";
-  link.href = `/web/${path}`;
+  link.href = new URL(path, import.meta.url).href;
   /** @type {Promise<void>} */
   const loaded = new Promise((resolve, reject) => {
     link.onload = () => resolve();

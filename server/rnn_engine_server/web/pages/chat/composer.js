@@ -1,6 +1,7 @@
 // The field for writing a message: Enter sends, Shift+Enter begins a new line, Escape stops an answer.
 
 import { IconButton } from "../../components/button.js";
+import { isSendKey } from "../../components/keys.js";
 import { useStore } from "../../store.js";
 import { t } from "../../strings/index.js";
 import { html, useEffect, useLayoutEffect, useRef } from "../../vendor/preact.js";
@@ -54,9 +55,6 @@ export function Composer({ id, running, onSend, onStop }) {
     </form>
   `;
 }
-
-/** Return true for Enter without Shift, unless it ends a word of an input method. @param {KeyboardEvent} event */
-export const isSendKey = ({ key, shiftKey, isComposing }) => key === "Enter" && !shiftKey && !isComposing;
 
 /** Put the caret into the field, except where that would open a keyboard on the screen. */
 export function focusComposer() {

@@ -1,6 +1,7 @@
 // The conversation that is open: its messages, and the field for the next one.
 
 import { IconButton } from "../../components/button.js";
+import { isEscape } from "../../components/keys.js";
 import { stateNames } from "../../server.js";
 import { useStore } from "../../store.js";
 import { go } from "../../router.js";
@@ -125,7 +126,7 @@ function useScroll(conversation) {
 function useStopAtEscape(id) {
   useEffect(() => {
     /** @param {KeyboardEvent} event */
-    const stop = (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && stopAnswer(id);
+    const stop = (event) => isEscape(event) && !document.querySelector("dialog[open]") && stopAnswer(id);
     addEventListener("keydown", stop);
     return () => removeEventListener("keydown", stop);
   }, [id]);

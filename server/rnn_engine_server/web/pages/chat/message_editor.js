@@ -1,9 +1,10 @@
 // The field for editing a message: Enter sends or saves it, Shift+Enter begins a new line, Escape cancels.
 
 import { Button } from "../../components/button.js";
+import { isEscape, isSendKey } from "../../components/keys.js";
 import { t } from "../../strings/index.js";
 import { html, useLayoutEffect, useRef, useState } from "../../vendor/preact.js";
-import { fitHeight, isSendKey } from "./composer.js";
+import { fitHeight } from "./composer.js";
 
 /**
  * @param {{
@@ -29,7 +30,7 @@ export function MessageEditor({ message, isBusy, onSave, onCancel }) {
   };
   /** @param {KeyboardEvent} event */
   const cancelAtEscape = (event) => {
-    if (event.key !== "Escape" || event.isComposing) return;
+    if (!isEscape(event)) return;
     event.stopPropagation(); // elsewhere, Escape stops an answer
     onCancel();
   };

@@ -1,5 +1,6 @@
 // The text as an ordinary field with coloured tokens, and the alternatives of the token under the pointer.
 
+import { isEscape, isOfInputMethod } from "../../components/keys.js";
 import { Overlay } from "../../components/overlay.js";
 import { useStore } from "../../store.js";
 import { t } from "../../strings/index.js";
@@ -36,9 +37,9 @@ export function Editor({ onCaret, onGoOn, marked }) {
   };
   /** @param {KeyboardEvent} event */
   const onKeyDown = (event) => {
-    if (event.key === "Escape") {
+    if (isEscape(event)) {
       close();
-    } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !isOfInputMethod(event)) {
       event.preventDefault();
       onGoOn();
     }

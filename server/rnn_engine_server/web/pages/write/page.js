@@ -1,6 +1,7 @@
 // The page Write: a text that the model continues, with the probability and the alternatives of each token.
 
 import { Button } from "../../components/button.js";
+import { isEscape } from "../../components/keys.js";
 import { chosenModel, models } from "../../server.js";
 import { useStore } from "../../store.js";
 import { t } from "../../strings/index.js";
@@ -61,7 +62,7 @@ export function Page() {
 function useStopAtEscape() {
   useEffect(() => {
     /** @param {KeyboardEvent} event */
-    const stopAtEscape = (event) => event.key === "Escape" && stop();
+    const stopAtEscape = (event) => isEscape(event) && stop();
     addEventListener("keydown", stopAtEscape);
     return () => removeEventListener("keydown", stopAtEscape);
   }, []);
