@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rnn_engine.bounds import MAX_DRAFT
+from rnn_engine.chat_template.tools import ToolFormat
 from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids, check_whole
 from rnn_engine.grammar import Grammar
 from rnn_engine.sampling.masks import Thinking, TokenMask
@@ -92,6 +93,7 @@ class GenerateRequest:
     max_tokens: int = 256  # 0 = only run the prompt
     min_tokens: int = 0  # before this many no stop token is drawn, and no stop string counts
     stop: str | bytes | Sequence[str | bytes] = ()  # matched on bytes; the match itself is not part of the text
+    tool_format: ToolFormat | None = None  # no stop string is looked for in calls that are written so
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
     sampling: SamplingParams = field(default_factory=SamplingParams)
     grammar: Grammar | None = None  # that the text must match; the engine makes a `token_mask` of it

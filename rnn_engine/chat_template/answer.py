@@ -19,6 +19,8 @@ THINK_BEGINS: Final = "<think"  # a prompt may end here, before the ">"
 THINK_ENDS: Final = "</think"
 _OPEN: Final = f"{THINK_BEGINS}>"
 THINK_CLOSES: Final = f"{THINK_ENDS}>"
+CALL_BEGINS: Final = '{"name": "'
+"""The beginning of a call in a format without an opening text: whatever follows is then the name of a tool."""
 
 
 class AnswerPart(Enum):
@@ -77,6 +79,11 @@ class AnswerReader:
         self._closing = _Sequence(("}",), (tools.closing,))
 
     @property
+    def is_in_call(self) -> bool:
+        """True if the arguments of the last call are not complete: if the answer ends now, the call was cut."""
+        return self._read == self._read_arguments
+
+    @property
     def is_plain(self) -> bool:
         """True if all further text of the answer is content, so that it need not be read."""
         return not (self._held or self._blank or self._form.names) and self._read == self._read_content
@@ -133,11 +140,19 @@ class AnswerReader:
             match = self._opening.match(self._held, start)
             if match is not None and match.is_whole and self._held[match.end] == "{":
                 return self._begin_call(start, match)
-            if match is not None and not match.is_whole and not last:
+            if match is not None and not match.is_whole and (not last or self._is_cut_call(start, match)):
                 break
             start = self._held.find(first, start + 1)
         end = len(self._held) if start < 0 else start
+        if last and start >= 0 and not self._held[:start].strip():
+            return self._take(len(self._held), AnswerPart.MARKUP)  # a call that was cut before its arguments
         return self._take(end if last else len(self._held[:end].rstrip()), AnswerPart.CONTENT)
+
+    def _is_cut_call(self, start: int, match: _Match) -> bool:
+        """Return True if the end of an answer, from `start` on, is a call that was cut, as far as can be known."""
+        if self._form.tools is not None and self._form.tools.opening:
+            return len(match.words) > 0 or len(self._held) - start > 1
+        return len(match.words) > 2  # not only a brace
 
     def _begin_call(self, start: int, match: _Match) -> list[Piece]:
         self._read, self._json = self._read_arguments, _JsonObject()
@@ -165,6 +180,13 @@ class AnswerReader:
         return [Piece(part, text, length)] if text else []
 
 
+def whole_calls(reader: AnswerReader, pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Return the `pieces` of an answer that `reader` has read to its end, without a call that was cut."""
+    if not reader.is_in_call:
+        return pieces
+    return pieces[: max(place for place, piece in enumerate(pieces) if piece.part is AnswerPart.CALL)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Match:
     """How far a text matches a `_Sequence` of words. If the match is not whole, further text may still complete it."""
@@ -187,7 +209,9 @@ class _Sequence:
             word = next((option for option in options if text.startswith(option, start)), None)
             if word is None:
                 rest = text[start:]
-                return _Match(False, len(text)) if any(option.startswith(rest) for option in options) else None
+                if not any(option.startswith(rest) for option in options):
+                    return None
+                return _Match(False, len(text), found)
             found.append(word)
             start += len(word)
             while text[start : start + 1].isspace():
@@ -204,6 +228,10 @@ class _JsonObject:
         self._escaped = False
         self.is_complete = False
 
+    @property
+    def has_begun(self) -> bool:
+        return self._depth > 0
+
     def feed(self, text: str) -> int:
         """Read the next piece of text, and return how many of its characters belong to the object."""
         for place, character in enumerate(text, start=1):
@@ -217,6 +245,44 @@ class _JsonObject:
                 self.is_complete = True
                 return place
         return len(text)
+
+
+class CallTracker:
+    """Finds the bytes of an answer that belong to calls, in which no stop string is looked for.
+
+    A call is known as one from its opening text on, and ends with its JSON object.
+    """
+
+    def __init__(self, tools: ToolFormat) -> None:
+        self._opening = tools.opening or CALL_BEGINS
+        self._has_tag = bool(tools.opening)
+        self._end_of_text = ""  # as long as the opening
+        self._json: _JsonObject | None = None
+
+    @property
+    def may_begin(self) -> bool:
+        """True if the answer so far ends with the beginning of a call's opening text."""
+        lengths = range(1, len(self._opening))
+        return self._json is None and any(self._end_of_text.endswith(self._opening[:length]) for length in lengths)
+
+    def feed(self, byte: int) -> bool:
+        """Add the next byte of the answer; return True if it belongs to a call."""
+        character = chr(byte)  # whatever is no ASCII is in a string
+        if self._json is None:
+            self._end_of_text = (self._end_of_text + character)[-len(self._opening) :]
+            if self._end_of_text != self._opening:
+                return False
+            self._end_of_text, self._json = "", _JsonObject()
+            self._json.feed("" if self._has_tag else self._opening)
+            return True
+        if not self._json.has_begun and character != "{":
+            is_space = character.isspace()
+            self._json = self._json if is_space else None
+            return is_space
+        self._json.feed(character)
+        if self._json.is_complete:
+            self._json = None
+        return True
 
 
 def _certain(text: str, mark: str) -> int:

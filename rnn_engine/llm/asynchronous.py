@@ -15,7 +15,7 @@ import numpy as np
 from typing_extensions import TypeIs
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall
-from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
 from rnn_engine.demo import DEMO
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError, check_list, check_whole, is_whole
@@ -632,7 +632,7 @@ def _completion(
     state: State | None,
 ) -> Completion:
     reader = AnswerReader(form)
-    pieces = [*reader.feed(text), *reader.finish()]
+    pieces = whole_calls(reader, [*reader.feed(text), *reader.finish()])
     calls: list[ToolCall] = []
     for piece in pieces:
         if piece.part is AnswerPart.CALL:

@@ -166,7 +166,8 @@ def answer(
     thinking = None
     if first.thought and grammar is not None:
         thinking = Thinking(THINK_CLOSES.encode(), engine.tokenize(f"\n{THINK_CLOSES}\n"))
-    request = replace(start.request(calls), grammar=grammar, thinking=thinking)
+    written = engine.info.chat_template.tool_format if tools else None
+    request = replace(start.request(calls), grammar=grammar, thinking=thinking, tool_format=written)
     form = AnswerForm(
         first.thought,
         bracket=first.ends_in_tag,

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Rendered, Role, Tool, ToolCall
-from rnn_engine.chat_template.answer import THINK_BEGINS, THINK_ENDS
+from rnn_engine.chat_template.answer import CALL_BEGINS, THINK_BEGINS, THINK_ENDS
 from rnn_engine.chat_template.tools import ToolFormat, to_json
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, Tag, tagged_text
@@ -77,9 +77,6 @@ class ToolChoice:
         return [tool for tool in tools if self.names is None or tool.name in self.names]
 
 
-_CALL_BEGINS = '{"name": "'  # of a format without an opening text; whatever follows is then the name of a tool
-
-
 def tool_grammar(
     format_: ToolFormat,
     tools: Sequence[Tool],
@@ -112,7 +109,7 @@ def tool_grammar(
         )
         for begin, tool in zip(begins, tools, strict=True)
     ]
-    trigger = _common_beginning(begins) if from_start else format_.opening or _CALL_BEGINS
+    trigger = _common_beginning(begins) if from_start else format_.opening or CALL_BEGINS
     several = parallel and bool(format_.closing)
     return tagged_text(tags, trigger, required=required, parallel=several, ending=ending, otherwise=otherwise)
 

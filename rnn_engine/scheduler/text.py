@@ -13,6 +13,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.chat_template.answer import CallTracker
+from rnn_engine.chat_template.tools import ToolFormat
 from rnn_engine.requests import Event, FinishReason, GenerateRequest, TextDelta, TokenInfo
 from rnn_engine.sampling.masks import SequenceMask
 from rnn_engine.telemetry import EngineCounters
@@ -44,8 +46,9 @@ class TextStream:
     A byte that can't be part of a character becomes U+FFFD at once and never holds up what follows.
     """
 
-    def __init__(self, stops: Sequence[bytes]) -> None:
-        self._matcher = StopMatcher(stops) if stops else None
+    def __init__(self, stops: Sequence[bytes], tools: ToolFormat | None = None) -> None:
+        """Find `stops` in the text, except in calls, if `tools` says how these are written."""
+        self._matcher = StopMatcher(stops, tools) if stops else None
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._in_character = False  # the decoder holds the beginning of one
 
@@ -84,10 +87,13 @@ class StopMatcher:
     change what is found.
     """
 
-    def __init__(self, stops: Sequence[bytes]) -> None:
+    def __init__(self, stops: Sequence[bytes], tools: ToolFormat | None = None) -> None:
+        """Find `stops` everywhere except in calls, if `tools` says how these are written."""
         self._automaton = _Automaton(stops)
+        self._calls = None if tools is None else CallTracker(tools)
         self._node = 0
         self._held = bytearray()
+        self._found: tuple[int, bytes] | None = None  # a match and its place in `_held`; it may be part of a call
         self.match: bytes | None = None
 
     def feed(self, data: bytes) -> bytes:
@@ -97,21 +103,31 @@ class StopMatcher:
         """
         for byte in data:
             self._held.append(byte)
+            if self._calls is not None and self._calls.feed(byte):
+                self._node, self._found = 0, None
+                continue
             self._node = self._automaton.next(self._node, byte)
             match = self._automaton.match[self._node]
-            if match is not None:
-                self.match = match
-                del self._held[-len(match) :]
+            if match is not None and self._found is None:
+                self._found = len(self._held) - len(match), match
+            if self._found is not None and (self._calls is None or not self._calls.may_begin):
                 return self.flush()
-        return self._release(len(self._held) - self._automaton.depth[self._node])
+        return self._release(
+            len(self._held) - self._automaton.depth[self._node] if self._found is None else self._found[0]
+        )
 
     def flush(self) -> bytes:
         """Return the bytes held back as the possible beginning of a stop string, because no more bytes will come."""
+        if self._found is not None:
+            (begin, self.match), self._found = self._found, None
+            del self._held[begin:]
         return self._release(len(self._held))
 
     def _release(self, count: int) -> bytes:
         released = bytes(self._held[:count])
         del self._held[:count]
+        if self._found is not None:
+            self._found = self._found[0] - count, self._found[1]
         return released
 
 
@@ -191,7 +207,7 @@ class Answer:
         self._infos = infos
         self._counters = counters
         stops = request.stop_bytes
-        self._text = TextStream(stops)
+        self._text = TextStream(stops, request.tool_format)
         self._has_stops = len(stops) > 0
         self._stop_tokens = frozenset(request.stop_tokens)
         self._min_tokens = request.min_tokens

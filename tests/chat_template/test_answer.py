@@ -40,7 +40,15 @@ ANSWERS = [
     ),
     (TAGGED, '<tool_call>{"name": "b", "arguments": {}}', [("content", '<tool_call>{"name": "b", "arguments": {}}')]),
     (TAGGED, '<tool_call>\n{"name": "a", "arguments": {"x": [1', [("call", "a"), ("arguments", '{"x": [1')]),
-    (TAGGED, '<tool_call>\n{"name": "a"', [("content", '<tool_call>\n{"name": "a"')]),
+    *((TAGGED, f" Yes.\n{text}", [("content", "Yes.")]) for text in ("<t", "<tool_call>", '<tool_call>\n{"na')),
+    *((TAGGED, f'<tool_call>\n{{"name": "{text}', []) for text in ("", "wea", 'a"', 'a", "arguments": ')),
+    (
+        TAGGED,
+        '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "a", "arg',
+        [("call", "a"), ("arguments", "{}")],
+    ),
+    (BARE, 'So: {"name": "wea', [("content", "So:")]),
+    (BARE, 'So: {"na', [("content", 'So: {"na')]),
     (
         TAGGED,
         '<think>\n<tool_call>{"name": "a", "arguments": {}}\n</think>\nNo.',

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rnn_engine.chat_template import ToolCall
+from rnn_engine.chat_template.tools import ToolFormat, ToolFormats
 from rnn_engine.scheduler.text import StopMatcher
 from tests.support.plain_search import first_stop
 
@@ -75,3 +77,27 @@ def test_bytes_are_held_back_only_while_they_may_begin_a_stop() -> None:
     assert matcher.feed(b"Hi\n") == b"Hi"
     assert matcher.feed(b"\nU") == b""
     assert matcher.feed(b"p") == b"\n\nUp"
+
+
+@pytest.mark.parametrize("format_", [ToolFormats.TAGGED.value, ToolFormats.JSON_PARAMETERS.value])
+@pytest.mark.parametrize("stop", ["}", '"', "Paris", "\n", "b", ": {", "arguments", "end"])
+def test_stop_strings_are_not_looked_for_in_calls(format_: ToolFormat, stop: str) -> None:
+    call = format_.write([ToolCall("b", '{"city": "Paris} \\"\\n", "in": {"x": "end"}}')])
+    text = f"So {call}{'' if stop == chr(10) else chr(10)}Good {stop} and"
+    outside = text.removesuffix(f"{stop} and")
+    for size in (1, 3, len(text)):
+        matcher = StopMatcher([stop.encode()], format_)
+        released = b""
+        for begin in range(0, len(text), size):
+            released += matcher.feed(text[begin : begin + size].encode())
+            if matcher.match is not None:
+                break
+        cut = call.index("\n</tool_call>") + 3 if stop == "\n" and format_.closing else len(outside)
+        released += matcher.flush()
+        assert (released.decode(), matcher.match) == (text[:cut], stop.encode())
+
+
+def test_a_tag_without_a_call_is_text() -> None:
+    matcher = StopMatcher([b"x"], ToolFormats.TAGGED.value)
+    assert matcher.feed(b"<tool_call> is x") == b"<tool_call> is "
+    assert matcher.match == b"x"

@@ -101,7 +101,6 @@ async def test_a_stream_is_what_the_whole_answer_is(client: anthropic.AsyncAnthr
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ('{"city": "Paris"', {}),  # the answer was cut
         ('{"city": Paris}', {}),
         ('{"city": NaN}', {}),
         ('{"city": [1, {"a": -1e999}]}', {}),
@@ -109,7 +108,7 @@ async def test_a_stream_is_what_the_whole_answer_is(client: anthropic.AsyncAnthr
         ('{"city": [1.5e300, null, {}]}', {"city": [1.5e300, None, {}]}),
         ("{}", {}),
     ],
-    ids=["cut", "wrong", "not a number", "infinite", "deep", "right", "empty"],
+    ids=["wrong", "not a number", "infinite", "deep", "right", "empty"],
 )
 async def test_arguments_that_are_no_object_are_empty_whole_and_streamed(
     client: anthropic.AsyncAnthropic, engine: FakeEngine, arguments: str, expected: object

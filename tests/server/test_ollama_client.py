@@ -93,8 +93,8 @@ def called(answer: ollama.ChatResponse) -> list[tuple[str, Mapping[str, Any]]]:
 
 @pytest.mark.parametrize(
     "arguments",
-    ['{"city": "Paris"', '{"city": Paris}', '{"city": NaN}', '{"city": 1e999}', '{"city": ' + "[" * 5000 + "]" * 5000],
-    ids=["cut", "wrong", "not a number", "infinite", "deep"],
+    ['{"city": Paris}', '{"city": NaN}', '{"city": 1e999}', '{"city": ' + "[" * 5000 + "]" * 5000 + "}"],
+    ids=["wrong", "not a number", "infinite", "deep"],
 )
 async def test_arguments_that_are_no_object_are_empty(
     client: ollama.AsyncClient, engine: FakeEngine, arguments: str

@@ -33,6 +33,7 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
+from rnn_engine.scheduler.text import StopMatcher
 from rnn_engine.telemetry import EngineCounters, Health, RequestAccount, SlotUse, Timing
 from rnn_engine.types import F32, EmbeddingTask, State
 from rnn_engine_states.cache.browse import (
@@ -263,9 +264,10 @@ class FakeEngine:
 
     def _plan(self, request: GenerateRequest) -> tuple[bytes, FinishReason, bytes | int | None]:
         text = self.reply(request).encode()
-        cuts = [(text.find(stop), stop) for stop in request.stop_bytes if stop in text]
-        if cuts and min(cuts)[0] <= request.max_tokens:
-            return text[: min(cuts)[0]], "stop", min(cuts)[1]
+        matcher = StopMatcher(request.stop_bytes, request.tool_format)
+        cut = matcher.feed(text) + matcher.flush()
+        if matcher.match is not None and len(cut) <= request.max_tokens:
+            return cut, "stop", matcher.match
         if len(text) >= request.max_tokens:
             return text[: request.max_tokens], "length", None
         return text, "stop", 0

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from aiohttp import web
 
-from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta
 from rnn_engine_server.apis.anthropic.schemas import (
@@ -78,7 +78,8 @@ class AnthropicDialect:
     ) -> Mapping[str, object]:
         [outcome] = outcomes
         reader = AnswerReader(self._form)
-        blocks = _blocks([*reader.feed(outcome.text), *reader.finish()])
+        pieces = [*reader.feed(outcome.text), *reader.finish()]
+        blocks = _blocks(whole_calls(reader, pieces))
         reason, stop = self._end(reader, outcome.end)
         return {**self._message(blocks, reason, stop, _usage(outcome.started, outcome.end)), **extra}
 
@@ -91,7 +92,15 @@ class AnthropicDialect:
             case TextDelta():
                 return b"".join(map(_encode, self._blocks.tell(self._reader.feed(event.text))))
             case Finished():
-                blocks = b"".join(map(_encode, [*self._blocks.tell(self._reader.finish()), *self._blocks.close()]))
+                blocks = b"".join(
+                    map(
+                        _encode,
+                        [
+                            *self._blocks.tell(self._reader.finish()),
+                            *self._blocks.close(is_cut=self._reader.is_in_call),
+                        ],
+                    )
+                )
                 return blocks + _encode({**self._last(event), **extra})
             case PromptProgress() | PromptScored():
                 return b""
@@ -128,7 +137,7 @@ class AnthropicDialect:
         """Return the reason why an answer ended, and the client's stop string that ended it, or None."""
         if finished.reason == "length":
             return "max_tokens", None
-        if reader.num_calls:
+        if reader.num_calls and not reader.is_in_call:
             return "tool_use", None
         stop = finished.stop.decode() if isinstance(finished.stop, bytes) else None
         return ("stop_sequence", stop) if stop in self._stops else ("end_turn", None)
@@ -137,8 +146,8 @@ class AnthropicDialect:
 class _BlockStream:
     """Converts the pieces of an answer to stream events that start, extend and stop one content block after another.
 
-    The arguments of a call are sent in one event, so that they are the same as in a whole answer: those of an answer
-    that was cut are empty.
+    The arguments of a call are sent in one event, so that they are the same as in a whole answer. Those of a call that
+    was cut are sent as far as they came, so that they are no JSON.
     """
 
     def __init__(self) -> None:
@@ -160,11 +169,11 @@ class _BlockStream:
             elif piece.part is not AnswerPart.CALL:
                 yield self._extend(_delta(piece))
 
-    def close(self) -> Iterator[Mapping[str, object]]:
+    def close(self, *, is_cut: bool = False) -> Iterator[Mapping[str, object]]:
         if self._open == "tool_use":
             arguments = "".join(self._arguments)
-            whole = arguments if call_arguments(arguments) else "{}"
-            yield self._extend({"type": "input_json_delta", "partial_json": whole})
+            told = arguments if is_cut or call_arguments(arguments) else "{}"
+            yield self._extend({"type": "input_json_delta", "partial_json": told})
         if self._open is not None:
             yield {"type": "content_block_stop", "index": self._number}
         self._open, self._arguments = None, []

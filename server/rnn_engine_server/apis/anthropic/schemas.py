@@ -331,8 +331,8 @@ class AnthropicBlock(TypedDict):
     """A content block, which is a part of an answer.
 
     A `text` block has `text`. A `thinking` block has the model's thoughts as `thinking`, and an empty `signature`. A
-    `tool_use` block is a call that the client is asked to make. It has `id`, `name` and `input`; `input` is empty if
-    the answer was cut.
+    `tool_use` block is a call that the client is asked to make. It has `id`, `name` and `input`. A call that was cut is
+    left out; in a stream, its `partial_json` is no whole JSON.
     """
 
     type: Literal["text", "thinking", "tool_use"]

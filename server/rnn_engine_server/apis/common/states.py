@@ -460,4 +460,7 @@ class EndSaver:
 def _text_of(tokens: Sequence[TokenInfo], finished: Finished) -> bytes:
     """Return the bytes of the generated tokens, cut before the stop string that ended the text."""
     text = b"".join(info.data for info in tokens)
-    return text.partition(finished.stop)[0] if isinstance(finished.stop, bytes) else text
+    if not isinstance(finished.stop, bytes) or not tokens:
+        return text
+    begin = text.find(finished.stop, max(len(text) - len(tokens[-1].data) - len(finished.stop) + 1, 0))
+    return text if begin < 0 else text[:begin]

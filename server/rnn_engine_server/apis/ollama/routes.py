@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from aiohttp import web
 
-from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta
@@ -77,7 +77,8 @@ class OllamaDialect:
     ) -> Mapping[str, object]:
         [outcome] = outcomes
         reader = AnswerReader(self._form)
-        said = self._said([*reader.feed(outcome.text), *reader.finish()], last=True)
+        pieces = [*reader.feed(outcome.text), *reader.finish()]
+        said = self._said(whole_calls(reader, pieces), last=True)
         return {**self._line(said), **_end(outcome.started, outcome.end, outcome.ended), **extra}
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
@@ -88,7 +89,7 @@ class OllamaDialect:
                 said = self._said(self._reader.feed(event.text), last=False)
                 return encode_line(self._line(said)) if said else b""
             case Finished():
-                said = self._said(self._reader.finish(), last=True)
+                said = self._said(self._reader.finish(), last=not self._reader.is_in_call)
                 before = encode_line(self._line(said)) if said else b""
                 return before + encode_line({**self._line({}), **_end(self._started, event, time.monotonic()), **extra})
             case PromptScored():
@@ -108,7 +109,7 @@ class OllamaDialect:
     def _said(self, pieces: Sequence[Piece], *, last: bool) -> dict[str, Any]:
         """Return the message fields made of the next pieces of the answer: text, thoughts and completed calls.
 
-        `last` means that no pieces follow.
+        `last` means that the last call is complete.
         """
         said: dict[str, Any] = {}
         for piece in pieces:

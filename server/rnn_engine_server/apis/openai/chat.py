@@ -11,7 +11,7 @@ from aiohttp import web
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate
-from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerPart, AnswerReader, Piece
+from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
 from rnn_engine.errors import check_range
 from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
@@ -108,7 +108,7 @@ class ChatFormatter:
         entries = ContentTokens().divide(outcome.tokens, pieces) if self._body.logprobs else []
         choice: ChatChoice = {
             "index": index,
-            "message": self._message(pieces),
+            "message": self._message(pieces if finished.reason == "length" else whole_calls(reader, pieces)),
             "logprobs": self._logprobs(entries),
             "finish_reason": self._finish_word(reader, finished),
             "seed": finished.seed,
@@ -180,7 +180,7 @@ class ChatFormatter:
         return message
 
     def _finish_word(self, reader: AnswerReader, finished: Finished) -> FinishWord:
-        if reader.num_calls == 0 or finished.reason == "length":
+        if reader.num_calls == 0 or reader.is_in_call or finished.reason == "length":
             return finished.reason
         return "function_call" if self._body.functions else "tool_calls"
 
@@ -292,7 +292,8 @@ def _prepare(
     tools = body.choice.callable_tools(body.offered)
     grammar = _tool_grammar(body, template, tools, prompts[0]) if tools else body.answer_grammar
     thinking = _thinking(engine, body, prompts[0], grammar)
-    call = replace(mix_calls(body, starts, members), grammar=grammar, thinking=thinking)
+    written = template.tool_format if tools else None
+    call = replace(mix_calls(body, starts, members), grammar=grammar, thinking=thinking, tool_format=written)
     calls = body.copies_of([call], limits, engine.tokenize)
     check_range("top_logprobs", body.top_logprobs or 0, 0, engine.info.max_logprobs)
     calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)

@@ -236,7 +236,7 @@ class ResponsesDialect:
 
     def _end(self, finished: Finished) -> Iterator[Mapping[str, Any]]:
         yield from self._take(self._reader.finish(), ())
-        yield from self._items.finish(is_cut=finished.reason == "length")
+        yield from self._items.finish(is_cut=finished.reason == "length" or self._reader.is_in_call)
 
     def _logprobs(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> Sequence[ChatTokenLogprob]:
         if not self._body.wants_logprobs:
