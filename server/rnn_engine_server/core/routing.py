@@ -103,6 +103,8 @@ def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
     app.router.register_resource(_OtherSpellings(app.router, app[SETTINGS].root_path))
 
 
+_IS_PLAIN = web.RequestKey("is_plain", bool)
+"""Present if no other spelling of a request's path has to be tried."""
 REST = "[^/]+(?:/[^/]+)*"
 """The pattern of a path's parameter that may have several parts."""
 
@@ -117,7 +119,7 @@ class _OtherSpellings(web.PlainResource):
 
     async def resolve(self, request: web.Request) -> tuple[web.UrlMappingMatchInfo | None, set[str]]:
         path = _plain(request.rel_url.raw_path, self._root_path)
-        if path == request.rel_url.raw_path:
+        if path == request.rel_url.raw_path or _IS_PLAIN in request:
             return None, set()
         found = await _resolve(self._router, request, path)
         if isinstance(found.http_exception, web.HTTPMethodNotAllowed):
@@ -127,7 +129,9 @@ class _OtherSpellings(web.PlainResource):
 
 async def _resolve(router: web.UrlDispatcher, request: web.Request, path: str) -> web.UrlMappingMatchInfo:
     """Return what would answer a request with the percent-encoded path `path`."""
-    return await router.resolve(request.clone(rel_url=request.rel_url.with_path(path, encoded=True)))
+    asked = request.clone(rel_url=request.rel_url.with_path(path, encoded=True))
+    asked[_IS_PLAIN] = True
+    return await router.resolve(asked)
 
 
 def _plain(path: str, root_path: str) -> str:
