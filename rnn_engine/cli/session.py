@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from rnn_engine.engine import Engine
 from rnn_engine.forward import Progress
+from rnn_engine.hub import model_name
 from rnn_engine.interface import EngineLike
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine.loading.settings import LoadSettings, StateSettings
@@ -44,7 +45,7 @@ async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None
     `progress` is called with the progress too, on any thread. If this is cancelled, the loading thread ends as well.
     """
     cancelled = threading.Event()
-    with progress_bar("opening the model") as show:
+    with progress_bar(f"loading {choice.name or model_name(choice.model)}") as show:
 
         def report(what: str, done: int, total: int) -> None:
             if cancelled.is_set():

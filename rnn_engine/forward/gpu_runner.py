@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
@@ -167,9 +167,7 @@ class GpuRunner:
         self._num_submitted = 0
         self._unfinished: deque[_Step] = deque()  # steps that the device may not have done yet; at most two
         self._uncollected: dict[Ticket, _Step] = {}
-        self._plan = lru_cache(_PLANS)(self._forward.plan)
-        self._logits_plan = lru_cache(_PLANS)(self._forward.logits_plan)
-        self._readout_plan = lru_cache(_PLANS)(self._forward.readout_plan)
+        self._make_plans()
 
     @property
     def shape(self) -> ModelShape:
@@ -302,8 +300,18 @@ class GpuRunner:
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
         """Compile the kernels by running steps in slot 0: of each of `token_counts`, with a mask, and with a draw.
 
-        The first ones have as many rows as they may have. Slot 0 has the initial state afterwards.
+        A step runs each of its kernels once, whatever the number of layers. The first steps have as many rows as they
+        may have. Slot 0 has the initial state afterwards.
         """
+        self._make_plans(Plan.once_each)
+        try:
+            self._run_kernels(token_counts, progress)
+        finally:
+            self._make_plans()
+        progress("compiled", len(token_counts), len(token_counts))
+        self.write_state(0, None)
+
+    def _run_kernels(self, token_counts: Collection[int], progress: Progress) -> None:
         for done, count in enumerate(token_counts):
             progress("compiling kernels", done, len(token_counts))
             run_step(self, [TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
@@ -311,8 +319,17 @@ class GpuRunner:
             all_allowed = np.full((1, mask_words(self._shape.vocab_size)), 2**32 - 1, np.uint32)
             run_step(self, [TokenRun(0, [0], rows=1, masks=lambda: all_allowed)])
             run_step(self, [TokenRun(0, [0], rows=1, draw=TokenDraw(0, 0, 1, 1.0, 1.0))])
-        progress("compiled", len(token_counts), len(token_counts))
-        self.write_state(0, None)
+
+    def _make_plans(self, change: Callable[[Plan], Plan] = lambda plan: plan) -> None:
+        """Use plans after `change`, which are kept, from now on."""
+
+        def keep(make: Callable[..., Plan]) -> Callable[..., Plan]:
+            return lru_cache(_PLANS)(lambda *size, **side: change(make(*size, **side)))
+
+        forward = self._forward
+        self._plan, self._logits_plan, self._readout_plan = map(
+            keep, (forward.plan, forward.logits_plan, forward.readout_plan)
+        )
 
     def write_state(self, slot: int, state: State | None) -> None:
         check_slot(slot, self.num_slots)

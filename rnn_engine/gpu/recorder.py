@@ -47,6 +47,15 @@ class Plan:
     def __str__(self) -> str:
         return "\n".join(f"{d.label}: {d.kernel.label} {d.x} x {d.y}" for d in self.dispatches)
 
+    def once_each(self) -> Plan:
+        """Return a plan with the first dispatch of each kernel alone, for a driver that compiles a kernel at first use.
+
+        What it computes means nothing.
+        """
+        return Plan(
+            tuple({dispatch.kernel.pipeline: dispatch for dispatch in reversed(self.dispatches)}.values())[::-1]
+        )
+
     @cached_property
     def raw(self) -> tuple[native.RawDispatch, ...]:
         return tuple((native.handle(d.kernel.pipeline), native.handle(d.bind_group), d.x, d.y) for d in self.dispatches)

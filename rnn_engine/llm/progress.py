@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -10,23 +12,43 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
+_LOG_SECONDS = (1.0, 5.0)  # at least, between two lines of the log: about another task, and about the same one
+_log = logging.getLogger(__name__)
+
 Report: TypeAlias = Callable[[str, int, int], None]
 """Takes the current task, the number of parts that are done, and that of all parts. May be called on any thread."""
 
 
 @contextmanager
 def progress_bar(title: str, *, with_time_left: bool = False) -> Iterator[Report]:
-    """Return a context manager that shows a progress bar while its block runs, and yields a function to update it."""
+    """Return a context manager that shows a progress bar while its block runs, and yields a function to update it.
+
+    Without a terminal, progress is written to the log: at first, when another task begins, and every few seconds.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     times = (TimeElapsedColumn(), TimeRemainingColumn()) if with_time_left else (TimeElapsedColumn(),)
     with _bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times) as bar:
         task = bar.add_task(title, total=None)
+        if bar.disable:
+            yield _log_progress(title)
+        else:
+            yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
-        def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
 
-        yield report
+def _log_progress(title: str) -> Report:
+    """Write `title` to the log, and return a function that writes what is going on, seldom."""
+    _log.info("%s", title)
+    logged, logged_at = title, time.monotonic()
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal logged, logged_at
+        seconds = time.monotonic() - logged_at
+        if seconds >= _LOG_SECONDS[what == logged]:
+            _log.info("%s: %s, %d of %d", title, what, done, total)
+            logged, logged_at = what, time.monotonic()
+
+    return report
 
 
 @contextmanager

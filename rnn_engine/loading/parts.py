@@ -162,11 +162,11 @@ def open_parts(
         tokenizer = load_tokenizer(settings.tokenizer, path, model.shape.vocab_size)
         if isinstance(tokenizer, NoTokenizer) and settings.tokenizer == "auto":
             _log.warning("%s has no tokenizer, so it takes token ids and no text: %s", path.name, tokenizer.reason)
+        fingerprint = model.identify(partial(progress, "reading the weights"))
         own_states = open_states(model, states)
         heads = TaskHeads(model) if isinstance(model.shape, ShapeV7Embedding) else None
         loaded = _load_onto_device(model, path, settings, num_slots=num_slots, config=config, progress=progress)
         undo.callback(loaded.close)
-        fingerprint = model.fingerprint
         first_slab = num_slots + len(loaded.drafts.spare_slots)
         kept = _open_cache(loaded.runner, first_slab, f"{fingerprint} {loaded.weights}", config, store)
         named_states = share_names(store, own_states, fingerprint, states)

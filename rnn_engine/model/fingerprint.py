@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -31,11 +31,19 @@ _LEAST_PIECES: Final = 8  # of a matrix, so that the few that are read ahead are
 _SHOWN_DIGITS: Final = 32  # of the digest's 64
 
 
+CountParts: TypeAlias = Callable[[int, int], None]
+"""Takes the number of parts that are done, and that of all parts."""
+
+
+def ignore_parts(_done: int, _total: int) -> None:
+    """Ignore how many parts are done."""
+
+
 def fingerprint(
     version: str,
     names: Iterable[str],
     read: Callable[[str], Matrix],
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    progress: CountParts = ignore_parts,
 ) -> str:
     """Return the fingerprint of a model, a digest of its RWKV `version` and its tensors, as 32 hexadecimal digits.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -12,7 +11,7 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.model.fingerprint import with_settings
+from rnn_engine.model.fingerprint import CountParts, ignore_parts, with_settings
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.model.lora import Lora, LoraChoice, open_lora
 from rnn_engine.model.model_file import ModelFile
@@ -38,6 +37,8 @@ class OpenModel(Model, Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+    def identify(self, progress: CountParts = ..., /) -> str: ...
 
     def blocks(self, name: str, /) -> Blocks | None: ...
 
@@ -91,13 +92,14 @@ class MergedModel:
         """The size of the model's file in bytes, without the LoRAs."""
         return self._file.num_bytes
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """The fingerprint of the merged weights: a digest of the file's fingerprint and the LoRAs', in their order.
+        """The fingerprint of the merged weights; see `identify`."""
+        return self.identify()
 
-        Raises ModelError as `tensor` does.
-        """
-        return with_settings(self._file.fingerprint, "; ".join(lora.fingerprint for lora in self._loras))
+    def identify(self, progress: CountParts = ignore_parts) -> str:
+        """Return a digest of the file's fingerprint and the LoRAs', in their order; see `ModelFile.identify`."""
+        return with_settings(self._file.identify(progress), "; ".join(lora.fingerprint for lora in self._loras))
 
     def has(self, name: str) -> bool:
         return self._file.has(name)

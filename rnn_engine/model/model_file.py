@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import locate_tensors
-from rnn_engine.model.fingerprint import fingerprint, recall, with_settings
+from rnn_engine.model.fingerprint import CountParts, fingerprint, ignore_parts, recall, with_settings
 from rnn_engine.model.ggml import check_metadata, check_sizes, locate_llama_cpp, locate_rwkv_cpp
 from rnn_engine.model.huggingface import HfConfig, has_fla_names, has_hf_names, locate_fla, locate_hf, open_folder
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
@@ -48,6 +48,7 @@ class ModelFile:
         self._source = source
         self._stamp = found.stamp
         self._stored = found.stored
+        self._fingerprint: str | None = None
 
     @classmethod
     def open(cls, path: Path, find_layout: FindLayout) -> ModelFile:
@@ -76,15 +77,23 @@ class ModelFile:
         """The size in bytes of the model's file, or of all its shards together."""
         return self._source.stamp.size
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """The model's fingerprint: a digest of all weights and of the shape's settings.
+        """The model's fingerprint; see `identify`."""
+        return self.identify()
 
-        Reads the whole file, unless it is large and an earlier run has recorded the digest. Raises ModelError as
-        `tensor` does.
+    def identify(self, progress: CountParts = ignore_parts) -> str:
+        """Return the model's fingerprint: a digest of all weights and of the shape's settings.
+
+        The first call reads the whole file, unless it is large and an earlier run has recorded the digest. `progress`
+        takes the number of tensors that are read, and that of all. Raises ModelError as `tensor` does.
         """
-        weights = recall(self.path, self._stamp, lambda: fingerprint(self.shape.version, self.names, self.matrix))
-        return with_settings(weights, self.shape.settings)
+        if self._fingerprint is None:
+            weights = recall(
+                self.path, self._stamp, lambda: fingerprint(self.shape.version, self.names, self.matrix, progress)
+            )
+            self._fingerprint = with_settings(weights, self.shape.settings)
+        return self._fingerprint
 
     def has(self, name: str) -> bool:
         return name in self.tensors

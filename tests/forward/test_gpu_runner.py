@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError, StepError
-from rnn_engine.gpu import Recorder
+from rnn_engine.gpu import BufferCopy, Plan, Recorder
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun, run_step
 from tests.support.golden_contract import GoldenContract
@@ -119,6 +120,34 @@ def test_a_head_size_that_no_kernel_takes_is_an_error_that_says_what_is() -> Non
 def test_a_width_that_no_kernel_takes_is_an_error_that_says_what_is() -> None:
     with pytest.raises(DeviceError, match="width 36 is not supported on a GPU; expected a multiple of 8"):
         load_runner(random_model(tiny_shape(layers=1, width=36, head_size=18), seed=1))
+
+
+def test_a_warm_up_runs_each_kernel_of_a_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it takes no longer for a deeper model. Afterwards the runner is as good as a new one."""
+    submitted: list[Plan] = []
+    submit = Recorder.submit
+
+    def listen(recorder: Recorder, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> int:
+        submitted.append(plan or Plan(()))
+        return submit(recorder, plan, copies)
+
+    counts = {}
+    for layers in (2, 5):
+        model = random_model(tiny_shape(layers=layers), seed=1)
+        runner = make_gpu_runner(model, num_slots=1, max_tokens=8, max_rows=2, num_candidates=4)
+        expected = run_step(runner, [TokenRun(0, [1, 2, 3], rows=1)])
+        usual = runner.plan(3, 1, 1, has_masks=True)
+        with monkeypatch.context() as listening:
+            listening.setattr(Recorder, "submit", listen)
+            submitted.clear()
+            runner.warm_up([1, 3], lambda *_: None)
+        used = {id(dispatch.kernel) for plan in submitted for dispatch in plan.dispatches}
+        assert {id(dispatch.kernel) for dispatch in usual.dispatches} <= used
+        counts[layers] = sum(len(plan.dispatches) for plan in submitted)
+        assert np.array_equal(run_step(runner, [TokenRun(0, [1, 2, 3], rows=1)]).logits, expected.logits)
+        assert runner.plan(3, 1, 1, has_masks=True) == usual
+        runner.close()
+    assert counts[2] == counts[5]
 
 
 def test_what_was_uploaded_does_not_stay_on_the_host() -> None:
