@@ -137,6 +137,15 @@ async def test_its_defaults(serve: Serve) -> None:
         assert penalties == (nucleus.presence_penalty, nucleus.frequency_penalty, nucleus.penalty_decay)
 
 
+async def test_stops_of_a_chat_are_in_place_of_the_templates(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    bodies: list[Body] = [{"stop": ["x"]}, {"stop": []}, {"stop": "x", "template_stop": True}]
+    for fields in bodies:
+        await post(client, CHAT, ChatCompletion, {"messages": {"role": "user", "content": "a"}, **fields})
+    assert [list(request.stop) for request in engine.requests] == [[b"x"], [], [b"x", b"\n\n"]]
+
+
 async def test_no_stop_is_null(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)

@@ -112,7 +112,19 @@ async def test_names_and_template_of_the_client(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "stops"), [({}, [b"\n\n"]), ({"stop": None}, []), ({"stop": "x"}, [b"x"]), ({"stop": []}, [])]
+    ("fields", "stops"),
+    [
+        *(
+            ({}, [b"\n\n"]),
+            ({"stop": None}, [b"\n\n"]),
+            ({"stop": []}, [b"\n\n"]),
+            ({"template_stop": None}, [b"\n\n"]),
+        ),
+        ({"stop": "x"}, [b"x", b"\n\n"]),
+        ({"stop": ["User:"], "template_stop": True}, [b"User:", b"\n\n"]),
+        ({"template_stop": False}, []),
+        ({"stop": ["x"], "template_stop": False}, [b"x"]),
+    ],
 )
 async def test_blank_line_ends_an_answer_unless_the_client_says_otherwise(
     serve: Serve, fields: Body, stops: list[bytes]
@@ -120,7 +132,7 @@ async def test_blank_line_ends_an_answer_unless_the_client_says_otherwise(
     engine = FakeEngine(reply=lambda _: "One\n\nUser: Two")
     answer = await post(await serve(engine), PATH, ChatCompletion, {**HI, **fields})
     assert list(engine.requests[0].stop) == stops
-    assert (answer["choices"][0]["message"]["content"] == "One") == (stops == [b"\n\n"])
+    assert (answer["choices"][0]["message"]["content"] == "One") == (b"\n\n" in stops)
 
 
 async def test_earlier_replies_seed_the_penalties(serve: Serve) -> None:
@@ -305,10 +317,41 @@ async def test_thoughts_come_apart_from_content(serve: Serve) -> None:
     client = await serve(FakeEngine(reply=lambda _: " <think>\nHm.\n</think>\nYes. "))
     whole = await post(client, PATH, ChatCompletion, HI)
     message = whole["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "Yes. ", "refusal": None, "reasoning_content": "Hm."}
+    assert message == {
+        "role": "assistant",
+        "content": "Yes. ",
+        "refusal": None,
+        "reasoning_content": "Hm.",
+        "reasoning": "Hm.",
+    }
     deltas = [chunk["choices"][0]["delta"] for chunk in await post_stream(client, PATH, ChatCompletionChunk, HI)]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
+    for name in ("reasoning_content", "reasoning"):
+        assert "".join(delta.get(name, "") for delta in deltas) == "Hm."
     assert "".join(delta.get("content") or "" for delta in deltas) == "Yes. "
+
+
+async def test_thoughts_are_left_out_if_the_client_says_so(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: " <think>\nHm.\n</think>\nYes. "))
+    body = {**HI, "include_reasoning": False}
+    whole = await post(client, PATH, ChatCompletion, body)
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": "Yes. ", "refusal": None}
+    deltas = [chunk["choices"][0]["delta"] for chunk in await post_stream(client, PATH, ChatCompletionChunk, body)]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Yes. "
+    assert all(delta.keys() <= {"role", "content", "refusal"} for delta in deltas)
+
+
+async def test_thoughts_of_earlier_answers_have_either_name_or_both(serve: Serve) -> None:
+    source = "{% for each in messages %}{{ each.reasoning_content }};{% endfor %}"
+    engine = FakeEngine(chat_template=JinjaTemplate(source, {}))
+    client = await serve(engine)
+    for fields in (
+        {"reasoning": "Hm."},
+        {"reasoning_content": "Hm."},
+        {"reasoning": "Hm.", "reasoning_content": "Hm."},
+    ):
+        earlier = {"role": "assistant", "content": "Yes.", **fields}
+        await post(client, PATH, ChatCompletion, {"messages": [*HI["messages"], earlier, *HI["messages"]]})
+        assert engine.detokenize(engine.requests[-1].prompt) == b";Hm.;;"
 
 
 async def test_a_prompt_that_begins_the_thoughts(serve: Serve) -> None:

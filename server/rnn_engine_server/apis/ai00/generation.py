@@ -46,10 +46,21 @@ class Ai00CompletionRequest(CompletionRequest):
 
 
 class Ai00ChatRequest(ChatRequest):
-    """A request to continue a conversation. Fields of chats mean the same here; the penalties have ai00's defaults."""
+    """A request to continue a conversation. Fields of chats mean the same here, except `stop` and the penalties."""
+
+    keeps_null: ClassVar = frozenset({"stop"})
+
+    stop: Stop = Field(
+        default=(),
+        description="Texts before which the answer ends, in place of those of the chat template; null for none.",
+    )
 
     presence_penalty: float = Field(default=_NUCLEUS.presence_penalty, description=_PRESENCE)
     frequency_penalty: float = Field(default=_NUCLEUS.frequency_penalty, description=_FREQUENCY)
+
+    @property
+    def adds_template_stop(self) -> bool:
+        return "stop" not in self.model_fields_set
 
 
 class Ai00TextDelta(TypedDict):

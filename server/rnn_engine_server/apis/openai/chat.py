@@ -135,8 +135,8 @@ class ChatFormatter:
             match piece.part:
                 case AnswerPart.CONTENT:
                     delta["content"] = (delta.get("content") or "") + piece.text
-                case AnswerPart.REASONING:
-                    delta["reasoning_content"] = delta.get("reasoning_content", "") + piece.text
+                case AnswerPart.REASONING if self._body.include_reasoning:
+                    delta["reasoning_content"] = delta["reasoning"] = delta.get("reasoning", "") + piece.text
                 case AnswerPart.CALL:
                     number += 1
                     self._begin_call(delta, number, piece.text)
@@ -171,8 +171,8 @@ class ChatFormatter:
         message: AssistantMessage = {"role": "assistant", "content": content, "refusal": None}
         if calls and not content:
             message["content"] = None
-        if thoughts:
-            message["reasoning_content"] = thoughts
+        if thoughts and self._body.include_reasoning:
+            message["reasoning_content"] = message["reasoning"] = thoughts
         if calls and self._body.functions:
             message["function_call"] = calls[0]["function"]
         elif calls:

@@ -198,7 +198,6 @@ class ChatRequest(ProgressBody, ToolFields):
         "detokenize": (True,),
         "documents": ([],),
         "echo": (False,),
-        "include_reasoning": (True,),
         "moderation": (),
         "separate_reasoning": (True,),
         "web_search_options": (),
@@ -209,7 +208,6 @@ class ChatRequest(ProgressBody, ToolFields):
         "max_completion_tokens": "max_tokens",
         "thinking_token_budget": "thinking_budget_tokens",
     }
-    keeps_null: ClassVar = frozenset({"stop"})
     unfolded: ClassVar = {
         "thinking": {
             "type": ["object", "null"],
@@ -245,9 +243,10 @@ class ChatRequest(ProgressBody, ToolFields):
     )
     reasoning_format: ReasoningFormat | None = Field(
         default=None,
-        description="`auto` and `deepseek` return the reasoning in `<think>...</think>` as `reasoning_content`, `none` "
-        "leaves it in `content`. Null: the server's `--reasoning-format`.",
+        description="`auto` and `deepseek` return the reasoning in `<think>...</think>` as `reasoning_content` and as "
+        "`reasoning`, `none` leaves it in `content`. Null: the server's `--reasoning-format`.",
     )
+    include_reasoning: bool = Field(default=True, description="False leaves the reasoning out of the answer.")
     thinking_budget_tokens: int | None = Field(
         default=None,
         ge=0,
@@ -265,8 +264,13 @@ class ChatRequest(ProgressBody, ToolFields):
     )
     stop: Stop = Field(
         default=(),
-        description="Texts before which the answer ends; null for none. Without it: those of the chat template, which "
-        "for RWKV World is a blank line; none with a grammar.",
+        description="Texts before which the answer ends, besides those of the chat template. They are not looked for "
+        "in calls of tools.",
+    )
+    template_stop: bool | None = Field(
+        default=None,
+        description="Whether the texts with which the chat template ends a turn end the answer, too: a blank line for "
+        "RWKV World. Null: yes. Without effect with a grammar, which ends the answer.",
     )
     logprobs: bool = Field(default=False, description="Add the log-probability of every token.")
     top_logprobs: int | None = Field(
@@ -325,9 +329,14 @@ class ChatRequest(ProgressBody, ToolFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def stops(self, of_template: Sequence[str]) -> Sequence[str]:
-        """Return the texts that end the answer: the request's own stop strings, or else those `of_template`."""
-        says_end = "stop" in self.model_fields_set or self.answer_grammar is not None
-        return self.stop if says_end else of_template
+        """Return the texts that end the answer: the request's own stop strings, and those `of_template`."""
+        is_added = self.adds_template_stop if self.template_stop is None else self.template_stop
+        return (*self.stop, *(of_template if is_added and self.answer_grammar is None else ()))
+
+    @property
+    def adds_template_stop(self) -> bool:
+        """Whether the texts that end a turn of the chat template end the answer if the request does not say so."""
+        return True
 
     @property
     def answer_schema(self) -> Tag | None:
@@ -424,13 +433,15 @@ class AnsweredCall(TypedDict):
 class AssistantMessage(TypedDict):
     """The assistant's message in an answer.
 
-    `content` is null if there are only calls. `reasoning_content` is what the model thought before the content.
+    `content` is null if there are only calls. `reasoning_content`, and the same as `reasoning`, is what the model
+    thought before the content.
     """
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
     reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
     tool_calls: NotRequired[list[AnsweredCall]]
     function_call: NotRequired[AnsweredFunction]
 
@@ -503,6 +514,7 @@ class ChatDelta(TypedDict):
     content: NotRequired[str | None]
     refusal: NotRequired[None]
     reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
     tool_calls: NotRequired[list[CallDelta]]
     function_call: NotRequired[FunctionDelta]
 
@@ -542,10 +554,7 @@ def shared_fields(body: GenerationBody) -> dict[str, Any]:
 
 
 class TranslatedChat(ChatRequest):
-    """A chat request made from a request of another API.
-
-    Its `stop` adds to the template's texts that end a turn.
-    """
+    """A chat request made from a request of another API."""
 
     @classmethod
     def of(cls, body: GenerationBody, **fields: Any) -> Self:  # noqa: ANN401
@@ -554,6 +563,3 @@ class TranslatedChat(ChatRequest):
         The fields are not checked one by one. Raises InvalidRequestError for fields that contradict each other.
         """
         return cls.model_construct(body.model_fields_set | fields.keys(), **{**shared_fields(body), **fields})
-
-    def stops(self, of_template: Sequence[str]) -> Sequence[str]:
-        return (*self.stop, *(of_template if self.answer_grammar is None else ()))
