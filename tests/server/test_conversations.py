@@ -149,7 +149,7 @@ async def test_the_shapes_of_the_answers(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (PATH, {"items": [{"type": "computer_call"}]}, "items.0.type"),
+        (PATH, {"items": [{"type": 3}]}, "items.0.type"),
         (PATH, {"metadata": {"a": 1}}, "metadata.a"),
         (PATH, {"itmes": []}, "itmes"),
         ("/v1/responses", {"input": "Hi", "conversation": 7}, "conversation"),

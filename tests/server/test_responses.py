@@ -308,8 +308,8 @@ async def test_what_is_not_to_be_stored_is_not(client: openai.AsyncOpenAI) -> No
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"input": []}, "input", "at least 1"),
-        ({"input": [{"type": "computer_call"}]}, "input.0.type", "function_call"),
+        ({"input": None}, "input", "at least 1"),
+        ({"input": [{"type": 3}]}, "input.0.type", "function_call"),
         ({"input": [{"role": "poet", "content": "a"}]}, "input.0", "system"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0", "text only"),
         ({"input": [{"type": "function_call", "name": "a"}]}, "input.0", "all of its required fields"),

@@ -236,7 +236,7 @@ def with_function(**fields: object) -> Body:
         (with_function(name='a"b'), "tools.0.function.name", "a text of the form"),
         (with_function(parameters=[], strict=True), "tools.0.function.parameters", "JSON schema"),
         ({**ASK, "messages": [{"role": "user", "tool_calls": [], "content": None}]}, "messages.0.content", "a text"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content", "a text"),
+        ({"messages": [{"role": "system", "content": None}]}, "messages.0.content", "a text"),
         (
             {"messages": [{"role": "user", "content": "", "function_call": {"name": "a"}}]},
             "messages.0.tool_calls",

@@ -16,6 +16,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.operations.chat_prompt import ToolChoice
 from rnn_engine_server.apis.common.generation import GenerationBody
+from rnn_engine_server.apis.common.histories import Info, history, leave_out, part_text, tool_text
 from rnn_engine_server.apis.common.messages import (
     CalledFunction,
     FunctionBody,
@@ -36,70 +37,102 @@ _TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the mod
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    """The parsed content of one message, divided by the type of its blocks: texts, thoughts, calls and results."""
+class Turn:
+    """Consecutive blocks of one message: texts, thoughts and calls, or else the result of one call."""
 
     texts: tuple[str, ...] = ()
     thoughts: tuple[str, ...] = ()
     calls: tuple[ToolCallBody, ...] = ()
-    results: tuple[tuple[str, str], ...] = ()  # the id of a call, and the result
+    result: str | None = None
+    call_id: str | None = None  # which call has the result
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The parsed content of one message."""
+
+    turns: tuple[Turn, ...] = ()
     cache: bool = False  # whether to keep the state after the message
 
 
-def _parse_content(value: object) -> Content:
+def _parse_content(value: object, info: Info) -> Content:
+    if value is None and info.data.get("role") == "assistant":
+        return Content()
     if isinstance(value, str):
-        return Content((value,))
+        return Content((Turn((value,)),))
     if not isinstance(value, list):
         raise RefusedError(value, "a string or a list of blocks")
-    content = Content()
+    turns: list[Turn] = []
     for block in value:
-        content = _add(content, block)
-        if block.get("cache_control") is not None:
-            content = replace(content, cache=True)
-    return content
+        if not isinstance(block, dict):
+            raise RefusedError(block, 'blocks such as {"type": "text", "text": "..."}')
+        if _is(block, "tool_result"):
+            turns.append(_parse_result(block, info))
+        elif not turns or turns[-1].result is not None:
+            turns.append(_add(Turn(), block))
+        else:
+            turns[-1] = _add(turns[-1], block)
+    return Content(tuple(turns), any(block.get("cache_control") is not None for block in value))
 
 
-def _add(content: Content, block: object) -> Content:
+def _is(block: Mapping[str, Any], kind: str) -> bool:
+    """Return True if a block is of the type `kind`, or of a provider's own tools, such as `mcp_tool_use`."""
+    found = block.get("type")
+    return isinstance(found, str) and (found == kind or found.endswith(f"_{kind}"))
+
+
+def _parse_result(block: Mapping[str, Any], info: Info) -> Turn:
+    if not isinstance(call_id := block.get("tool_use_id"), str):
+        raise RefusedError(block, "a block with all of its required fields")
+    if block["type"] == "tool_result" and info.data.get("role", "user") != "user":
+        raise RefusedError("tool_result", "such blocks only in messages of the user")
+    return Turn(result=tool_text(block.get("content"), info, "messages.content", "\n"), call_id=call_id)
+
+
+def _add(turn: Turn, block: Mapping[str, Any]) -> Turn:
+    if (text := part_text(block)) is not None:
+        return replace(turn, texts=(*turn.texts, text))
     match block:
-        case {"type": "text", "text": str(text)}:
-            return replace(content, texts=(*content.texts, text))
         case {"type": "thinking", "thinking": str(text)}:
-            return replace(content, thoughts=(*content.thoughts, text))
+            return replace(turn, thoughts=(*turn.thoughts, text))
         case {"type": "redacted_thinking"}:
-            return content
-        case {"type": "tool_use", "id": str(call_id), "name": str(name), "input": dict(arguments)}:
+            return turn
+        case {"id": str(call_id), "name": str(name), "input": dict(arguments)} if _is(block, "tool_use"):
             function = CalledFunction.model_construct(name=name, arguments=to_json(arguments))
-            call = ToolCallBody.model_construct(id=call_id, function=function)
-            return replace(content, calls=(*content.calls, call))
-        case {"type": "tool_result", "tool_use_id": str(call_id), **rest}:
-            return replace(content, results=(*content.results, (call_id, _text(rest.get("content") or ""))))
-        case {"type": "text" | "thinking" | "tool_use" | "tool_result"}:
+            return replace(turn, calls=(*turn.calls, ToolCallBody.model_construct(id=call_id, function=function)))
+        case {"type": "text" | "thinking" | "tool_use"}:
             raise RefusedError(block, "a block with all of its required fields")
         case {"type": str(kind)}:
             raise RefusedError(kind, _TEXT_ALONE)
     raise RefusedError(block, 'blocks such as {"type": "text", "text": "..."}')
 
 
-def _text(value: object) -> str:
-    """Return the text in a request field: a string, or text blocks joined by line breaks. Raises RefusedError."""
-    content = _parse_content(value)
-    if content.thoughts or content.calls or content.results:
-        raise RefusedError(value, "a string or a list of blocks of text")
-    return "\n".join(content.texts)
+def _is_readable(block: Mapping[str, Any]) -> bool:
+    kind = block["type"]
+    is_own = kind in ("text", "thinking", "redacted_thinking") or _is(block, "tool_use") or _is(block, "tool_result")
+    return is_own or part_text(block) is not None
+
+
+def _leave_out_of(message: dict[str, Any], info: Info) -> dict[str, Any]:
+    """Return an earlier message without the blocks that the model can't read."""
+    content = leave_out(message.get("content"), info, "messages.content", _is_readable)
+    return {**message, "content": content}
 
 
 _BILLING = "x-anthropic-billing-header:"
 
 
-def _parse_system(value: object) -> Content:
+def _parse_system(value: object, info: Info) -> Content:
     """Parse the field `system`. Raises RefusedError.
 
     Claude Code's first block is a header for Anthropic's servers. It differs from call to call, so it is left out:
     otherwise no later call could continue from a kept state of the long instructions after it.
     """
-    content = _parse_content(value)
-    _text(value)  # raises for blocks that are no text
-    return replace(content, texts=tuple(text for text in content.texts if not text.startswith(_BILLING)))
+    content = _parse_content(value, info)
+    if any(turn.thoughts or turn.calls or turn.result is not None for turn in content.turns):
+        raise RefusedError(value, "a string or a list of blocks of text")
+    texts = (text for turn in content.turns for text in turn.texts)
+    return replace(content, turns=(Turn(tuple(text for text in texts if not text.startswith(_BILLING))),))
 
 
 _BLOCKS = {"anyOf": [STRING, {"type": "array", "items": {"type": "object"}}]}
@@ -115,37 +148,39 @@ class AnthropicMessage(RequestBody):
     role: Literal["user", "assistant", "system"] = Field(description="Who speaks.")
     content: Blocks = Field(
         description="A text, or a list of blocks. Any message may have `text` blocks; the assistant's also `thinking` "
-        "and `tool_use`, and the user's also `tool_result` with texts. `cache_control` in a block keeps the state "
-        "after the message in preference to others. Images and documents are refused."
+        "and `tool_use`, and the user's also `tool_result`. `document` and `search_result` are read if they are text; "
+        "tools that Anthropic runs have their blocks as well. `cache_control` in a block keeps the state after the "
+        "message in preference to others. Images and other blocks without a text are left out of earlier messages and "
+        "of results, which `X-Left-Out` names, and are refused in what the user says last."
     )
 
     def model_post_init(self, context: object) -> None:  # noqa: ARG002
-        if self.role != "assistant" and (self.content.calls or self.content.thoughts):
+        if self.role != "assistant" and any(turn.calls or turn.thoughts for turn in self.content.turns):
             raise RefusedError("tool_use or thinking", "such blocks only in messages of the assistant", below="content")
-        if self.role != "user" and self.content.results:
-            raise RefusedError("tool_result", "such blocks only in messages of the user", below="content")
 
     @property
     def messages(self) -> Sequence[Message]:
         """The message in the form that chat templates take.
 
-        Results of tools become messages of their own, which come first.
+        Results of tools become messages of their own, which come first in a message of the user.
         """
-        content = self.content
-        found = [
-            Message.model_construct(role=Role.OBSERVATION, content=text, tool_call_id=call_id)
-            for call_id, text in content.results
-        ]
-        if content.texts or content.calls or not found:
-            found.append(
-                Message.model_construct(
-                    role=Role[self.role.upper()],
-                    content="".join(content.texts),
-                    reasoning_content="\n".join(content.thoughts) or None,
-                    tool_calls=list(content.calls),
-                )
-            )
-        return [*found[:-1], found[-1].model_copy(update={"cache": content.cache})]
+        turns = [turn for turn in self.content.turns if turn != Turn()] or [Turn()]
+        if self.role == "user":
+            results = [turn for turn in turns if turn.result is not None]
+            texts = tuple(text for turn in turns for text in turn.texts)
+            turns = [*results, *([Turn(texts)] if texts or not results else [])]
+        found = [self._message(turn) for turn in turns]
+        return [*found[:-1], found[-1].model_copy(update={"cache": self.content.cache})]
+
+    def _message(self, turn: Turn) -> Message:
+        if turn.result is not None:
+            return Message.model_construct(role=Role.OBSERVATION, content=turn.result, tool_call_id=turn.call_id)
+        return Message.model_construct(
+            role=Role[self.role.upper()],
+            content="".join(turn.texts),
+            reasoning_content="\n".join(turn.thoughts) or None,
+            tool_calls=list(turn.calls),
+        )
 
 
 class AnthropicTool(RequestBody):
@@ -253,7 +288,7 @@ class AnthropicConversation(GenerationBody):
     neutral: ClassVar = {**GenerationBody.neutral, "mcp_servers": ([],), "thread": ()}
     aliases: ClassVar = {**GenerationBody.aliases, "stop_sequences": "stop"}
 
-    messages: Annotated[list[AnthropicMessage], FailFast()] = Field(
+    messages: Annotated[list[AnthropicMessage], FailFast(), history(_leave_out_of)] = Field(
         min_length=1,
         description="The conversation so far. If the last message is the assistant's, the answer continues it.",
     )
@@ -306,8 +341,8 @@ class AnthropicConversation(GenerationBody):
     def _system(self) -> list[Message]:
         if self.system is None:
             return []
-        text, cache = "\n".join(self.system.texts), self.system.cache
-        return [Message.model_construct(role=Role.SYSTEM, content=text, cache=cache)]
+        text = "\n".join(text for turn in self.system.turns for text in turn.texts)
+        return [Message.model_construct(role=Role.SYSTEM, content=text, cache=self.system.cache)]
 
     @property
     def _turns(self) -> list[Message]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import from_json
 
 from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Role, Tool, ToolCall, find_role
+from rnn_engine.chat_template.tools import to_json
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.chat_prompt import ToolChoice
+from rnn_engine_server.apis.common.histories import (
+    TEXT_ALONE,
+    Info,
+    leave_out,
+    part_text,
+    tool_text,
+)
 from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody, UnknownFields
 
-_TEXT_TYPES = ("text", "input_text", "output_text")
 _OTHER_TYPES = ("image_url", "input_image", "image", "input_audio", "audio", "video_url", "file", "input_file")
 
 
@@ -28,13 +35,12 @@ def parse_content(value: object) -> str | None:
 
 
 def _parse_part(part: object) -> str:
+    text = part_text(part) if isinstance(part, dict) else None
+    if text is not None:
+        return text
     match part:
-        case {"type": str(kind), "text": str(text)} if kind in _TEXT_TYPES:
-            return text
-        case {"type": "refusal", "refusal": str(text)}:
-            return text
         case {"type": str(kind)} if kind in _OTHER_TYPES:
-            raise RefusedError(kind, "text parts alone, since the model reads and writes text only")
+            raise RefusedError(kind, TEXT_ALONE)
     raise RefusedError(part, 'text parts such as {"type": "text", "text": "..."}')
 
 
@@ -97,9 +103,16 @@ RoleWord: TypeAlias = Annotated[Role, PlainValidator(parse_role), WithJsonSchema
 _MOST_VALUES: Final = 1 << 18  # of a call's arguments: reading more as JSON would hold up all others
 
 
+def arguments_text(value: object) -> str:
+    """Return the arguments of an earlier call as a text, which is JSON unless the client sent another text."""
+    return value if isinstance(value, str) else to_json({} if value is None else value)
+
+
 class CalledFunction(RequestBody):
     name: str = Field(description="The tool's name.")
-    arguments: str = Field(default="{}", description="JSON.")
+    arguments: Annotated[str, BeforeValidator(arguments_text)] = Field(
+        default="{}", description="JSON, as a text or an object."
+    )
 
 
 class ToolCallBody(RequestBody):
@@ -110,6 +123,14 @@ class ToolCallBody(RequestBody):
     id: str = Field(default="", description="The call's id, which its result names.")
     type: Literal["function"] = Field(default="function", description="Only `function`.")
     function: CalledFunction = Field(description="What was called.")
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        match fields:
+            case {"type": "custom", "custom": {"name": name, "input": text}}:  # a call with a text in place of JSON
+                function = {"name": name, "arguments": {"input": text}}
+                return {"id": fields.get("id"), "type": "function", "function": function}
+        return fields
 
 
 class Message(RequestBody):
@@ -126,7 +147,9 @@ class Message(RequestBody):
     )
     content: Content = Field(
         default=None,
-        description="A text, or a list of text parts, which are joined. Only a message with calls may lack it.",
+        description="A text, or a list of text parts, which are joined. Messages of the assistant and of tools may "
+        "lack it. Parts without a text are left out of earlier messages and of tools' results, which `X-Left-Out` "
+        "names, and are refused in what the user says last.",
     )
     reasoning_content: str | None = Field(
         default=None, description="The assistant's reasoning before the text, for chat templates that repeat it."
@@ -183,9 +206,26 @@ def check_messages(messages: Sequence[Message]) -> None:
             if num_values > _MOST_VALUES:
                 allowed = f"arguments with at most {_MOST_VALUES} commas and opening brackets"
                 raise InvalidRequestError(f"messages.{number}.tool_calls", num_values, allowed)
-        if message.content is None and not message.calls:
-            allowed = "a text; only a message with tool_calls may lack it"
+        if message.content is None and message.role in (Role.SYSTEM, Role.USER):
+            allowed = "a text; only messages of the assistant and of tools may lack it"
             raise InvalidRequestError(f"messages.{number}.content", None, allowed)
+
+
+def leave_out_of_message(message: dict[str, Any], info: Info) -> dict[str, Any]:
+    """Return a message of a chat's history without parts and calls that the model can't read."""
+    changed = dict(message)
+    if changed.get("tool_calls") is not None:
+        changed["tool_calls"] = leave_out(changed["tool_calls"], info, "messages.tool_calls", _is_call)
+    content, role = changed.get("content"), changed.get("role")
+    if isinstance(role, str) and find_role(role) is Role.OBSERVATION:
+        changed["content"] = tool_text(content, info, "messages.content")
+    elif content is not None:
+        changed["content"] = leave_out(content, info, "messages.content", lambda part: part_text(part) is not None)
+    return changed
+
+
+def _is_call(call: Mapping[str, Any]) -> bool:
+    return call.get("type") in ("function", "custom")
 
 
 MOST_TOOLS = 2048  # of a conversation
@@ -238,19 +278,10 @@ def client_tools(*allowed: str | None) -> BeforeValidator:
     unknown fields ignores these tools as well, and lists them in the same header. A strict server refuses them.
     """
 
-    def leave_out(tools: object, info: ValidationInfo[UnknownFields | None]) -> object:
-        if not isinstance(tools, list) or info.context is None or info.context.refuse:
-            return tools
-        kept = []
-        for tool in tools:
-            kind = tool.get("type") if isinstance(tool, dict) else None
-            if isinstance(kind, str) and kind not in allowed:
-                info.context.left_out.add(f"{info.field_name}.{kind}")
-            else:
-                kept.append(tool)
-        return kept
+    def check(tools: object, info: Info) -> object:
+        return leave_out(tools, info, str(info.field_name), lambda tool: tool["type"] in allowed)
 
-    return BeforeValidator(leave_out)
+    return BeforeValidator(check)
 
 
 def check_tool_type(fields: dict[str, object], *allowed: str | None) -> dict[str, object]:

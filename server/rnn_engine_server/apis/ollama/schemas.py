@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
 
-from pydantic import AfterValidator, FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import Role
 from rnn_engine.chat_template.tools import to_json
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine_server.apis.common.generation import GenerationBody
+from rnn_engine_server.apis.common.histories import Info, history
 from rnn_engine_server.apis.common.messages import (
     CalledFunction,
+    Content,
     Message,
     RoleWord,
     ToolBody,
     ToolCallBody,
+    call_arguments,
     client_tools,
+    leave_out_of_message,
 )
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest
@@ -137,11 +141,17 @@ class OllamaGeneration(RequestBody):
         return TranslatedChat.model_construct(messages=messages, tools=tools, **fields)
 
 
+def _read_arguments(value: object) -> object:
+    return call_arguments(value) if isinstance(value, str) else value
+
+
 class OllamaFunction(RequestBody):
     ignored: ClassVar = frozenset({"index"})
 
     name: str = Field(description="The tool's name.")
-    arguments: dict[str, Any] = Field(default={}, description="An object.")
+    arguments: Annotated[dict[str, Any], BeforeValidator(_read_arguments)] = Field(
+        default={}, description="An object, or the text of one."
+    )
 
 
 class OllamaCall(RequestBody):
@@ -160,14 +170,16 @@ class OllamaMessage(RequestBody):
     """
 
     role: RoleWord = Field(description="system, user, assistant or tool.")
-    content: str = Field(default="", description="A text.")
+    content: Content = Field(default="", description="A text.")
     thinking: str | None = Field(default=None, description="The assistant's reasoning before the text.")
     tool_calls: Annotated[list[OllamaCall], FailFast()] = Field(
         default=[], description="The calls that the assistant made."
     )
     tool_name: str | None = Field(default=None, description="Of a tool's result: the tool.")
     tool_call_id: str | None = Field(default=None, description="Of a tool's result: the call that it answers.")
-    images: Images = Field(default=[], description="Only an empty list.")
+    images: Images = Field(
+        default=[], description="Only an empty list. Those of earlier messages and of tools' results are left out."
+    )
 
     @property
     def message(self) -> Message:
@@ -187,10 +199,18 @@ def _call(call: OllamaCall) -> ToolCallBody:
     return ToolCallBody.model_construct(id=call.id, function=function)
 
 
+def _leave_out_of(message: dict[str, Any], info: Info) -> dict[str, Any]:
+    if message.get("images"):
+        assert info.context is not None
+        info.context.left_out.add("messages.images")
+        message = {name: value for name, value in message.items() if name != "images"}
+    return leave_out_of_message(message, info)
+
+
 class OllamaChatRequest(OllamaGeneration):
     """A request to continue a conversation, with Ollama's field names."""
 
-    messages: Annotated[list[OllamaMessage], FailFast()] = Field(
+    messages: Annotated[list[OllamaMessage], FailFast(), history(_leave_out_of)] = Field(
         default=[], description="The conversation so far. Without messages, the model is only loaded."
     )
     tools: Annotated[list[ToolBody], FailFast(), client_tools("function")] = Field(

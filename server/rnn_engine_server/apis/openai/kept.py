@@ -197,10 +197,11 @@ class ConversationStore:
             return self._file.select("request IS NOT NULL ORDER BY created")
         return self._file.select("kind = 'response' AND owner = ? AND request IS NOT NULL ORDER BY created", owner)
 
-    def resolve(self, owner: str, items: Sequence[Item]) -> list[KeptItem]:
+    def resolve(self, owner: str, items: Sequence[Item], missing: list[str] | None = None) -> list[KeptItem]:
         """Return a request's items in the form for storing, with the stored item in place of each reference.
 
-        Raises NotFoundError if a reference's item is not stored, and InvalidRequestError if they are too large.
+        References to what is not stored are left out and added to `missing`; without it, they raise NotFoundError.
+        Raises InvalidRequestError if the items are too large.
         """
         outputs: dict[str, Sequence[KeptItem]] = {}  # by response, so that each is read once
         resolved, num_bytes = [], 0
@@ -209,7 +210,12 @@ class ConversationStore:
                 resolved.append(KeptItem.of(item))
                 continue
             num_outputs = len(outputs)
-            resolved.append(self._find_output(owner, item["id"], outputs))
+            try:
+                resolved.append(self._find_output(owner, item["id"], outputs))
+            except NotFoundError:
+                if missing is None:
+                    raise
+                missing.append(item["id"])
             if len(outputs) > num_outputs:
                 num_bytes += total_bytes(next(reversed(outputs.values())))
                 self._limits.check("max_body_bytes", "item_reference", num_bytes)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import Role, find_role
 from rnn_engine.errors import StorageError
-from rnn_engine_server.apis.common.messages import CalledFunction, Message, ToolCallBody, parse_content, parse_role
+from rnn_engine_server.apis.common.histories import Info, history, leave_out, part_text, tool_text
+from rnn_engine_server.apis.common.messages import (
+    CalledFunction,
+    Message,
+    ToolCallBody,
+    arguments_text,
+    parse_content,
+    parse_role,
+)
 from rnn_engine_server.core.bodies import parsed_bytes
 from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody
 
@@ -21,44 +30,93 @@ Item: TypeAlias = dict[str, Any]
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _KEPT_BYTES = 128  # that a kept item takes beside its texts
-_KINDS = "message, function_call, function_call_output, reasoning or item_reference"
+_KINDS = "message, function_call, function_call_output, reasoning, item_reference, or another tool's call or output"
+_RESULTS = ("output", "outputs", "results", "error")  # fields with what a tool returned
+_NO_ARGUMENTS = frozenset({*_RESULTS, "caller", "call_id", "fingerprint", "id", "name", "result", "status", "type"})
 
 
-def _parse_item(value: object) -> Item:
-    """Parse an item of a conversation: keep its known fields, and give it an id if it has none. Raises RefusedError."""
+def _parse_item(value: object, info: Info) -> list[Item]:
+    """Parse an item of a conversation: keep its known fields, and give it an id if it has none. Raises RefusedError.
+
+    Calls of all kinds of tools become `function_call`, with a `function_call_output` if the result is in the same item.
+    An item of another type is left out.
+    """
     if not isinstance(value, dict):
         raise RefusedError(value, f"an item with the type {_KINDS}")
     match value:
-        case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
-            item: Item = {"call_id": call_id, "name": name, "arguments": arguments}
-            return _finish_item(value, "function_call", item)
-        case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
-            return _finish_item(value, "function_call_output", {"call_id": call_id, "output": _text(output)})
+        case {"role": role} if value.get("type", "message") == "message":
+            return [_parse_message(value, role)]
+        case {"id": str(item_id)} if value.get("type", "item_reference") == "item_reference":
+            return [{"type": "item_reference", "id": item_id}]
         case {"type": "reasoning"}:
-            return _finish_item(value, "reasoning", {"summary": [], "content": _parse_thoughts(value)})
-        case {"type": "item_reference", "id": str(item_id)}:
-            return {"type": "item_reference", "id": item_id}
-        case {"role": role, "content": content} if value.get("type", "message") == "message":
-            return _parse_message(value, role, content)
+            return [_finish_item(value, "reasoning", {"summary": [], "content": _parse_thoughts(value)})]
+        case {"type": str(kind)} if kind.endswith("_output") and not _lacks(value, "output"):
+            return [_parse_output(value, info)]
+        case {"type": str(kind)} if _is_call(value) and not _lacks(value, "call_id", "name"):
+            return _parse_call(value, kind, info)
         case {"type": "message" | "function_call" | "function_call_output" | "item_reference"}:
             raise RefusedError(value, "an item with all of its required fields")
+        case {"type": str()} if leave_out([value], info, "input", lambda _: False) == []:
+            return []
     raise RefusedError(value.get("type"), _KINDS, below="type")
 
 
-def _parse_message(value: Mapping[str, Any], role: object, content: object) -> Item:
+def _is_call(value: Mapping[str, Any]) -> bool:
+    return value["type"].endswith("_call") or isinstance(value.get("call_id"), str)
+
+
+def _lacks(value: Mapping[str, Any], *required: str) -> bool:
+    """Return True if an item about a function lacks one of its fields. Those of other tools may lack any."""
+    return value["type"].startswith("function_call") and any(value.get(name) is None for name in required)
+
+
+def _parse_call(value: Mapping[str, Any], kind: str, info: Info) -> list[Item]:
+    call_id = _string(value, "call_id", "id") or new_item_id("function_call")
+    arguments = value.get("arguments")
+    if arguments is None:
+        arguments = {name: field for name, field in value.items() if name not in _NO_ARGUMENTS and field is not None}
+    name = _string(value, "name") or kind.removesuffix("_call")
+    call: Item = {"call_id": call_id, "name": name, "arguments": arguments_text(arguments)}
+    items = [_finish_item(value, "function_call", call)]
+    if any(value.get(name) is not None for name in _RESULTS):
+        items.append(_finish_item({}, "function_call_output", {"call_id": call_id, "output": _result(value, info)}))
+    return items
+
+
+def _parse_output(value: Mapping[str, Any], info: Info) -> Item:
+    output = {"call_id": _string(value, "call_id", "id"), "output": _result(value, info, "result", "tools", "status")}
+    return _finish_item(value, "function_call_output", output)
+
+
+def _result(value: Mapping[str, Any], info: Info, *others: str) -> str:
+    """Return as text the first of the fields with what a tool returned that is not null."""
+    found = next((value[name] for name in (*_RESULTS, *others) if value.get(name) is not None), None)
+    return tool_text(found, info, "input.output")
+
+
+def _string(value: Mapping[str, Any], *names: str) -> str:
+    """Return the first of the fields `names` that is a string and not empty, or an empty one."""
+    return next((value[name] for name in names if isinstance(value.get(name), str) and value[name]), "")
+
+
+def _parse_message(value: Mapping[str, Any], role: object) -> Item:
     word = str(role).lower()
     is_answer = parse_role(role) is Role.ASSISTANT
-    part: Item = {"type": "output_text" if is_answer else "input_text", "text": _text(content)}
+    text = parse_content(value.get("content"))
+    if text is None and not is_answer:
+        raise RefusedError(value, "an item with all of its required fields; its content is a text or a list of parts")
+    part: Item = {"type": "output_text" if is_answer else "input_text", "text": text or ""}
     if is_answer:
         part |= {"annotations": [], "logprobs": []}
     return _finish_item(value, "message", {"role": word, "content": [part]})
 
 
-def _text(content: object) -> str:
-    text = parse_content(content)
-    if text is None:
-        raise RefusedError(content, "a string or a list of text parts")
-    return text
+def _leave_out_of(item: dict[str, Any], info: Info) -> dict[str, Any]:
+    """Return an earlier item without the parts of a message that the model can't read."""
+    if item.get("type", "message") != "message" or item.get("content") is None:
+        return item
+    parts = leave_out(item["content"], info, "input.content", lambda part: part_text(part) is not None)
+    return {**item, "content": parts}
 
 
 def _parse_thoughts(value: Mapping[str, Any]) -> list[Item]:
@@ -129,8 +187,10 @@ def _one_text(value: object) -> object:
 
 
 Items: TypeAlias = Annotated[
-    list[Annotated[Item, PlainValidator(_parse_item), WithJsonSchema({"type": "object"})]],
+    list[Annotated[Any, PlainValidator(_parse_item), WithJsonSchema({"type": "object"})]],
     FailFast(),
+    AfterValidator(lambda parsed: list(chain.from_iterable(parsed))),
+    history(_leave_out_of),
     BeforeValidator(_one_text),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
 ]
@@ -202,7 +262,8 @@ def _ends(turn: _Turn, item: Item) -> bool:
 
 
 _ITEMS = (
-    "Messages, `function_call`, `function_call_output`, `reasoning`, and `item_reference` to an item of a response."
+    "Messages, `function_call`, `function_call_output`, `reasoning`, and `item_reference` to an item of a response. "
+    "Calls and outputs of other tools become those of functions; other items are left out."
 )
 
 

@@ -122,8 +122,9 @@ class ResponsesRequest(ProgressBody):
     input: Items = Field(
         default=[],
         description="What is new in the conversation: a text of the user, or a list of items: messages, "
-        "`function_call`, `function_call_output`, `reasoning`, and `item_reference` to an item of a kept response. It "
-        "may be absent if there is a conversation already.",
+        "`function_call`, `function_call_output`, `reasoning`, and `item_reference` to an item of a kept response. "
+        "Calls and outputs of other tools become those of functions, and items of other types are left out, as are "
+        "references to what is not kept. It may be absent if there is a conversation already.",
     )
     instructions: str | None = Field(
         default=None,

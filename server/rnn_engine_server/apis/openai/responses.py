@@ -9,7 +9,7 @@ from functools import partial
 from aiohttp import web
 from pydantic_core import from_json
 
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine_server.apis.common.answering import answer_in
 from rnn_engine_server.apis.openai.background import BACKGROUND, BACKGROUND_RUN, new_seed, stream_events
 from rnn_engine_server.apis.openai.chat import prepare_chat, tell_input_tokens
@@ -29,6 +29,7 @@ from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import (
     LEASE,
+    LEFT_OUT,
     encoded_response,
     hold_more,
     json_response,
@@ -94,8 +95,13 @@ async def _conversation_of(request: web.Request, body: ResponsesRequest) -> tupl
         before = await asyncio.to_thread(store.conversation_history, owner, body.conversation)
     if body.previous_response_id is not None:
         before = await asyncio.to_thread(store.after_response, owner, body.previous_response_id)
-    given = await asyncio.to_thread(store.resolve, owner, body.input)
-    if not (before.items or given):
+    missing: list[str] | None = None if request.app[SETTINGS].strict else []
+    given = await asyncio.to_thread(store.resolve, owner, body.input, missing)
+    if missing and not (before.items or given):
+        raise NotFoundError(f"no response that is kept has an item {missing[0][:80]!r}")
+    if missing:
+        request[LEFT_OUT] = request[LEFT_OUT] | {"input.item_reference"}
+    if not (before.items or given or "input" in body.model_fields_set):
         raise InvalidRequestError("input", body.input, "at least 1 item, since there is no conversation yet")
     return before, given
 

@@ -15,7 +15,8 @@ from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Tag
 from rnn_engine_server.apis.common.generation import GenerationBody, ProgressBody, Prompts, Stop, check_prompts
-from rnn_engine_server.apis.common.messages import Message, ToolFields, check_messages, parse_role
+from rnn_engine_server.apis.common.histories import history
+from rnn_engine_server.apis.common.messages import Message, ToolFields, check_messages, leave_out_of_message, parse_role
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.core.schema import (
     STRING,
@@ -221,8 +222,8 @@ class ChatRequest(ProgressBody, ToolFields):
         },
     }
 
-    messages: Annotated[list[Message], FailFast(), BeforeValidator(_one_or_more)] = Field(
-        min_length=1, description="The conversation so far: one message or a list."
+    messages: Annotated[list[Message], FailFast(), history(leave_out_of_message), BeforeValidator(_one_or_more)] = (
+        Field(min_length=1, description="The conversation so far: one message or a list.")
     )
     names: Names = Field(default={}, description="Role -> the name that the model reads for it.")
     template: TemplateBody | None = Field(
@@ -378,7 +379,7 @@ class ChatRequest(ProgressBody, ToolFields):
 
     @property
     def _ends_with_assistant(self) -> bool:
-        return self.messages[-1].role is Role.ASSISTANT and not self.messages[-1].calls
+        return bool(self.messages) and self.messages[-1].role is Role.ASSISTANT and not self.messages[-1].calls
 
     def template_of(self, of_model: ChatTemplate) -> ChatTemplate:
         """Return the chat template for the conversation: the model's, `of_model`, unless the request changes it.
