@@ -110,7 +110,7 @@ def fit_grammar(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
         return _fit_tagged(grammar)
     if grammar.kind != "json_schema" or grammar.strict:
         return grammar, ()
-    fitted = fit_schema(json.loads(grammar.text, parse_float=parse_number), strict=False)
+    fitted = fit_schema(load_schema(grammar.text, strict=False), strict=False)
     names = tuple(f"{grammar.field}{fault.place}" for fault in fitted.left_out)
     return replace(grammar, text=json.dumps(with_options(fitted.schema, strict=False)), strict=True), names
 

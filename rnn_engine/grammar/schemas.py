@@ -52,15 +52,15 @@ class FittedSchema:
     left_out: tuple[Fault, ...] = ()
 
 
-def load_schema(text: str) -> Schema:
-    """Parse `text` as a JSON schema. Raises GrammarError if it is none, or is too deeply nested."""
+def load_schema(text: str, *, strict: bool = True) -> Schema:
+    """Parse `text` as a JSON schema. Raises GrammarError if it is none or, if `strict`, is too deeply nested."""
     try:
         schema = json.loads(text, parse_float=parse_number)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"it is not valid JSON: {error or 'too deeply nested'}") from None
     if not isinstance(schema, dict | bool):
         raise GrammarError("expected an object, true or false")
-    if any(level > _MOST_LEVELS for _, _, level in _parts(schema)):
+    if strict and any(level > _MOST_LEVELS for _, _, level in _parts(schema)):
         raise GrammarError(f"it is too deeply nested; at most {_MOST_LEVELS} levels are allowed")
     for _, part, _ in _parts(schema):
         _correct_uris(part)

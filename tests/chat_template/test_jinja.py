@@ -112,6 +112,22 @@ def test_tools_and_calls() -> None:
     assert JinjaTemplate(source, {}).tool_format is ToolFormats.TAGGED.value
 
 
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"properties": {"a": {"type": "string"}}, "required": ["a"]}, "a:string;a"),
+        ({"properties": {"a": None, "b": "x", "c": True}, "required": None}, "a:;b:;c:;"),
+        *(({"properties": wrong, "required": wrong}, "") for wrong in (None, 3, "x", True)),
+    ],
+)
+def test_a_template_can_walk_over_any_parameters(parameters: dict[str, object], text: str) -> None:
+    source = (
+        "{% for name, value in tools[0].function.parameters.properties.items() %}{{ name }}:{{ value.type }};"
+        "{% endfor %}{% for name in tools[0].function.parameters.required %}{{ name }}{% endfor %}"
+    )
+    assert render(source, Conversation(HI.messages, [Tool("f", "", parameters)])) == text
+
+
 @pytest.mark.parametrize("separator", ["|items", ".items()"])
 @pytest.mark.parametrize(
     ("arguments", "text"),

@@ -364,10 +364,11 @@ async def test_a_strict_schema_that_cant_be_enforced_is_refused_with_its_place(d
 
 async def test_a_schema_that_is_not_strict_is_no_error(load: Load) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!x)y$"}}, "required": ["a"]}
-    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema, "strict": False}}
+    form: Body = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema, "strict": False}}
     async with TestClient(TestServer(make_app(await load(demo_choice(2)), ServerSettings()))) as client:
-        for tools in ([], [WEATHER]):
-            body = {"messages": QUESTION, "tools": tools, "response_format": form, "max_tokens": 5}
+        as_text = {"type": "json_schema", "json_schema": {**form["json_schema"], "schema": json.dumps(schema)}}
+        for tools, asked in (([], form), ([WEATHER], form), ([], as_text)):
+            body = {"messages": QUESTION, "tools": tools, "response_format": asked, "max_tokens": 5}
             async with client.post(PATH, json=body) as answer:
                 assert answer.status == 200, await answer.text()
                 place = "response_format.json_schema.schema#/properties/a/pattern"

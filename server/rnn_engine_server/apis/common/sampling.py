@@ -375,7 +375,7 @@ def _structured_outputs(value: object) -> Grammar | None:
 def _json(value: object, name: str, *, strict: bool = True) -> Grammar:
     """Return the grammar for a JSON schema, given as an object or as JSON text. Raises RefusedError."""
     if isinstance(value, str):
-        return Grammar("json_schema", value, name)
+        return Grammar("json_schema", value, name, strict=strict)
     if isinstance(value, dict | bool):
         return json_grammar(value, name, strict=strict)
     raise RefusedError(value, "a JSON schema")
