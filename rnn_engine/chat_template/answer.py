@@ -51,6 +51,7 @@ class AnswerForm:
     divides_thoughts: bool = True  # otherwise thoughts are content
     tools: ToolFormat | None = None  # how calls are written, if there may be any
     names: Sequence[str] = ()  # of the tools that may be called
+    must_call: bool = False  # after any thoughts, it is calls alone
     strips: bool = True  # white space at the beginning is no content
 
 
@@ -150,6 +151,8 @@ class AnswerReader:
 
     def _is_cut_call(self, start: int, match: _Match) -> bool:
         """Return True if the end of an answer, from `start` on, is a call that was cut, as far as can be known."""
+        if self._form.must_call:
+            return True
         if self._form.tools is not None and self._form.tools.opening:
             return len(match.words) > 0 or len(self._held) - start > 1
         return len(match.words) > 2  # not only a brace

@@ -173,6 +173,7 @@ def answer(
         bracket=first.ends_in_tag,
         tools=engine.info.chat_template.tool_format,
         names=[tool.name for tool in tools],
+        must_call=bool(tools) and options.tool_mode == "required",
     )
     return _checked(engine, Asked(request, form))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,8 @@ ANSWERS = [
     ),
     (BARE, 'So: {"name": "wea', [("content", "So:")]),
     (BARE, 'So: {"na', [("content", 'So: {"na')]),
+    *((replace(BARE, must_call=True), f" {text}", []) for text in ("{", '{"na', '{"name": "weather", "arg')),
+    (replace(TAGGED, must_call=True), " <", []),
     (
         TAGGED,
         '<think>\n<tool_call>{"name": "a", "arguments": {}}\n</think>\nNo.',

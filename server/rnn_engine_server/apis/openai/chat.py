@@ -303,6 +303,7 @@ def _prepare(
         divides_thoughts=(body.reasoning_format or settings.reasoning_format) != "none",
         tools=template.tool_format,
         names=[tool.name for tool in tools],
+        must_call=bool(tools) and body.choice.mode == "required",
         strips=not body.continues,
     )
     return calls, form
