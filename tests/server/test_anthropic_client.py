@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -110,20 +109,17 @@ async def test_a_stream_is_what_the_whole_answer_is(client: anthropic.AsyncAnthr
     ],
     ids=["wrong", "not a number", "infinite", "deep", "right", "empty"],
 )
-async def test_arguments_that_are_no_object_are_empty_whole_and_streamed(
+async def test_arguments_that_are_no_object_are_empty_in_a_whole_answer_and_streamed_as_they_come(
     client: anthropic.AsyncAnthropic, engine: FakeEngine, arguments: str, expected: object
 ) -> None:
     engine.reply = lambda _: f'<tool_call>\n{{"name": "weather", "arguments": {arguments}'
     most = {**MOST, "max_tokens": 20_000}
     whole = await client.messages.create(messages=HI, tools=[WEATHER], **most)
-    async with client.messages.stream(messages=HI, tools=[WEATHER], **most) as stream:
-        deltas = [event.delta async for event in stream if event.type == "content_block_delta"]
-        streamed = await stream.get_final_message()
     assert [block.input for block in whole.content if isinstance(block, ToolUseBlock)] == [expected]
-    assert without_ids(streamed) == without_ids(whole)
-    [delta] = deltas
-    assert delta.type == "input_json_delta"
-    assert json.loads(delta.partial_json) == expected
+    events = await client.messages.create(messages=HI, tools=[WEATHER], stream=True, **most)
+    deltas = [event.delta async for event in events if event.type == "content_block_delta"]
+    assert len(deltas) > 1 or arguments == "{}"
+    assert "".join(delta.partial_json for delta in deltas if delta.type == "input_json_delta") == arguments
 
 
 def without_ids(message: anthropic.types.Message) -> Body:

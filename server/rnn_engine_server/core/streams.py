@@ -1,4 +1,4 @@
-"""Server-sent events, and streams that report a status at regular intervals.
+"""Streams of events that are never silent for long, and streams that report a status at regular intervals.
 
 aiohttp-sse does not serve here: it starts a task of pings for every stream, and has only streams of events.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from aiohttp import hdrs, web
 
@@ -33,14 +34,49 @@ EVENT_STREAM = f"{EVENTS}; charset=utf-8"
 """The Content-Type of a stream of server-sent events."""
 
 
+class Clock(Protocol):
+    """The interface by which streams measure silence. An event loop has it."""
+
+    def time(self) -> float: ...
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle: ...
+
+
+CLOCK: web.AppKey[Clock] = web.AppKey("clock")
+"""What streams measure silence by, in place of the event loop."""
+
+HEADERS_SECONDS = 0.5
+"""After how long a stream's headers are sent that has no event yet. An error before has a status of its own."""
+
+SILENCE_SECONDS = 10.0
+"""How long an open stream may be silent before something without a meaning is sent, so that proxies do not end it."""
+
+
+def comment() -> bytes:
+    """Return a comment of a stream of server-sent events, which clients skip."""
+    return b": ping\n\n"
+
+
 class EventStream:
     """A response that is sent piece by piece: server-sent events, unless its content type says otherwise.
 
-    Nothing is sent before `open`.
+    It is an async context manager. Within it, the headers are sent by `open`, or if that does not come soon; then
+    whatever `keep_alive` returns is sent whenever nothing else has been written for a while. Calls within the server
+    have no client that would wait, so nothing of this happens for them.
     """
 
-    def __init__(self, request: web.Request, content_type: str = EVENT_STREAM) -> None:
+    def __init__(
+        self, request: web.Request, content_type: str = EVENT_STREAM, keep_alive: Callable[[], bytes] = comment
+    ) -> None:
         self._request = request
+        self._keep_alive = keep_alive
+        self._clock = request.app.get(CLOCK) or asyncio.get_running_loop()
+        self._last = 0.0  # when something was written
+        self._is_watched = request.transport is not None
+        self._num_writing = 0  # writes that wait for the client
+        self._timer: asyncio.TimerHandle | None = None
+        self._filling: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
         self._response = web.StreamResponse(
             headers={
                 "Content-Type": content_type,
@@ -49,9 +85,29 @@ class EventStream:
             }
         )
 
+    async def __aenter__(self) -> Self:
+        self._watch(HEADERS_SECONDS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    @property
+    def is_open(self) -> bool:
+        return self._response.prepared
+
     async def open(self) -> None:
-        """Send the response's headers. From now on an error can only be sent as an event."""
-        await self._response.prepare(self._request)
+        """Send the response's headers, unless that was done. From now on an error can only be sent as an event."""
+        async with self._opening:
+            if not self._response.prepared:
+                await self._response.prepare(self._request)
+                self._last = self._clock.time()
+                self._watch(SILENCE_SECONDS)
+
+    async def is_too_late_for_status(self) -> bool:
+        """Return True if the headers are sent; if not, they will not be sent by themselves any more."""
+        await self._stop()
+        return self._response.prepared
 
     async def write(self, events: bytes) -> None:
         """Send encoded events to the client, and wait if the client reads slowly.
@@ -59,12 +115,49 @@ class EventStream:
         Raises ConnectionError if the client has disconnected.
         """
         if events:
-            await self._response.write(events)
+            self._last = self._clock.time()
+            self._num_writing += 1
+            try:
+                await self._response.write(events)
+            finally:
+                self._num_writing -= 1
 
     async def close(self) -> web.StreamResponse:
         """End the stream's response and return it."""
+        await self._stop()
         await self._response.write_eof()
         return self._response
+
+    def _watch(self, seconds: float) -> None:
+        """Look after some seconds whether the stream is silent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._is_watched:
+            self._timer = self._clock.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        silence = self._clock.time() - self._last
+        if self._response.prepared and (self._num_writing or silence < SILENCE_SECONDS):
+            self._watch(SILENCE_SECONDS if self._num_writing else SILENCE_SECONDS - silence)
+        else:
+            self._filling = asyncio.create_task(self._fill())
+
+    async def _fill(self) -> None:
+        with suppress(ConnectionError):  # whoever writes next hears that the client has left
+            if self._response.prepared:
+                self._watch(SILENCE_SECONDS)
+                await self.write(self._keep_alive())
+            else:
+                await self.open()
+
+    async def _stop(self) -> None:
+        self._is_watched = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._filling is not None and not self._filling.done():
+            if not self._opening.locked():  # headers that are half sent can't be taken back
+                self._filling.cancel()
+            await asyncio.wait((self._filling,))
 
 
 async def send_until_closing(
@@ -97,12 +190,16 @@ async def send_repeatedly(
     The stream ends when the server takes no more requests, so that it does not delay a stop, or when the time of a
     request is up (`max_request_seconds`).
     """
-    stream = EventStream(request)
     first = encode_event(await make())  # an error before the first event has a status of its own
-    await stream.open()
-    if request.method != hdrs.METH_HEAD:
-        most = request.app[SETTINGS].limits.max_request_seconds
-        await send_until_closing(request, _send(stream, first, seconds, make), most)
+    async with EventStream(request) as stream:
+        await stream.open()
+        if request.method != hdrs.METH_HEAD:
+            most = request.app[SETTINGS].limits.max_request_seconds
+            await send_until_closing(request, _send(stream, first, seconds, make), most)
+        return await _close(stream)
+
+
+async def _close(stream: EventStream) -> web.StreamResponse:
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
             return await stream.close()

@@ -88,7 +88,7 @@ class AnthropicDialect:
             case Started():
                 self._started = event
                 message = self._message([], None, None, _usage(event, None))
-                return _encode({"type": "message_start", "message": message}) + _encode({"type": "ping"})
+                return _encode({"type": "message_start", "message": message}) + ping()
             case TextDelta():
                 return b"".join(map(_encode, self._blocks.tell(self._reader.feed(event.text))))
             case Finished():
@@ -146,14 +146,13 @@ class AnthropicDialect:
 class _BlockStream:
     """Converts the pieces of an answer to stream events that start, extend and stop one content block after another.
 
-    The arguments of a call are sent in one event, so that they are the same as in a whole answer. Those of a call that
-    was cut are sent as far as they came, so that they are no JSON.
+    The arguments of a call are sent as they come. Those of a call that was cut are no JSON.
     """
 
     def __init__(self) -> None:
         self._open: BlockType | None = None
         self._number = -1
-        self._arguments: list[str] = []  # pieces of the arguments of the open block's call
+        self._has_arguments = False  # of the open block's call
 
     def tell(self, pieces: Sequence[Piece]) -> Iterator[Mapping[str, object]]:
         for piece in pieces:
@@ -164,19 +163,16 @@ class _BlockStream:
                 yield from self.close()
                 self._open, self._number = kind, self._number + 1
                 yield {"type": "content_block_start", "index": self._number, "content_block": _new_block(piece)}
-            if piece.part is AnswerPart.ARGUMENTS:
-                self._arguments.append(piece.text)
-            elif piece.part is not AnswerPart.CALL:
+            if piece.part is not AnswerPart.CALL:
+                self._has_arguments = piece.part is AnswerPart.ARGUMENTS
                 yield self._extend(_delta(piece))
 
     def close(self, *, is_cut: bool = False) -> Iterator[Mapping[str, object]]:
-        if self._open == "tool_use":
-            arguments = "".join(self._arguments)
-            told = arguments if is_cut or call_arguments(arguments) else "{}"
-            yield self._extend({"type": "input_json_delta", "partial_json": told})
+        if self._open == "tool_use" and not (is_cut or self._has_arguments):
+            yield self._extend({"type": "input_json_delta", "partial_json": "{}"})
         if self._open is not None:
             yield {"type": "content_block_stop", "index": self._number}
-        self._open, self._arguments = None, []
+        self._open, self._has_arguments = None, False
 
     def _extend(self, delta: Mapping[str, str]) -> Mapping[str, object]:
         return {"type": "content_block_delta", "index": self._number, "delta": delta}
@@ -217,6 +213,8 @@ def _new_block(piece: Piece) -> AnthropicBlock:
 def _delta(piece: Piece) -> Mapping[str, str]:
     if piece.part is AnswerPart.REASONING:
         return {"type": "thinking_delta", "thinking": piece.text}
+    if piece.part is AnswerPart.ARGUMENTS:
+        return {"type": "input_json_delta", "partial_json": piece.text}
     return {"type": "text_delta", "text": piece.text}
 
 
@@ -232,6 +230,11 @@ def _usage(started: Started | None, finished: Finished | None) -> AnthropicUsage
 
 def _encode(event: Mapping[str, object]) -> bytes:
     return encode_event(event, str(event["type"]))
+
+
+def ping() -> bytes:
+    """Return an event that means nothing."""
+    return _encode({"type": "ping"})
 
 
 def anthropic_error(failure: Failure) -> tuple[int, AnthropicError]:
@@ -255,7 +258,8 @@ async def messages(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, MessagesRequest)
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body.chat)
-    return await answer_in(AnthropicDialect(engine.info, form, body.stop), request, body.chat, calls, resolved)
+    dialect = AnthropicDialect(engine.info, form, body.stop)
+    return await answer_in(dialect, request, body.chat, calls, resolved, keep_alive=ping)
 
 
 async def count_tokens(request: web.Request) -> web.Response:

@@ -33,7 +33,7 @@ from rnn_engine_server.core.bodies import LEASE, LEFT_OUT, long_json_response, w
 from rnn_engine_server.core.errors import describe
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import Timings, Usage
-from rnn_engine_server.core.streams import EVENT_STREAM, EventStream
+from rnn_engine_server.core.streams import EVENT_STREAM, EventStream, comment
 
 
 class Tally:
@@ -307,20 +307,20 @@ async def answer_in(
     resolved: ResolvedState,
     *,
     stream_type: str = EVENT_STREAM,
+    keep_alive: Callable[[], bytes] = comment,
     run: RunRequests = ParallelRequests,
     keep: Keep | None = None,
 ) -> web.StreamResponse:
     """Run the engine requests `calls` and send the answer that `dialect` makes of them, whole or as a stream.
 
     All `calls` must have been checked and must start at the state `resolved`. `stream_type` is the content type of a
-    stream, `run` makes what runs the requests, and `keep` keeps the answer. Raises InvalidRequestError or
-    OverloadedError before any of them runs.
+    stream, `keep_alive` returns what breaks its silence, `run` makes what runs the requests, and `keep` keeps the
+    answer. Raises InvalidRequestError or OverloadedError before any of them runs.
     """
     if not body.stream:
         return await answer_whole(dialect, request, body, calls, resolved, run=run, keep=keep)
     running, end = await _prepare(request, body, calls, resolved, run)
-    async with running:
-        stream = EventStream(request, stream_type)
+    async with running, EventStream(request, stream_type, keep_alive) as stream:
         return await _Streaming(stream, request, dialect, Tally(body.copies), end, keep).run(running)
 
 
@@ -447,22 +447,22 @@ class _Streaming:
     async def run(self, running: ParallelRequests) -> web.StreamResponse:
         """Send the whole stream to the client and return the response.
 
-        An error before the first event is raised, so that it gets its own HTTP status; a later error is sent as an
+        An error before the stream's headers is raised, so that it gets its own HTTP status; a later error is sent as an
         event.
         """
-        groups = aiter(running)
-        group: list[Numbered] | None = await anext(groups)
-        for _, event in group or ():
-            _note_left_out(self._request, event)
-        await self._stream.open()
         try:
-            while group is not None:
+            async for group in running:
+                if not self._stream.is_open:
+                    for _, event in group:
+                        _note_left_out(self._request, event)
+                    await self._stream.open()
                 await self._send(group)
-                group = await anext(groups, None)
             await self._stream.write(self._dialect.ending(self._tally.usage()))
         except ConnectionError:
             raise
         except Exception as error:
+            if not await self._stream.is_too_late_for_status():
+                raise
             failure = partial(self._dialect.failure, error)
             await self._stream.write(await work(self._request, self._request[LEASE].num_bytes, failure))
         return await self._stream.close()

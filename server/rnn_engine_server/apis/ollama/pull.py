@@ -34,26 +34,26 @@ _LOOK_SECONDS = 0.5  # between two reports on a file
 async def pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, PullRequest)
     async with aclosing(_pull(request, body.model)) as lines:
-        last = await anext(lines)  # an error before the first line has a status of its own
         if body.stream:
-            return await _stream(request, last, lines)
-        async for line in lines:
-            last = line
-    return json_response(last)
+            return await _stream(request, lines)
+        return json_response([line async for line in lines][-1])
 
 
-async def _stream(request: web.Request, first: PullStatus, lines: AsyncIterator[PullStatus]) -> web.StreamResponse:
-    stream = EventStream(request, LINES)
-    await stream.open()
-    await stream.write(encode_line(first))
-    try:
-        async for line in lines:
-            await stream.write(encode_line(line))
-    except ConnectionError:
-        raise
-    except Exception as error:
-        await stream.write(encode_line({"error": describe(error).message}))
-    return await stream.close()
+async def _stream(request: web.Request, lines: AsyncIterator[PullStatus]) -> web.StreamResponse:
+    """Send `lines` as they come, and the last one again when there is none for a while."""
+    last: PullStatus = {"status": "pulling manifest"}
+    async with EventStream(request, LINES, lambda: encode_line(last)) as stream:
+        try:
+            async for last in lines:
+                await stream.open()
+                await stream.write(encode_line(last))
+        except ConnectionError:
+            raise
+        except Exception as error:
+            if not await stream.is_too_late_for_status():
+                raise
+            await stream.write(encode_line({"error": describe(error).message}))
+        return await stream.close()
 
 
 async def _pull(request: web.Request, name: str) -> AsyncGenerator[PullStatus, None]:

@@ -102,6 +102,10 @@ class OllamaDialect:
     def failure(self, error: Exception) -> bytes:
         return encode_line({"error": describe(error).message})
 
+    def keep_alive(self) -> bytes:
+        """Return a line of a stream that adds nothing to the answer."""
+        return encode_line(self._line({}))
+
     def empty(self) -> Mapping[str, object]:
         """Return the answer to a request that has no prompt and only asks to load the model."""
         return {**self._line({}), "done": True, "done_reason": "load"}
@@ -277,7 +281,9 @@ async def chat(request: web.Request) -> web.StreamResponse:
         return _loaded(OllamaDialect(engine.info, None, "message"), stream=body.stream)
     calls, form, resolved = await prepare_chat(request, engine, body.translated)
     dialect = OllamaDialect(engine.info, form, "message")
-    return await answer_in(dialect, request, body.translated, calls, resolved, stream_type=LINES)
+    return await answer_in(
+        dialect, request, body.translated, calls, resolved, stream_type=LINES, keep_alive=dialect.keep_alive
+    )
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -292,7 +298,9 @@ async def generate(request: web.Request) -> web.StreamResponse:
         case translated:
             calls, form, resolved = await prepare_chat(request, engine, translated)
             dialect = OllamaDialect(engine.info, form, "response")
-    return await answer_in(dialect, request, translated, calls, resolved, stream_type=LINES)
+    return await answer_in(
+        dialect, request, translated, calls, resolved, stream_type=LINES, keep_alive=dialect.keep_alive
+    )
 
 
 async def embed(request: web.Request) -> web.Response:

@@ -250,12 +250,11 @@ async def stream_events(request: web.Request, kept: Kept, first: int) -> web.Str
     if kept.events_bytes is None:
         allowed = "false; only a response that was asked for with `background` and `stream` can be streamed later"
         raise InvalidRequestError("stream", "true", allowed)
-    stream = EventStream(request)
-    await stream.open()
-    if request.method == hdrs.METH_HEAD:
+    async with EventStream(request) as stream:
+        await stream.open()
+        if request.method != hdrs.METH_HEAD:
+            await send_until_closing(request, _send(stream, request.app[BACKGROUND].events(kept), first))
         return await stream.close()
-    await send_until_closing(request, _send(stream, request.app[BACKGROUND].events(kept), first))
-    return await stream.close()
 
 
 async def _send(stream: EventStream, pieces: AsyncGenerator[bytes, None], skipped: int) -> None:

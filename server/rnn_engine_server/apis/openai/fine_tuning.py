@@ -317,11 +317,11 @@ async def list_checkpoints(request: web.Request) -> web.Response:
 
 async def _stream_events(request: web.Request, job: TuningJob) -> web.StreamResponse:
     """Send the events of a job, the oldest first, until it has ended or the server stops."""
-    stream = EventStream(request)
-    await stream.open()
-    if request.method != hdrs.METH_HEAD:
-        await send_until_closing(request, _send(stream, job, request.app[TUNINGS], request.app[TUNING_RUNNER]))
-    return await stream.close()
+    async with EventStream(request) as stream:
+        await stream.open()
+        if request.method != hdrs.METH_HEAD:
+            await send_until_closing(request, _send(stream, job, request.app[TUNINGS], request.app[TUNING_RUNNER]))
+        return await stream.close()
 
 
 async def _send(stream: EventStream, job: TuningJob, store: TuningStore, runner: TuningRunner) -> None:
