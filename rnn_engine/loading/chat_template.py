@@ -27,7 +27,7 @@ _WORLD_FIELDS: Final = ("record", "prefix", "sep", "tools", "thinks")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 _THINKS: Final = re.compile(r"(?:^|[^a-z0-9]|rwkv-?7[a-z]?)g\d(?:[a-z]\d*)?(?![a-z0-9])", re.IGNORECASE)
 """What names of RWKV-7 G1 and its variants contain."""
-_HAS_NO_THOUGHTS: Final = re.compile(r"world|goose|rwkv[-_]?[vx]?0?[456](?!\d)", re.IGNORECASE)
+_HAS_NO_THOUGHTS: Final = re.compile(r"world(?![a-z])|goose|rwkv[-_]?[vx]?0?[456](?!\d)", re.IGNORECASE)
 _NAME_KEYS: Final = ("general.name", "general.basename", "general.finetune", "_name_or_path", "name", "model_name")
 
 

@@ -62,7 +62,9 @@ class TextStream:
 
         If not `may_stop`, no stop string begins in `data`; only the beginning of a text may be fed so.
         """
-        if self._matcher is not None and may_stop:
+        if self._matcher is not None and not may_stop:
+            self._matcher.skip(data)
+        elif self._matcher is not None:
             data = self._matcher.feed(data)
             if self._matcher.match is not None:
                 return self._decoder.decode(data, final=True)
@@ -115,6 +117,12 @@ class StopMatcher:
         return self._release(
             len(self._held) - self._automaton.depth[self._node] if self._found is None else self._found[0]
         )
+
+    def skip(self, data: bytes) -> None:
+        """Add the bytes `data`, in which no stop string begins; only the beginning of a stream may be skipped."""
+        if self._calls is not None:
+            for byte in data:
+                self._calls.feed(byte)
 
     def flush(self) -> bytes:
         """Return the bytes held back as the possible beginning of a stop string, because no more bytes will come."""

@@ -36,6 +36,7 @@ def test_the_demo_model_has_signatures_of_tools() -> None:
         "models--fla-hub--rwkv7-0.1B-g1/snapshots/0f3a9d",
         "models--fla-hub--rwkv7-0.1B-g1/snapshots/0f3a9d/model.safetensors",
         "world/rwkv7-g1-0.1b.pth",
+        "rwkv7-g1a-1.5b-worldbuilding.gguf",
     ],
 )
 def test_names_of_models_that_think(tmp_path: Path, name: str) -> None:

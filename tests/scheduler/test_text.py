@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.scheduler.text import TextStream
 
 
@@ -26,6 +27,12 @@ def test_any_bytes_become_the_text_that_they_are_at_once(data: bytes, stops: lis
             break
     expected = data.split(stops[0])[0] if stops else data
     assert text + stream.flush() == expected.decode("utf-8", errors="replace")
+
+
+def test_a_call_that_begins_where_no_stop_string_counts_yet_has_none() -> None:
+    stream = TextStream([b"}"], ToolFormats.TAGGED.value)
+    text = stream.feed(b'<tool_call>\n{"name": "a", ', may_stop=False) + stream.feed(b'"arguments": {}}\nx}')
+    assert (text, stream.match) == ('<tool_call>\n{"name": "a", "arguments": {}}\nx', b"}")
 
 
 def test_an_invalid_byte_does_not_hold_up_what_follows() -> None:
