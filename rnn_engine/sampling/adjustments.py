@@ -125,7 +125,6 @@ class Adjustments:
         self._size = 0  # A
         self._tokens: I32 = np.empty(_FIRST_ROOM, np.int32)  # [room]
         self._seen: set[int] = set()
-        self._total = 0.0  # of `_penalty`
         self._scale = 1.0  # of `_penalty`: decay to the power of the number of generated tokens
         # Arrays [V], indexed by token id; those that are not needed are empty.
         self._is_known: NDArray[np.bool_] = np.zeros(vocab_size if self.may_change or bias else 0, np.bool_)
@@ -146,7 +145,6 @@ class Adjustments:
             seen, places = np.unique(np.asarray(earlier, np.int32)[::-1], return_inverse=True)
             sights = self.frequency * np.power(self.decay, np.arange(len(earlier), dtype=np.float64))
             self._penalty[seen] = self.presence + np.bincount(places, sights, len(seen))
-            self._total = float(self._penalty[seen].sum())
             self._seen.update(seen.tolist())
             self._add(seen)
         if self._recent is not None:
@@ -203,29 +201,6 @@ class Adjustments:
         if len(tokens) == 0:
             return None
         return DrawBiases(tokens, np.maximum(self._bias[tokens], _LEAST_BIAS_ON_DEVICE).astype(np.float32))
-
-    @property
-    def scale(self) -> float:
-        """The factor that turns the numbers stored by `keep_in` into presence and frequency penalties."""
-        return self._scale
-
-    @property
-    def total(self) -> float:
-        """The sum of the numbers that `keep_in` stores. Times `scale`, it is the sum of all penalties."""
-        return self._total
-
-    def keep_in(self, row: F64) -> None:
-        """Move the presence and frequency penalties to `row` [V], and store them there from now on.
-
-        `row` must hold zeros. `clear`, or a call with another row, sets it to zeros again.
-        """
-        row[self.tokens] = self._penalty[self.tokens]
-        self.clear()
-        self._penalty = row
-
-    def clear(self) -> None:
-        """Set all presence and frequency penalties to 0, because no more tokens are drawn for the sequence."""
-        self._penalty[self.tokens] = 0.0
 
     @property
     def tokens(self) -> I32:
@@ -307,7 +282,6 @@ class Adjustments:
                 amount += self.presence
             amount /= self._scale
             self._penalty[token] += amount
-            self._total += amount
         if self._recent is not None:
             gone = self._recent.append(token)
             if gone is not None:
@@ -319,7 +293,6 @@ class Adjustments:
 
     def _rescale(self) -> None:
         self._penalty[self.tokens] *= self._scale
-        self._total *= self._scale
         self._scale = 1.0
 
     def _plain(self, tokens: I32) -> F64:

@@ -21,8 +21,8 @@ from rnn_engine.sampling.adjustments import F64
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import NO_CONTEXT, LogitRow, SequenceContext
-from rnn_engine.sampling.samplers import Greedy, Nucleus, make_adjustments, make_sampler
-from rnn_engine.sampling.who_draws import draws_on_device, draws_together, find_cuts
+from rnn_engine.sampling.samplers import make_adjustments, make_sampler
+from rnn_engine.sampling.who_draws import draws_on_device, find_cuts
 from rnn_engine.types import DrawPenalties, TokenDraw
 
 # Random numbers, computed from the seed and the token's place in the text alone: the same on the host and on a device.
@@ -94,7 +94,7 @@ class Draw:
 
 
 class SequenceSampler:
-    """Draws the tokens of one sequence, in order. It also records those that a device or `JointDraws` draws for it."""
+    """Draws the tokens of one sequence, in order. It also records those that a device draws for it."""
 
     def __init__(
         self,
@@ -116,25 +116,12 @@ class SequenceSampler:
         self._uniforms: list[float] = []  # random numbers of the tokens from `_first` on
         self._first = 0
         sampler, added = self._sampler, self.adjustments
-        self.nucleus = sampler if isinstance(sampler, Greedy | Nucleus) and draws_together(sampler, added) else None
-        """The sampler that `JointDraws` applies for this sequence; None if the sequence must draw by itself."""
-        self.slot = 0  # where `JointDraws` keeps its penalties
         self.uncounted = array("I")  # tokens that a device has drawn, until `count_drawn`
         self._fits_device = draws_on_device(sampler, added)
         self._cuts = find_cuts(sampler) if self._fits_device else None
         self._biases = added.biases_for_device() if self._fits_device else None
         self._on_device: DrawPenalties | None = None  # the penalties that the device applies
         self._num_on_device = 0  # how many tokens of the text are counted in these
-
-    def settle(self, token: int) -> None:
-        """Record as generated the token that `JointDraws`, which draws for many sequences, has drawn for this one."""
-        self.index += 1
-        if self._penalises:
-            self.adjustments.generated(token)
-
-    def left_open(self, uniform: float) -> None:
-        """Store a random number for the next `draw`, because `JointDraws` could not settle its draw with it."""
-        self._uniforms, self._first = [uniform], self.index
 
     def draws_on_device(self, *, has_penalties: bool) -> bool:
         """Return True if a device can draw the tokens of this sequence.

@@ -12,7 +12,7 @@ from functools import partial
 from rnn_engine.errors import MaskError, RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
-from rnn_engine.sampling.together import JointDraws
+from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.scheduler.background import BackgroundShare
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings, awaits_draft, choose_drafts
@@ -69,18 +69,12 @@ class RunOutcome:
         return self.row().read_full()
 
 
-def take_in(
-    step: StepInFlight,
-    readout: Readout,
-    vocab_size: int,
-    draws: JointDraws,
-) -> Iterator[RunOutcome]:
+def take_in(step: StepInFlight, readout: Readout, vocab_size: int) -> Iterator[RunOutcome]:
     """Process the results of a step: draw each sequence's next token, and yield the outcome of each token run.
 
     Each run's logit rows are passed to its sequence first. A run that is no longer wanted has no outcome. The caller
     must conclude an outcome before it asks for the next, since that may release the sequences of its request.
     """
-    drawing: list[tuple[RunOutcome, RunRows]] = []
     first = 0
     on_device = readout.drawn or [NOTHING_DRAWN] * len(step.batch)
     for live, run, drawn, is_sound in zip(step.live, step.batch, on_device, readout.sound.tolist(), strict=True):
@@ -96,19 +90,8 @@ def take_in(
             _advance(outcome, run, drawn, rows)
         if not is_sound and outcome.error is None:
             outcome.error, outcome.is_sound = StepError(_UNSOUND), False
-        if live.draws is None or outcome.error is not None:
-            yield outcome
-        else:
-            drawing.append((outcome, rows))
-    samplers = [outcome.live.draws for outcome, _ in drawing if outcome.live.draws is not None]
-    joint = draws.draw(samplers, [rows for _, rows in drawing])
-    for (outcome, rows), sampler, draw in zip(drawing, samplers, joint, strict=True):
-        assert isinstance(outcome.live, SamplingSequence), "no other sequence draws"
-        try:
-            events = outcome.live.take_draw(draw or sampler.draw(rows.last()), rows.last)
-            outcome.events = [*outcome.events, *events] if outcome.events else events
-        except Exception as error:
-            _fail(outcome, error)
+        if live.draws is not None and outcome.error is None:
+            _draw(outcome, live.draws, rows)
         yield outcome
 
 
@@ -137,6 +120,15 @@ def _advance(outcome: RunOutcome, run: TokenRun, drawn: Drawn, rows: RunRows) ->
         else:
             assert isinstance(live, SamplingSequence), "no other sequence draws"
             outcome.events = live.advance_drawn(run, run.draw.count, drawn, rows)
+    except Exception as error:
+        _fail(outcome, error)
+
+
+def _draw(outcome: RunOutcome, sampler: SequenceSampler, rows: RunRows) -> None:
+    assert isinstance(outcome.live, SamplingSequence), "no other sequence draws"
+    try:
+        events = outcome.live.take_draw(sampler.draw(rows.last()), rows.last)
+        outcome.events = [*outcome.events, *events] if outcome.events else events
     except Exception as error:
         _fail(outcome, error)
 
@@ -187,7 +179,6 @@ class Scheduler:
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._slots = Slots(self.capacity)
         self._steps: deque[StepInFlight] = deque()  # oldest first
-        self._draws = JointDraws(runner.shape.vocab_size, runner.num_slots)
         self._max_draws = max_draws
         self._policy = policy
         self._clock = clock
@@ -200,7 +191,6 @@ class Scheduler:
             infos,
             self._slots,
             self._prefixes,
-            self._draws,
             self._meter,
             self._drafts,
             least_tokens,
@@ -534,7 +524,7 @@ class Scheduler:
             self.failure = "no request of a step had finite logits"
         accepted = self.counters.accepted_tokens
         deliveries: list[Delivery] = []
-        for outcome in take_in(step, readout, self._runner.shape.row_size, self._draws):
+        for outcome in take_in(step, readout, self._runner.shape.row_size):
             self._conclude(outcome, deliveries)
         num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
         self._meter.collected(step.times, num_ahead, self.counters.accepted_tokens - accepted)

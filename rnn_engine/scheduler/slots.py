@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from rnn_engine.requests import Client, GenerateRequest
-from rnn_engine.sampling.together import JointDraws
 from rnn_engine.scheduler.drafts import DraftingSequence, Drafts
 from rnn_engine.scheduler.mask_threads import MaskThreads
 from rnn_engine.scheduler.meter import Meter
@@ -307,7 +306,6 @@ class SlotAllocator:
         infos: TokenInfos,
         slots: Slots,
         prefixes: Prefixes,
-        draws: JointDraws,
         meter: Meter,
         drafts: Drafts,
         least_tokens: int,
@@ -318,7 +316,6 @@ class SlotAllocator:
         A request of a client of weight 1 runs `least_tokens` before it may be suspended.
         """
         self._runner = runner
-        self._draws = draws
         self._infos = infos
         self._slots = slots
         self._prefixes = prefixes
@@ -403,7 +400,7 @@ class SlotAllocator:
         """
         states = [self._runner.start_read(sequence.slot) for sequence in live.sequences]
         paused = self._slots.is_paused(live.key)
-        self._draws.leave(live.sampler)
+        live.sampler.leave_device()
         self._slots.suspend(live)
         self._queue.add(Suspended(live, states, paused), has_begun=True)
 
@@ -444,7 +441,6 @@ class SlotAllocator:
                 self._slots.give_back(slot)
             return FailedStart(live.key, error)
         live.move(slots, self._runner.read_state, penalises_on_device=slots[0] < self._runner.num_penalty_slots)
-        self._draws.join(slots[0], live.sampler)
         self._slots.hold(live)
         return None
 
@@ -497,7 +493,6 @@ class SlotAllocator:
         )
         if isinstance(live, DraftingSequence) and drafter is not None:
             live.drafter = drafter
-        self._draws.join(slots[0], live.sampler)
         if isinstance(live, MixedSequence):
             for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):
                 live.join(member.request, slot, start)
