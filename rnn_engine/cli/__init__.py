@@ -14,10 +14,9 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-from rnn_engine.errors import InvalidRequestError, RnnEngineError, needs_extra
+import click
 
-with needs_extra("serve", "the command rnn-engine", SystemExit):
-    import click
+from rnn_engine.errors import InvalidRequestError, RnnEngineError
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from rnn_engine.cli.options import (
 )
 from rnn_engine.convert.formats import FOLDER_TITLE, TITLES
 from rnn_engine.errors import ModelError
-from rnn_engine.hub import KNOWN, list_local, searches_cache
+from rnn_engine.hub import KNOWN, list_local
 from rnn_engine.llm.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ def models_command() -> None:
             click.echo("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     else:
         click.echo("no models on this computer")
-    if not searches_cache():
-        click.echo("Hugging Face's cache is not searched; for that, pip install 'rnn-engine[hub]'", err=True)
     click.echo("\n`rnn-engine pull NAME` fetches the newest file of:")
     for name, wanted in KNOWN.items():
         click.echo(f"{name:18} {wanted}")

@@ -6,7 +6,6 @@ import sys
 
 import click
 
-from rnn_engine.errors import needs_extra
 from rnn_engine.hub import Wanted
 from rnn_engine_server.auth.keys import ApiKey, Scope, check_key_name, new_key, parse_weight
 from rnn_engine_server.auth.rates import parse_rate
@@ -42,10 +41,10 @@ def pull_command(model: str) -> None:
     NAME is a short name that `rnn-engine models` lists, such as rwkv7-0.1b. REPOSITORY is OWNER/NAME, and FILE one of
     its files or a pattern such as '*Q8_0.gguf'; the newest match is taken. A download that was interrupted is
     continued, and checked by its checksum. HF_ENDPOINT names a mirror, HF_TOKEN opens repositories that are not public,
-    and RNN_ENGINE_MODELS is the folder for models. Needs the extra `hub`.
+    and RNN_ENGINE_MODELS is the folder for models.
     """
-    with needs_extra("hub", "fetching a model", click.UsageError):
-        from rnn_engine.hub.download import Hub
+    from rnn_engine.hub.download import Hub
+
     click.echo(Hub(shows_progress=sys.stderr.isatty()).pull(Wanted.parse(model)))
 
 

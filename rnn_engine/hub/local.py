@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatch
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -147,11 +146,6 @@ class LocalModel:
     num_bytes: int
 
 
-def searches_cache() -> bool:
-    """Return True if Hugging Face's cache is searched for models, for which the extra `hub` must be installed."""
-    return find_spec("huggingface_hub") is not None
-
-
 def models_folder() -> Path:
     """Return the folder for downloaded models, which may not exist yet.
 
@@ -247,8 +241,6 @@ def _cached() -> Iterator[tuple[str, Path, list[str]]]:
 
     The revisions of a repository come newest first.
     """
-    if not searches_cache():
-        return
     from huggingface_hub import scan_cache_dir  # the package takes a third of a second to import
     from huggingface_hub.errors import CacheNotFound
 

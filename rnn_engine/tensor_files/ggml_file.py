@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import ModelError, needs_extra
+from rnn_engine.errors import ModelError
 from rnn_engine.quantised import BLOCK_FORMATS, Blocks, bytes_of_codes
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo, show, span_of_rows
@@ -42,8 +42,8 @@ class ElementType:
         """Return the numbers of a tensor of `shape` from its stored bytes; numbers in blocks are decoded to f32."""
         if not self.is_block:
             return data.view(self.dtype).reshape(shape)
-        with needs_extra("gguf", f"reading {self.name}", ModelError):
-            from gguf import GGMLQuantizationType, quants
+        from gguf import GGMLQuantizationType, quants
+
         blocks = data.reshape(-1, shape[-1] // self.block_size * self.block_bytes)  # [rows, bytes of a row]
         with np.errstate(all="ignore"):  # of a damaged block: its scale may be anything
             numbers = quants.dequantize(blocks, GGMLQuantizationType[self.name])

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import ModelError, needs_extra
+from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.binary_file import BinaryFile
 from rnn_engine.tensor_files.ggml_file import ELEMENT_TYPES, ElementType, GgmlFile
 from rnn_engine.tensor_files.source import TensorEntry, show
@@ -269,8 +269,8 @@ def write_gguf(
 
     `file` is an open file of the file system.
     """
-    with needs_extra("gguf", "writing a .gguf", ModelError):
-        from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFWriter
+
     writer = GGUFWriter(file.name, architecture)
     try:
         for key, value in values.items():

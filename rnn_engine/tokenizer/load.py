@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.errors import InvalidRequestError, ModelError, TokenizerError, needs_extra
+from rnn_engine.errors import InvalidRequestError, ModelError, TokenizerError
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tokenizer.world import (
@@ -146,8 +146,8 @@ def _from_file(choice: str) -> Tokenizer:
 def _read(path: Path) -> Tokenizer:
     if path.suffix == ".txt":
         return _of_pieces(path.name, read_vocabulary(path))
-    with needs_extra("tokenizers", f"the tokenizer {path}", TokenizerError):
-        from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
+    from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
+
     return HuggingFaceTokenizer(path)
 
 

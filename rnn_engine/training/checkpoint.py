@@ -13,11 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save
 
 from rnn_engine.backward import TrainingState
 from rnn_engine.errors import StateError
+from rnn_engine.files import atomic_file
 from rnn_engine.training.tuner import Judged, Progress, RateTried
-from rnn_engine_states.files.full import opened, read_safetensors, write_file
+from rnn_engine_states.files.full import opened, read_safetensors
 
 _FORMAT: Final = "rnn-engine-tuning"
 _VERSION: Final = "1"
@@ -45,7 +47,8 @@ def save_checkpoint(path: Path, progress: Progress, run: Mapping[str, object]) -
         "step": str(progress.step),
         "num_updates": str(training.num_updates),
     }
-    write_file(path, tensors, {**metadata, "crc32": _checksum(tensors, metadata)})
+    with atomic_file(path) as file:
+        file.write(save(tensors, {**metadata, "crc32": _checksum(tensors, metadata)}))
 
 
 def load_checkpoint(path: Path, run: Mapping[str, object]) -> Progress:

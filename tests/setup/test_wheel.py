@@ -16,12 +16,12 @@ from urllib.request import Request, urlopen
 import pytest
 
 import rnn_engine
+from tests.support.distributions import absent_modules
 from tests.support.documents import python_blocks
 from tests.support.layers import FOLDERS, PRODUCT
 
 ROOT = Path(__file__).resolve().parents[2]
 PYRIGHT = ROOT / "tools" / "web" / "node_modules" / ".bin" / "pyright"
-ABSENT = ("gguf", "httpx", "huggingface_hub", "prompt_toolkit")  # the demo model needs the extra `tokenizers` alone
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,17 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in inside} == set(PRODUCT)
 
 
+def dockerfile(instruction: str) -> str:
+    """Return what follows an instruction of the image's file."""
+    [rest] = re.findall(f"^{instruction}(.*)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    return str(rest)
+
+
 @pytest.fixture(scope="module")
 def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the commands of an environment in which the wheel is installed.
 
-    Its dependencies come from this environment, but not the project's own packages, nor those of other extras.
+    Its dependencies come from this environment, but only those that the image of deploy/ installs.
     """
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=False)
@@ -61,7 +67,8 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     packages = subprocess.run(place, check=True, capture_output=True, text=True).stdout.strip()
     path = sysconfig.get_path("purelib")  # .pth files in that folder are not read
-    (Path(packages) / "others.pth").write_text(f"{path}\nimport sys; sys.modules.update(dict.fromkeys({ABSENT}))\n")
+    absent = absent_modules(re.findall(r"\w[\w-]*", dockerfile("ARG EXTRAS=")))
+    (Path(packages) / "others.pth").write_text(f"{path}\nimport sys; sys.modules.update(dict.fromkeys({absent}))\n")
     return scripts
 
 
@@ -87,6 +94,8 @@ def test_the_guides_examples_of_python_run_as_one_program(scripts: Path, tmp_pat
     blocks = python_blocks("docs/user-guide.md", "### Use it from Python")
     assert len(blocks) == 13
     (tmp_path / "program.py").write_text("\n".join(blocks))
+    for name in ("server", "states", "shaders"):  # a program may have modules of its own with these names
+        (tmp_path / f"{name}.py").write_text("raise AssertionError")
     command = [str(scripts / "python"), "program.py"]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stderr) == (0, "")
@@ -95,8 +104,11 @@ def test_the_guides_examples_of_python_run_as_one_program(scripts: Path, tmp_pat
     assert (tmp_path / "brief.state").is_file()
 
 
-def test_it_serves_from_an_environment_of_its_own(scripts: Path, tmp_path: Path) -> None:
-    command = [str(scripts / "rnn-engine"), "serve", "--device", "cpu", "--port", "0"]
+def test_the_entry_point_of_the_image_serves_with_what_the_image_installs(scripts: Path, tmp_path: Path) -> None:
+    name, *options = json.loads(
+        dockerfile("ENTRYPOINT ").replace("/data", str(tmp_path)).replace("0.0.0.0", "127.0.0.1")
+    )
+    command = [str(scripts / name), *options, "--device", "cpu", "--port", "0"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

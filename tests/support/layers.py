@@ -89,17 +89,25 @@ RESTRICTED = (
     Restricted("valkey", ("rnn_engine_states.shared", *DEVELOPMENT), "the shared store is an extra"),
     Restricted("obstore", ("rnn_engine_states.shared.bodies", *DEVELOPMENT), "the object store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
-    Restricted("httpx", ("rnn_engine.cli.http_client", *DEVELOPMENT), "the terminal's chat is an extra"),
-    Restricted("httpx_sse", ("rnn_engine.cli.http_client", *DEVELOPMENT), "the terminal's chat is an extra"),
-    Restricted("prompt_toolkit", ("rnn_engine.cli.chat.terminal", *DEVELOPMENT), "the terminal's chat is an extra"),
-    Restricted("markdown_it", ("rnn_engine.cli.chat.terminal", *DEVELOPMENT), "the terminal's chat is an extra"),
-    Restricted("gguf", ("rnn_engine.tensor_files", *DEVELOPMENT), "the package for GGUF's blocks is an extra"),
-    Restricted("huggingface_hub", ("rnn_engine.hub", *DEVELOPMENT), "the Hugging Face Hub is an extra"),
+    Restricted("httpx", ("rnn_engine.cli.http_client", *DEVELOPMENT), "only one module speaks HTTP to other servers"),
+    Restricted(
+        "httpx_sse", ("rnn_engine.cli.http_client", *DEVELOPMENT), "only one module speaks HTTP to other servers"
+    ),
+    Restricted(
+        "prompt_toolkit",
+        ("rnn_engine.cli.chat.terminal", *DEVELOPMENT),
+        "only the terminal's chat draws on the terminal",
+    ),
+    Restricted(
+        "markdown_it", ("rnn_engine.cli.chat.terminal", *DEVELOPMENT), "only the terminal's chat draws on the terminal"
+    ),
+    Restricted("gguf", ("rnn_engine.tensor_files", *DEVELOPMENT), "only tensor_files knows GGUF"),
+    Restricted("huggingface_hub", ("rnn_engine.hub", *DEVELOPMENT), "only hub knows the Hugging Face Hub"),
     Restricted("lm_eval", ("rnn_engine.compat.lm_eval", *DEVELOPMENT), "lm-eval is an extra"),
     Restricted(
         "tokenizers",
         ("rnn_engine.tokenizer.huggingface", "rnn_engine.operations.onnx_embedder", *DEVELOPMENT),
-        "Hugging Face's tokenizers are an extra",
+        "only the tokenizer's module knows the package",
     ),
     Restricted("torch", ("tools",), "torch is for tools alone"),
     Restricted(

@@ -19,7 +19,6 @@ from rnn_engine.cli.options import (
     slots_option,
 )
 from rnn_engine.cli.state_options import any_model_states_option, state_files_option
-from rnn_engine.errors import needs_extra
 from rnn_engine.loading.settings import LoadSettings, StateFile, StateSettings
 
 _DEFAULT_WINDOW = "24h"
@@ -106,9 +105,8 @@ def batch_command(
         if len(words) != 1:
             raise click.UsageError(f"{len(words)} arguments; with --url, expected FILE alone: its lines name the model")
         [file] = map(Path, words)
-        with needs_extra("chat", "a batch on a server", click.UsageError):
-            from rnn_engine.cli.batch.remote import remote_batches
     from rnn_engine.cli.batch.local import local_batches
+    from rnn_engine.cli.batch.remote import remote_batches
     from rnn_engine.cli.batch.running import Batches, BatchTask, end_batch, run_batch
 
     errors = errors or output.with_name(f"{output.stem}.errors{output.suffix}")

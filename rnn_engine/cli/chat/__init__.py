@@ -11,7 +11,6 @@ import click
 from rnn_engine.cli.generation_options import sampling_options
 from rnn_engine.cli.options import WITH_URL, api_key_option, find_model, loading_options, refuse_options
 from rnn_engine.cli.state_options import any_model_states_option, parse_state_file
-from rnn_engine.errors import needs_extra
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.sampling.params import SamplingParams
 
@@ -56,7 +55,7 @@ def chat_command(
 
     Lines can be edited and are remembered; Alt+Enter begins a new line in a message. Ctrl-C ends an answer, Ctrl-D
     leaves. /help lists the commands: to take a message back, to put a copy of the conversation aside and return to it,
-    to choose the state that it begins from, and to keep its state in a file. Needs the extra `chat`.
+    to choose the state that it begins from, and to keep its state in a file.
     """
     if url is not None:
         refuse_options(
@@ -64,11 +63,10 @@ def chat_command(
             [*(field.name for field in fields(loading)), "any_model_states"],
             WITH_URL,
         )
-    with needs_extra("chat", "a conversation on the terminal", click.UsageError):
-        from rnn_engine.cli.chat.remote import remote_backend
-        from rnn_engine.cli.chat.terminal import converse
     from rnn_engine.cli.chat.conversation import Talk
     from rnn_engine.cli.chat.local import local_backend
+    from rnn_engine.cli.chat.remote import remote_backend
+    from rnn_engine.cli.chat.terminal import converse
 
     if url is None:
         backends = local_backend(find_model(model), loading, any_model_states=any_model_states)

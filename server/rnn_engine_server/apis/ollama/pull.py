@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from rnn_engine.errors import ForbiddenError, ModelError, needs_extra
+from rnn_engine.errors import ForbiddenError
 from rnn_engine.hub import Wanted
 from rnn_engine_server.apis.ollama.routes import LINES, encode_line, ollama_error
 from rnn_engine_server.apis.ollama.schemas import PullRequest, PullStatus
@@ -85,8 +85,8 @@ async def _pull(request: web.Request, name: str) -> AsyncGenerator[PullStatus, N
 
 
 def _hub(folder: Path) -> Hub:
-    with needs_extra("hub", "fetching a model", ModelError):
-        from rnn_engine.hub.download import Hub
+    from rnn_engine.hub.download import Hub
+
     return Hub(shows_progress=False, folder=folder)
 
 
