@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from io import TextIOWrapper
 from types import MappingProxyType
 from typing import Any
 
@@ -54,6 +55,13 @@ _NO_THREAD = "can't start new thread"  # Python's own message
 
 class Commands(click.Group):
     """The click group of all subcommands. It imports a subcommand's module only on use."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401
+        """Run a command line. What the encoding of the console lacks is printed as "?", and read as U+FFFD."""
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(SUBCOMMANDS)

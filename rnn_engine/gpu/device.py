@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import wgpu
+from typing import TYPE_CHECKING
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.gpu.kernels import Kernels
 from rnn_engine.gpu.memory import Memory, device_errors, is_lost
+from rnn_engine.gpu.native import load_wgpu
+
+if TYPE_CHECKING:
+    import wgpu
+
+logger = logging.getLogger(__name__)
 
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _KINDS = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "software", "Unknown": "other"}
@@ -34,8 +40,15 @@ class DeviceInfo:
 
 
 def list_devices() -> list[DeviceInfo]:
-    """Return all devices that WebGPU finds on this machine, in the order of their indices."""
-    return [info for info, _ in _list_adapters()]
+    """Return all devices that WebGPU finds on this machine, in the order of their indices.
+
+    Returns none, with a warning in the log, if wgpu can't be loaded.
+    """
+    try:
+        return [info for info, _ in _list_adapters()]
+    except DeviceError as error:
+        logger.warning("%s", error)
+        return []
 
 
 def economical_device() -> str:
@@ -90,6 +103,9 @@ def _list_adapters() -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
 
 
 def _enumerate() -> Iterator[tuple[DeviceInfo, wgpu.GPUAdapter]]:
+    load_wgpu()
+    import wgpu
+
     index = 0
     for adapter in wgpu.gpu.enumerate_adapters_sync():
         backend = adapter.info["backend_type"]

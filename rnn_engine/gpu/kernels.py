@@ -9,16 +9,17 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
-
-import wgpu
+from typing import TYPE_CHECKING, TypeAlias
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
 from rnn_engine.gpu.memory import Buffer
 from rnn_engine_shaders import Constant, Include, ShaderSource, specialise
 
-BindGroup: TypeAlias = wgpu.GPUBindGroup
+if TYPE_CHECKING:
+    import wgpu
+
+BindGroup: TypeAlias = "wgpu.GPUBindGroup"
 """The buffers that are bound to a kernel's variables."""
 
 _KERNELS = 512  # that are kept for one device; a model has about twenty
@@ -104,7 +105,7 @@ class Kernels:
                 layout=device.create_pipeline_layout(bind_group_layouts=[self._layout(source)]),
                 compute={"module": module, "entry_point": "main"},
             )
-        except wgpu.GPUError as error:
+        except native.gpu_errors as error:
             raise DeviceError(f"{self._device_name} can't compile {_with_origins(str(error), source)}") from error
         return Kernel(source.name, source, pipeline)
 
@@ -117,7 +118,7 @@ class Kernels:
                 entries=[
                     {
                         "binding": number,
-                        "visibility": wgpu.ShaderStage.COMPUTE,
+                        "visibility": "COMPUTE",
                         "buffer": {"type": "read-only-storage" if read_only else "storage"},
                     }
                     for number, read_only in bindings

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import wgpu
 from numpy.typing import NDArray
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.gpu import native
 from rnn_engine.types import BufferUse, DeviceMemory
+
+if TYPE_CHECKING:
+    import wgpu
 
 
 def is_lost(device: wgpu.GPUDevice) -> bool:
@@ -21,8 +23,8 @@ def is_lost(device: wgpu.GPUDevice) -> bool:
     Check this before calls for which wgpu-native would end the process if the device is lost.
     """
     try:
-        device.create_buffer(size=16, usage=wgpu.BufferUsage.COPY_DST).destroy()
-    except wgpu.GPUError:
+        device.create_buffer(size=16, usage="COPY_DST").destroy()
+    except native.gpu_errors:
         return True
     return False
 
@@ -32,17 +34,17 @@ def device_errors(what: str) -> Iterator[None]:
     """Return a context manager that converts wgpu's errors to DeviceError, with messages that begin with `what`."""
     try:
         yield
-    except (wgpu.GPUError, RuntimeError) as error:
+    except native.gpu_errors + (RuntimeError,) as error:  # noqa: RUF005  # mypy knows no starred tuple here
         raise DeviceError(f"{what}: {error}") from error
 
 
-Buffer: TypeAlias = wgpu.GPUBuffer
+Buffer: TypeAlias = "wgpu.GPUBuffer"
 """A buffer in a device's memory."""
 
 _UPLOAD_BYTES = 4 << 20
 _MOST_STAGED_BYTES = 16 << 20
-_READ_BACK = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
-_STORAGE = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.STORAGE
+_READ_BACK = "COPY_DST|MAP_READ"
+_STORAGE = "COPY_DST|COPY_SRC|STORAGE"
 
 
 class Memory:
@@ -88,7 +90,7 @@ class Memory:
         usage = _READ_BACK if mappable else _STORAGE
         try:
             buffer = self._device.create_buffer(label=label, size=size, usage=usage)
-        except wgpu.GPUError as error:
+        except native.gpu_errors as error:
             held = self.allocated_bytes / 1e6
             raise DeviceMemoryError(
                 f"{label}: no room for {size / 1e6:.1f} MB on {self._device_name}, on which this model already takes"

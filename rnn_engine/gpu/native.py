@@ -5,23 +5,48 @@ length of a clock tick. It costs several times the native call for a dispatch.
 Its mapping wakes a thread that waits for all submitted work, and meanwhile no other thread can submit. The mapping here
 starts no thread.
 The version of wgpu is pinned, since it does not promise to keep these names.
+
+wgpu is imported when devices are listed, so that the device `cpu` works without it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import wgpu
-from wgpu.backends.wgpu_native import _api
-from wgpu.backends.wgpu_native._ffi import ffi, lib
+from rnn_engine.errors import DeviceError
+
+if TYPE_CHECKING:
+    import wgpu
+
+_api: Any  # these have values from `load_wgpu` on
+ffi: Any
+lib: Any
+_on_mapped: Any
+gpu_errors: tuple[type[Exception], ...] = ()
+"""The base class of wgpu's errors. Empty until wgpu is imported, when nothing can raise one."""
 
 Handle: TypeAlias = Any
 """A native pointer; valid as long as the wgpu object that it was taken from."""
 
 RawDispatch: TypeAlias = tuple[Handle, Handle, int, int]
 """Pipeline, bind group, workgroups in x and in y."""
+
+
+def load_wgpu() -> None:
+    """Import wgpu. Raises DeviceError if it can't be imported. Idempotent."""
+    global _api, ffi, gpu_errors, lib, _on_mapped
+    if gpu_errors:
+        return
+    try:
+        import wgpu
+        from wgpu.backends.wgpu_native import _api
+        from wgpu.backends.wgpu_native._ffi import ffi, lib
+    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: wgpu's own, if its library can't be loaded
+        raise DeviceError(f"the package wgpu can't be loaded: {error}. The device 'cpu' works without it") from error
+    _on_mapped = ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", _settle_mapping)
+    gpu_errors = (wgpu.GPUError,)
 
 
 def handle(wgpu_object: object) -> Handle:
@@ -145,8 +170,7 @@ def copy_mapped(buffer: wgpu.GPUBuffer, num_bytes: int) -> bytes:
 _mappings: dict[Handle, Mapping] = {}  # kept alive until they are settled: wgpu-native holds a bare pointer to each
 
 
-@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
-def _on_mapped(status: int, message: Handle, key: Handle, _unused: Handle) -> None:
+def _settle_mapping(status: int, message: Handle, key: Handle, _unused: Handle) -> None:
     mapping = ffi.from_handle(key)
     _mappings.pop(mapping._key, None)
     mapping._settle(status, _api.from_c_string_view(message))

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import wgpu
+from typing import TYPE_CHECKING
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
 from rnn_engine.gpu.device import Device
 from rnn_engine.gpu.kernels import BindGroup, Kernel
 from rnn_engine.gpu.memory import Buffer, device_errors, is_lost
+
+if TYPE_CHECKING:
+    import wgpu
 
 
 @dataclass(frozen=True, slots=True)

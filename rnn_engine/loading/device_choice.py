@@ -23,7 +23,7 @@ from rnn_engine.quantised.rows import Matrix
 from rnn_engine.types import Model, ModelShape, Runner, TokenRun, run_step
 
 _PROMPT, _GENERATED = 500, 100  # tokens of a typical request
-_TIMES_FASTER: Final = 2  # by which numpy must be faster to be chosen
+_SMALL_BYTES: Final = 64 << 20  # of weights in f32; compiling the kernels takes longer than an answer of such a model
 _LAYERS: Final = (1, 3)  # of the two partial models that are measured
 _REPEATS: Final = 3
 _RECORD: Final = "device.json"  # in the folder of cached states
@@ -53,13 +53,14 @@ class DeviceChoice:
 
 
 def choose_device(
-    model: OpenModel, device: str, weights: str, num_slots: int, cache_folder: Path | None = None
+    model: OpenModel, device: str, weights: Callable[[], str], num_slots: int, cache_folder: Path | None = None
 ) -> DeviceChoice:
-    """Choose "cpu", which means numpy, if that is more than twice as fast as the software driver; else `device`.
+    """Choose "cpu", which means numpy, if WebGPU finds no GPU and numpy is faster or starts sooner; else `device`.
 
-    Only for "auto", and only if every WebGPU device is a software driver, the first layers of `model` are run with both
-    to measure them, which takes about a second. If there is no room for the weights in f32, numpy is not tried.
-    `weights` is the format of the weights on the software device.
+    Only for "auto". If every WebGPU device is a software driver, a small model takes numpy, which needs no kernels to
+    be compiled. Of a larger one, the first layers are run with both to measure them, which takes about a second. If
+    there is no room for the weights in f32, numpy is not tried. `weights` returns the format of the weights on the
+    software device.
 
     States are continued only with the weights with which they were made, and numpy has other ones. So the choice is
     recorded in `cache_folder`, the folder of cached states. Later loads of the same model with that folder choose the
@@ -68,16 +69,21 @@ def choose_device(
     if device != "auto":
         return DeviceChoice(device, "as --device says")
     devices = list_devices()
-    if not devices or not all(each.is_software for each in devices):
+    if not devices:
+        return DeviceChoice("cpu", "WebGPU finds no device; on Linux, a Vulkan driver may be missing")
+    if not all(each.is_software for each in devices):
         return DeviceChoice(device, _why_first(devices))
-    if sum(4 * prod(info.shape) for info in model.tensors.values()) > psutil.virtual_memory().available // 2:
+    num_bytes = sum(4 * prod(info.shape) for info in model.tensors.values())
+    if num_bytes > psutil.virtual_memory().available // 2:
         return DeviceChoice(device, "no GPU was found, and numpy has no room for the weights in f32")
-    if cache_folder is None:
-        return _measure(model, weights, num_slots, devices[0].name)
-    record = cache_folder / _RECORD
-    choice = _recall(record, model)
-    if choice is None:
-        choice = _measure(model, weights, num_slots, devices[0].name)
+    record = None if cache_folder is None else cache_folder / _RECORD
+    if record is not None and (recalled := _recall(record, model)) is not None:
+        return recalled
+    if num_bytes <= _SMALL_BYTES:
+        choice = DeviceChoice("cpu", "no GPU was found, and a model this small starts at once with numpy")
+    else:
+        choice = _measure(model, weights(), num_slots, devices[0].name)
+    if record is not None:
         try:
             write_record(record, {"model": model.fingerprint, "device": choice.device, "reason": choice.reason})
         except OSError as error:
@@ -98,16 +104,11 @@ def _measure(model: OpenModel, weights: str, num_slots: int, software_name: str)
     """Measure `model` on the software driver and with numpy, and choose one."""
     software = measure_speed(model, partial(load_runner, weights=weights, num_slots=num_slots))
     numpy = measure_speed(model, partial(load_runner, device="cpu", num_slots=num_slots))
-    measured = (
-        f"no GPU was found, and one client's prompts and answers ran at about {software.prompt:.0f} and "
-        f"{software.answer:.0f} tokens/s on {software_name}, and at {numpy.prompt:.0f} and {numpy.answer:.0f} with "
-        "numpy"
-    )
     times = software.request_seconds / numpy.request_seconds
-    if times > _TIMES_FASTER:
-        return DeviceChoice("cpu", measured)
-    why = "" if times <= 1 else f"; numpy is used only if it is {_TIMES_FASTER} times as fast"
-    return DeviceChoice("auto", f"{measured}{why}")
+    found = "no GPU was found, and its first layers ran"
+    if times > 1:
+        return DeviceChoice("cpu", f"{found} {times:.1f} times as fast with numpy as on {software_name}")
+    return DeviceChoice("auto", f"{found} {1 / times:.1f} times as fast on {software_name} as with numpy")
 
 
 def _why_first(devices: Sequence[DeviceInfo]) -> str:

@@ -296,11 +296,16 @@ def place_model(
 
     For the setting "auto", the device may be "cpu"; see `choose_device`. Raises as `plan_memory` does.
     """
-    plan = _plan(model, settings.device, settings, size)
     if not cpu_has(settings.weights) and settings.device == "auto":
-        return DeviceChoice("auto", f"numpy has no weights in {settings.weights}"), plan
-    choice = choose_device(model, settings.device, plan.weights, size.num_slots, cache_folder)
-    return choice, plan if choice.device == settings.device else _plan(model, choice.device, settings, size)
+        choice = DeviceChoice("auto", f"numpy has no weights in {settings.weights}")
+    else:
+        weights = partial(_weights_on, model, settings, size)
+        choice = choose_device(model, settings.device, weights, size.num_slots, cache_folder)
+    return choice, _plan(model, choice.device, settings, size)
+
+
+def _weights_on(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> str:
+    return _plan(model, settings.device, settings, size).weights
 
 
 def _plan(model: OpenModel, device: str, settings: LoadSettings, size: RunnerSize) -> MemoryPlan:

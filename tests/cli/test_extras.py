@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import pytest
 
 from rnn_engine.cli import main
+from rnn_engine.errors import DeviceError
+from rnn_engine.gpu import native, open_device
 from tests.support.distributions import absent_modules
 
 RUN = """
@@ -18,6 +21,8 @@ import json, sys
 from click.testing import CliRunner
 sys.modules.update(dict.fromkeys(sys.argv[1:]))  # makes importing them fail
 from rnn_engine.cli import main
+from rnn_engine.errors import DeviceError
+from rnn_engine.gpu import native, open_device
 results = [CliRunner().invoke(main, arguments, prog_name="rnn-engine") for arguments in json.load(sys.stdin)]
 print(json.dumps([[result.exit_code, result.output] for result in results]))
 """
@@ -69,3 +74,24 @@ def test_python_works_with_a_plain_installation() -> None:
         [sys.executable, "-c", script, *absent_modules()], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_the_processor_needs_no_wgpu(device: str) -> None:
+    script = "import sys\nsys.modules['wgpu'] = None\nfrom rnn_engine import LLM\n"
+    script += f"with LLM(device={device!r}) as llm: print(llm.chat('What is 2 + 3?'))\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+
+
+def test_a_gpu_without_wgpu_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "gpu_errors", ())
+    monkeypatch.setitem(sys.modules, "wgpu", None)
+    with pytest.raises(DeviceError, match="the package wgpu can't be loaded"):
+        open_device("0")
+
+
+def test_wgpu_is_not_imported_for_the_processor() -> None:
+    script = "import sys\nfrom rnn_engine import LLM\nwith LLM(device='cpu'): print('wgpu' in sys.modules)\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
