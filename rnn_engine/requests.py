@@ -142,7 +142,7 @@ class GenerateRequest:
         if self.embeddings is not None:
             self._check_embeddings(self.embeddings, shape)
         for name, positions in (("turn", self.turn_positions), ("checkpoint", self.checkpoint_positions)):
-            for position in positions:
+            for position in (min(positions), max(positions)) if positions else ():  # a chat may have thousands
                 check_range(f"{name} position", position, 0, len(self.prompt))
         if self.speculate is not None:
             check_range("speculate", self.speculate, 0, MAX_DRAFT)

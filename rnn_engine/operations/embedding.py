@@ -321,12 +321,17 @@ async def _run_features(
     A feature is the mean of the rows at all ends of sentences of an input. The input up to each of them is a request of
     its own, which goes on from the one before if the cache keeps states.
     """
-    calls, owners = [], []
-    for number, tokens in enumerate(inputs):
-        for beginning in _closed_beginnings(f"input {number}", tokens, end_of_sentence(engine.info.shape)):
-            calls.append(GenerateRequest(beginning, initial_state=initial_state, max_tokens=0, keep_row=True))
-            owners.append(number)
-    _check(engine, calls, owners)
+
+    def make() -> tuple[list[GenerateRequest], list[int]]:
+        calls, owners = [], []
+        for number, tokens in enumerate(inputs):
+            for beginning in _closed_beginnings(f"input {number}", tokens, end_of_sentence(engine.info.shape)):
+                calls.append(GenerateRequest(beginning, initial_state=initial_state, max_tokens=0, keep_row=True))
+                owners.append(number)
+        _check(engine, calls, owners)
+        return calls, owners
+
+    calls, owners = await asyncio.to_thread(make)
     lasts = {number: call for call, number in enumerate(owners)}  # the call for the whole input
     counts = Counter(owners)
     rows: dict[int, list[F32]] = {number: [] for number in lasts}
@@ -374,10 +379,13 @@ async def run_states(
 
     Raises InvalidRequestError before anything runs. `wait_for_room` is as in `ParallelRequests`.
     """
-    calls = [
-        GenerateRequest(prompt=tokens, initial_state=initial_state, max_tokens=0, keep_end=True) for tokens in inputs
-    ]
-    _check(engine, calls, range(len(calls)))
+
+    def make() -> list[GenerateRequest]:
+        calls = [GenerateRequest(each, initial_state=initial_state, max_tokens=0, keep_end=True) for each in inputs]
+        _check(engine, calls, range(len(calls)))
+        return calls
+
+    calls = await asyncio.to_thread(make)
     async with aclosing(end_states(engine, calls, wait_for_room=wait_for_room)) as ends:
         async for number, end in ends:
             yield number, end

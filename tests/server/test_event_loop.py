@@ -38,6 +38,7 @@ def enlarged(value: Any, count: int) -> Iterator[Any]:  # noqa: ANN401
 LONG = " and more" * 20_000
 SCORED = " and more" * 3000  # the answer has several values for each of its tokens
 TOOL = {"type": "function", "name": "look_up", "description": LONG}
+MESSAGES = [{"role": ("user", "assistant")[number % 2], "content": f"Line {number}."} for number in range(8001)]
 SETTINGS = ServerSettings(any_model=True)
 
 
@@ -84,6 +85,17 @@ LARGE: list[tuple[str, Body]] = [
     ("/embed_all", {"inputs": SCORED}),
     ("/v1/choices", {"input": SCORED, "choices": ["a", SCORED]}),
     ("/v1/embeddings", {"input": LONG}),
+    ("/v1/embeddings", {"input": ["a"] * 2048}),
+    ("/v1/embeddings", {"input": ["a"] * 1000, "center_on": ["b"] * 1000, "encoding_format": "base64"}),
+    ("/api/embed", {"input": ["a"] * 2048}),
+    ("/embed", {"inputs": ["a"] * 2048}),
+    ("/v1/chat/completions", {"messages": MESSAGES}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+    ("/api/chat", {"messages": MESSAGES}),
+    ("/v1/completions", {"prompt": ["a"] * 1000, "max_tokens": 1}),
+    ("/v1/rerank", {"query": "a", "documents": ["b"] * 1000}),
+    ("/v1/choices", {"input": "a", "choices": [f"b{number}" for number in range(1000)]}),
+    ("/v1/tokenize", {"messages": MESSAGES}),
     ("/v1/states/s/advance", {"input": SCORED, "logprobs": 1}),
 ]
 

@@ -17,7 +17,7 @@ from rnn_engine.operations.relevance import Method, Relevance, method
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import long_json_response, read_body
+from rnn_engine_server.core.bodies import CALL_WORK, long_json_response, read_body
 from rnn_engine_server.core.routing import Route, path_of
 from rnn_engine_server.core.schema import RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
@@ -135,7 +135,7 @@ async def rerank(request: web.Request) -> web.Response:
     engine = engine_of(request, body.cache_salt)
     found = await find_relevance(request, engine, body, "documents", [(body.query, text) for text in body.contexts])
     version: Literal["1", "2"] = "2" if path_of(request).endswith("/v2/rerank") else "1"
-    size = sum(map(len, body.contexts))
+    size = sum(map(len, body.contexts)) + CALL_WORK * len(body.contexts)
     return await long_json_response(request, size, partial(_answer, engine, body, found, version))
 
 

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, TypeAlias, get_args
 
 from aiohttp import web
@@ -101,12 +102,12 @@ class RequestRecord:
 
     @property
     def completion_tokens(self) -> int:
-        return sum(report.completion_tokens for report in self.reports)
+        return sum([report.completion_tokens for report in self.reports])
 
     @property
     def queue_seconds(self) -> float | None:
         """How long the engine request that started first had waited in the queue, in seconds; None if none started."""
-        first = min(self._timings, key=lambda timing: timing.started, default=None)
+        first = min(self._timings, key=attrgetter("started"), default=None)
         return None if first is None else first.started - first.arrived
 
     @property
@@ -117,8 +118,8 @@ class RequestRecord:
     @property
     def inference_seconds(self) -> float | None:
         """The time from the start of the first engine request to the end of the last; None if none started."""
-        started = min((timing.started for timing in self._timings), default=None)
-        return None if started is None else max(report.ended for report in self.reports) - started
+        started = min([timing.started for timing in self._timings], default=None)
+        return None if started is None else max([report.ended for report in self.reports]) - started
 
     @property
     def _timings(self) -> list[Timing]:
@@ -213,7 +214,7 @@ class RecentReports:
 
     def add(self, record: RequestRecord) -> None:
         """Add the reports of an ended HTTP request's engine requests."""
-        self._reports.extend(RecentReport(record.id, record.key, report) for report in record.reports)
+        self._reports.extend(RecentReport(record.id, record.key, report) for report in record.reports[-_MOST:])
 
     def seen_by(self, principal: Principal) -> Sequence[RecentReport]:
         """Return the reports that a principal may see, latest last: those of its own requests, or all for an admin."""

@@ -19,7 +19,7 @@ from rnn_engine.operations.relevance import (
 )
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.common.states import ModelBody, ResolvedState, resolve_state
-from rnn_engine_server.core.bodies import SHORT_WORK, work
+from rnn_engine_server.core.bodies import CALL_WORK, SHORT_WORK, work
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
 
@@ -52,7 +52,7 @@ async def find_relevance(
         limits.check("max_prompt_tokens", field, num_prompt_tokens(prompts))
         return prompts
 
-    size = sum(len(query) + len(document) for query, document in pairs)
+    size = sum(len(query) + len(document) + CALL_WORK for query, document in pairs)
     if not isinstance(engine.info.chat_template, WorldTemplate):
         size += SHORT_WORK  # a template that is a program may take long even for short texts
     prompts = await work(request, size, make)

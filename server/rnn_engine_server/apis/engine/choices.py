@@ -19,7 +19,7 @@ from rnn_engine_server.apis.common.generation import STRINGS, Prompt, check_prom
 from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import long_json_response, read_body, work
+from rnn_engine_server.core.bodies import CALL_WORK, long_json_response, read_body, work
 from rnn_engine_server.core.routing import SETTINGS, Route
 from rnn_engine_server.core.schema import INTEGERS, STRING, RefusedError, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
@@ -187,7 +187,7 @@ async def chooses(request: web.Request) -> web.Response:
 
 
 async def _score(request: web.Request, engine: EngineLike, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
-    size = len(body.input) + sum(map(len, body.choices))
+    size = len(body.input) + sum(map(len, body.choices)) + CALL_WORK * len(body.choices)
     make = partial(_context_and_options, engine, request.app[SETTINGS].limits, body)
     context, options = await work(request, size, make)
     initial_state = await resolve_initial_state(engine, body.state)
@@ -209,7 +209,7 @@ def _context_and_options(
 
 
 def _size(scores: Sequence[ChoiceScore]) -> int:
-    return sum(len(score.given.tokens) for score in scores)
+    return sum(len(score.given.tokens) for score in scores) + CALL_WORK * len(scores)
 
 
 def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
@@ -30,7 +30,7 @@ from rnn_engine_server.apis.common.generation import (
 from rnn_engine_server.apis.common.messages import TEXT_PART, parse_content
 from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import read_body, to_json, work
+from rnn_engine_server.core.bodies import CALL_WORK, read_body, to_json, work
 from rnn_engine_server.core.routing import SETTINGS, Route
 from rnn_engine_server.core.schema import INTEGERS, RefusedError, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
@@ -168,6 +168,7 @@ class EmbeddingList(TypedDict):
 
 
 _NUMBERS_A_PIECE = 1 << 12
+_SENT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,11 +186,20 @@ async def send_vectors(
     """Send a JSON object with the list `entries` as the response, piece by piece."""
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     await response.prepare(request)
-    for piece in _pieces(model, entries, encoding, usage):
+    pieces = _pieces(model, entries, encoding, usage)
+    size = sum(entry.vector.size + CALL_WORK for entry in entries)
+    while piece := await work(request, size, partial(_first_bytes, pieces)):
         await response.write(piece)
-        await asyncio.sleep(0)
     await response.write_eof()
     return response
+
+
+def _first_bytes(pieces: Iterator[bytes]) -> bytes:
+    """Return the next pieces together, at least `_SENT_BYTES` unless they end."""
+    data = bytearray()
+    while len(data) < _SENT_BYTES and (piece := next(pieces, b"")):
+        data += piece
+    return bytes(data)
 
 
 def _pieces(model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage) -> Iterator[bytes]:
@@ -308,7 +318,7 @@ async def tokens_of_inputs(
     def tokenize() -> list[Sequence[int]]:
         return [_tokens(engine, f"{field}.{number}", prompt) for number, prompt in enumerate(prompts)]
 
-    inputs = await work(request, sum(map(len, prompts)), tokenize)
+    inputs = await work(request, sum(map(len, prompts)) + CALL_WORK * len(prompts), tokenize)
     limits.check("max_prompt_tokens", field, sum(map(len, inputs)))
     return inputs
 
