@@ -84,6 +84,18 @@ async def test_a_stream_tells_tokens_and_ends_with_the_facts(serve: Serve) -> No
     assert (last["content"], last["stop"], last["tokens_predicted"]) == ("", True, 3)
 
 
+async def test_the_tokens_with_probabilities_are_together_the_text(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: "aé🚀"))
+    body = {"prompt": "é", "n_probs": 1, "post_sampling_probs": False}
+    answer = await post(client, PATH, LlamaCompletion, body)
+    response = await client.post(PATH, json={**body, "stream": True})
+    chunks = [parse_event(frame) for frame in (await response.text()).split("\n\n")[:-1]]
+    streamed = [each for chunk in chunks for each in chunk.get("completion_probabilities", [])]
+    for told in (answer["completion_probabilities"][:-1], streamed):
+        assert [each["token"] for each in told] == ["a", "", "é", "", "", "", "🚀"]
+        assert bytes(byte for each in told for byte in each["bytes"]).decode() == "aé🚀"
+
+
 async def test_probabilities(serve: Serve) -> None:
     answer = await complete(serve, FakeEngine(reply=lambda _: "A"), prompt="a", n_probs=1)
     first, end = answer["completion_probabilities"]

@@ -113,6 +113,36 @@ async def test_a_stream_has_an_event_a_token(serve: Serve, limit: int, reason: s
     assert (events[-1]["generated_text"], events[-1]["details"]["finish_reason"]) == ("".join(texts), reason)
 
 
+FLAGS = "a\u00e9\U0001f469\u200d\U0001f680!\U0001f1e8\U0001f1ed"  # characters of one to four tokens
+
+
+@pytest.mark.parametrize("limit", [50, 2, 4])
+async def test_the_texts_of_tokens_are_together_the_generated_text(serve: Serve, limit: int) -> None:
+    client = await serve(FakeEngine(reply=lambda _: FLAGS))
+    most = {"max_new_tokens": limit, "details": True, "decoder_input_details": True, "top_n_tokens": 2}
+    answer = await post(client, "/generate", TgiAnswer, {"inputs": FLAGS, "parameters": most})
+    details = answer["details"]
+    assert "".join(token["text"] for token in details["prefill"]) == FLAGS
+    told = [token["text"] for token in details["tokens"] if not token["special"]]
+    del most["decoder_input_details"]
+    events = await stream(client, {"inputs": FLAGS, "parameters": most})
+    streamed = [event["token"]["text"] for event in events if not event["token"]["special"]]
+    assert streamed == told
+    cut = FLAGS.encode()[:limit].decode(errors="replace")
+    assert "".join(told) == cut
+    if limit == 50:
+        assert told[:3] == ["a", "", "\u00e9"]
+        assert events[-1]["generated_text"] == answer["generated_text"] == FLAGS
+
+
+async def test_alternatives_have_the_texts_that_they_would_have_in_the_place_of_a_token(serve: Serve) -> None:
+    """The fake engine's likeliest tokens are the bytes 0 and 1, which end no character."""
+    client = await serve(FakeEngine(reply=lambda _: "\u00e9"))
+    body: Body = {"inputs": "a", "parameters": {"max_new_tokens": 5, "top_n_tokens": 1}}
+    events = await stream(client, body)
+    assert [event["top_tokens"][0]["text"] for event in events[:2]] == ["\0", "\ufffd\0"]
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Annotated, ClassVar, Literal, NotRequired, TypeAlias
@@ -17,7 +17,7 @@ from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelt
 from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in, stop_text
 from rnn_engine_server.apis.common.generation import text_of
 from rnn_engine_server.apis.openai.completions import prepare_completions
-from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB
+from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB, TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import json_response, read_body
@@ -110,7 +110,10 @@ class PrefillToken(TypedDict):
 
 
 class TgiToken(TypedDict):
-    """A token of the answer with its log-probability. `special` is true for the token that ends a text."""
+    """A token of the answer with its log-probability. `special` is true for the token that ends a text.
+
+    `text` has the characters that the token completes; it is empty within a character of several tokens.
+    """
 
     id: int
     text: str
@@ -242,6 +245,7 @@ class _Stream:
     started: Started | None = None
     text: str = ""
     sent: int = 0
+    texts: TokenTexts = field(default_factory=TokenTexts)
     waiting: list[TokenInfo] = field(default_factory=list)  # at most the last token: it is sent with how it ended
 
 
@@ -288,7 +292,7 @@ class TgiDialect:
                 stream.text += event.text
                 tokens = [*stream.waiting, *event.tokens]
                 stream.waiting = tokens[-1:]
-                return b"".join(encode_event(self._event(info)) for info in tokens[:-1])
+                return b"".join(map(encode_event, self._events(self._told(tokens[:-1], stream.texts))))
             case Finished():
                 return self._last(event, extra)
             case PromptScored():
@@ -303,10 +307,10 @@ class TgiDialect:
 
     def _last(self, finished: Finished, extra: Mapping[str, object]) -> bytes:
         stream = self._stream
-        tokens = [*stream.waiting, *([] if finished.stop_token is None else [finished.stop_token])]
-        tokens = tokens or [TokenInfo(0, b"", None)]  # a grammar may end a text without one
-        before = b"".join(encode_event(self._event(info)) for info in tokens[:-1])
-        last = self._event(tokens[-1], special=finished.stop_token is not None)
+        tokens = stream.waiting
+        if not tokens and finished.stop_token is None:
+            tokens = [TokenInfo(0, b"", None)]  # a grammar may end a text without one
+        *before, last = self._events(self._told(tokens, stream.texts, finished))
         last["generated_text"] = self._echo + stream.text + stop_text(finished)
         last["details"] = {
             "finish_reason": _finish_word(finished),
@@ -314,58 +318,60 @@ class TgiDialect:
             "seed": finished.seed,
             "input_length": 0 if stream.started is None else stream.started.prompt_tokens,
         }
-        return before + encode_event({**last, **extra})
+        return b"".join(map(encode_event, before)) + encode_event({**last, **extra})
 
-    def _event(self, info: TokenInfo, *, special: bool = False) -> TgiEvent:
-        self._stream.sent += 1
-        event: TgiEvent = {
-            "index": self._stream.sent,
-            "token": _token(info, special=special),
-            "generated_text": None,
-            "details": None,
-        }
-        if self._body.logprobs:
-            event["top_tokens"] = self._top(info)
-        return event
+    def _events(self, told: Iterable[tuple[TgiToken, list[TgiToken]]]) -> Iterator[TgiEvent]:
+        for token, tops in told:
+            self._stream.sent += 1
+            event: TgiEvent = {"index": self._stream.sent, "token": token, "generated_text": None, "details": None}
+            if self._body.logprobs:
+                event["top_tokens"] = tops
+            yield event
+
+    def _told(
+        self, tokens: Sequence[TokenInfo], texts: TokenTexts, finished: Finished | None = None
+    ) -> Iterator[tuple[TgiToken, list[TgiToken]]]:
+        """Yield the next tokens of an answer, each with its likeliest alternatives; with `finished`, also the last."""
+        for place, info in enumerate(tokens, 1):
+            tops = self._top(info, texts)
+            is_last = finished is not None and place == len(tokens)
+            yield _token(info, texts.take(info.data, is_last=is_last), special=False), tops
+        if finished is not None and (stop := finished.stop_token) is not None:
+            yield _token(stop, stop.data.decode(errors="replace"), special=True), self._top(stop, texts)
 
     def _text(self, outcome: ChoiceOutcome) -> str:
         return self._echo + outcome.text + stop_text(outcome.end)
 
     def _details(self, outcome: ChoiceOutcome) -> TgiDetails:
-        finished = outcome.end
+        finished, prompt = outcome.end, TokenTexts()
+        told = list(self._told(outcome.tokens, TokenTexts(), finished))
         details: TgiDetails = {
             "finish_reason": _finish_word(finished),
             "generated_tokens": finished.completion_tokens,
             "seed": finished.seed,
-            "prefill": [_prefill(info) for info in outcome.prompt],
-            "tokens": [_token(info, special=info is finished.stop_token) for info in outcome.drawn],
+            "prefill": [_prefill(info, prompt.take(info.data)) for info in outcome.prompt],
+            "tokens": [token for token, _ in told],
         }
         if self._body.logprobs:
-            details["top_tokens"] = [self._top(info) for info in outcome.drawn]
+            details["top_tokens"] = [tops for _, tops in told]
         return details
 
     @property
     def _echo(self) -> str:
         return text_of(self._engine, self._body.prompt[0]) if self._body.echo else ""
 
-    def _top(self, info: TokenInfo) -> list[TgiToken]:
-        return [
-            _token(TokenInfo(token, self._engine.detokenize([token]), logprob), special=token == 0)
-            for token, logprob in info.top
-        ]
+    def _top(self, info: TokenInfo, texts: TokenTexts) -> list[TgiToken]:
+        """Return the alternatives of the next token, each with the text that it would have in its place."""
+        tops = [TokenInfo(token, self._engine.detokenize([token]), logprob) for token, logprob in info.top]
+        return [_token(top, texts.preview(top.data), special=top.token == 0) for top in tops]
 
 
-def _prefill(info: TokenInfo) -> PrefillToken:
-    return {"id": info.token, "text": info.data.decode(errors="replace"), "logprob": _logprob(info)}
+def _prefill(info: TokenInfo, text: str) -> PrefillToken:
+    return {"id": info.token, "text": text, "logprob": _logprob(info)}
 
 
-def _token(info: TokenInfo, *, special: bool) -> TgiToken:
-    return {
-        "id": info.token,
-        "text": info.data.decode(errors="replace"),
-        "logprob": _logprob(info),
-        "special": special,
-    }
+def _token(info: TokenInfo, text: str, *, special: bool) -> TgiToken:
+    return {"id": info.token, "text": text, "logprob": _logprob(info), "special": special}
 
 
 def _logprob(info: TokenInfo) -> float | None:

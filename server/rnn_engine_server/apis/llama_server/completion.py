@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from aiohttp import web
@@ -18,7 +18,7 @@ from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome, 
 from rnn_engine_server.apis.common.generation import note_slot, text_of
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.apis.openai.completions import prepare_completions
-from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB
+from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB, TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import read_body
@@ -78,7 +78,10 @@ class LlamaCompletionRequest(CompletionRequest):
 
 
 class TokenProbability(TypedDict):
-    """A token with its log-probability. `bytes` are those of the token's text."""
+    """A token with its log-probability.
+
+    `token` has the characters that it completes in the text, and `bytes` are its own.
+    """
 
     id: int
     token: str
@@ -157,6 +160,7 @@ class _Progress:
 
     clock: AnswerClock
     has_new_line: bool = False
+    texts: TokenTexts = field(default_factory=TokenTexts)
 
     @property
     def started(self) -> Started:
@@ -218,9 +222,9 @@ class LlamaDialect:
         if self._body.return_tokens:
             answer["tokens"] = [info.token for info in outcome.tokens]
         if self._body.alternatives is not None:
-            answer["completion_probabilities"] = [self._drawn(info) for info in outcome.drawn]
+            answer["completion_probabilities"] = self._drawn(outcome.drawn, TokenTexts())
         if self._body.scores_prompt:
-            answer["prompt_probabilities"] = [self._scored(info) for info in outcome.prompt]
+            answer["prompt_probabilities"] = self._scored(outcome.prompt)
         return self._chosen({**answer, **outcome.times, **extra})
 
     def _last(
@@ -252,7 +256,7 @@ class LlamaDialect:
     def _scored_chunk(self, index: int, progress: _Progress, event: PromptScored) -> Mapping[str, object]:
         return {
             **_without_text(index, progress.started.prompt_tokens),
-            "prompt_probabilities": [self._scored(info) for info in event.tokens],
+            "prompt_probabilities": self._scored(event.tokens),
         }
 
     def _chunk(self, index: int, progress: _Progress, delta: TextDelta) -> Mapping[str, object]:
@@ -267,7 +271,7 @@ class LlamaDialect:
             "tokens_evaluated": progress.started.prompt_tokens,
         }
         if self._body.alternatives is not None:
-            chunk["completion_probabilities"] = [self._drawn(info) for info in delta.tokens]
+            chunk["completion_probabilities"] = self._drawn(delta.tokens, progress.texts)
         return chunk
 
     @property
@@ -311,17 +315,27 @@ class LlamaDialect:
                 found[path] = value
         return found
 
-    def _drawn(self, info: TokenInfo) -> DrawnProbability:
-        tops = [self._probability(token, self._engine.detokenize([token]), logprob) for token, logprob in info.top]
-        return {**self._probability(info.token, info.data, info.logprob), "top_logprobs": tops}
+    def _drawn(self, tokens: Iterable[TokenInfo], texts: TokenTexts) -> list[DrawnProbability]:
+        """Return the probabilities of the next tokens of a text, each with those of its alternatives."""
+        found: list[DrawnProbability] = []
+        for info in tokens:
+            others = ((token, self._engine.detokenize([token]), logprob) for token, logprob in info.top)
+            tops = [_probability(token, texts.preview(data), data, logprob) for token, data, logprob in others]
+            own = _probability(info.token, texts.take(info.data), info.data, info.logprob)
+            found.append({**own, "top_logprobs": tops})
+        return found
 
-    def _scored(self, info: TokenInfo) -> PromptProbability:
-        drawn = self._drawn(info)
-        return {**drawn, "logprob": None if info.logprob is None else drawn["logprob"]}
+    def _scored(self, tokens: Sequence[TokenInfo]) -> list[PromptProbability]:
+        drawn = self._drawn(tokens, TokenTexts())
+        return [
+            {**each, "logprob": None if info.logprob is None else each["logprob"]}
+            for each, info in zip(drawn, tokens, strict=True)
+        ]
 
-    def _probability(self, token: int, data: bytes, logprob: float | None) -> TokenProbability:
-        known = LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)
-        return {"id": token, "token": data.decode(errors="replace"), "bytes": list(data), "logprob": known}
+
+def _probability(token: int, text: str, data: bytes, logprob: float | None) -> TokenProbability:
+    known = LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)
+    return {"id": token, "token": text, "bytes": list(data), "logprob": known}
 
 
 def _without_text(index: int, prompt_tokens: int) -> Mapping[str, object]:

@@ -47,6 +47,27 @@ def token_text(token: int, data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
+class TokenTexts:
+    """Divides a text among its tokens: each has the characters that it completes, so that together they are the text.
+
+    A token that ends within a character has what comes before it.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, data: bytes, *, is_last: bool = False) -> str:
+        """Return the text of the next token, which has the bytes `data`."""
+        return self._decoder.decode(data, final=is_last)
+
+    def preview(self, data: bytes) -> str:
+        """Return the text that a token with these bytes would have if it came next."""
+        before = self._decoder.getstate()
+        text = self._decoder.decode(data)
+        self._decoder.setstate(before)
+        return text
+
+
 class CompletionTokens:
     """Makes the log-probability fields of completions for the tokens of one text, in one or more calls.
 
