@@ -226,7 +226,7 @@ def _tensors(saved: SavedState) -> dict[str, NDArray[Any]]:
     if saved.tokens is not None:
         # the tokens come first in the file, so that `read_summary` reads only its beginning
         tensors[_TOKENS] = np.frombuffer(saved.tokens, np.uint32)  # [T]
-    for name, array in saved.payload.state.items():
+    for name, array in sorted(saved.payload.state.items()):  # the same bytes, whatever the order of the fields
         tensors[_STATE_PREFIX + name] = array
     if saved.payload.logits is not None:
         tensors[_LOGITS] = saved.payload.logits
