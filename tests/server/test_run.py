@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +21,7 @@ from aiohttp import ClientSession, UnixConnector
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.telemetry import Health
 from rnn_engine_server.core.app import run
-from rnn_engine_server.core.process import notify, stop_signals, take_sockets
+from rnn_engine_server.core.process import late_collections, notify, stop_signals, take_sockets
 from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.forked import FakeServer, server_process
@@ -31,6 +34,28 @@ from tests.support.forked import FakeServer
 FakeServer().run(lambda line: print(line, flush=True))
 """
 STREAM = {"prompt": "a", "stream": True}
+
+
+async def test_full_collections_wait_for_idle_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Part:
+        whole: Part
+
+    monkeypatch.setattr("rnn_engine_server.core.process._COLLECT_SECONDS", 0.0)
+    before, active = gc.get_threshold(), True
+    async with late_collections(lambda: not active):
+        part = Part()
+        part.whole = part
+        found = weakref.ref(part)
+        gc.collect(1)  # from now on it is old
+        del part
+        for _ in range(2 * before[2]):
+            gc.collect(1)
+            await asyncio.sleep(0)
+        assert found() is not None
+        active = False
+        while found() is not None:
+            await asyncio.sleep(0)
+    assert gc.get_threshold() == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

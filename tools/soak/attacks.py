@@ -68,6 +68,7 @@ async def _form_with_preamble(url: str) -> None:
     """Upload a form with millions of lines before its first boundary."""
     headers = {"Content-Type": "multipart/form-data; boundary=b", "Content-Encoding": "gzip"}
     await _post(url, "/v1/files", gzip.compress(b"\n" * 5_000_000), headers)
+    await asyncio.sleep(0.1)
 
 
 async def _slow_reader(url: str) -> None:

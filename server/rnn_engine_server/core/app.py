@@ -47,7 +47,7 @@ from rnn_engine_server.core.bodies import (
 )
 from rnn_engine_server.core.inner import InnerCalls
 from rnn_engine_server.core.kept import SLOT_PROMPTS, KeptUsage, PromptTable
-from rnn_engine_server.core.process import end_process, notify, open_listeners, stop_signals, url_of
+from rnn_engine_server.core.process import end_process, late_collections, notify, open_listeners, stop_signals, url_of
 from rnn_engine_server.core.routing import (
     API_DOCUMENT,
     LIFECYCLE,
@@ -215,7 +215,8 @@ async def _serve(
     with stop_signals() as stop:
         app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder, collections, files)
         models = app[MODELS]
-        async with serving(app, listeners, settings, tls):
+        lifecycle = app[LIFECYCLE]
+        async with late_collections(lambda: not lifecycle.active), serving(app, listeners, settings, tls):
             on_ready(models.infos(), url_of(listeners[0], "http" if tls is None else "https"))
             notify("READY=1")
             await _stop_or_failure(models, stop, settings)

@@ -296,10 +296,12 @@ async def body_pieces(request: web.Request, most: int) -> AsyncGenerator[bytes, 
     try:
         async for piece in request.content.iter_any():
             sent += len(piece)
+            if sent > most:
+                raise _too_large(f"the body has {sent} bytes or more", most)
             async for decoded in decode(piece):
                 received += len(decoded)
-                if max(sent, received) > most:
-                    raise _too_large(f"the body has {max(sent, received)} bytes or more", most)
+                if received > most:
+                    raise _too_large(f"the body has {received} bytes or more", most)
                 yield decoded
     except web.RequestPayloadError as error:
         # The next request on this connection can't be found: it is unknown at which byte it begins.
