@@ -13,6 +13,8 @@ from rnn_engine_server.apis.koboldcpp import (
     KoboldAnswer,
     KoboldError,
     KoboldEvent,
+    KoboldLastLogprobs,
+    KoboldLogprobs,
     KoboldNumber,
     KoboldPart,
     KoboldPerf,
@@ -20,7 +22,8 @@ from rnn_engine_server.apis.koboldcpp import (
     KoboldTokens,
     KoboldVersion,
 )
-from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_server.auth.keys import ApiKey, Scope
+from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import PIECES, Body, Client, Serve, check_shape, post
 
@@ -236,7 +239,8 @@ async def test_times_are_those_of_the_last_request(serve: Serve) -> None:
         ({"prompt": "a", "n": 2}, "n"),
         ({"prompt": ["a", "b"]}, "one prompt"),
         ({"prompt": "a", "max_length": "a"}, "max_length"),
-        ({"prompt": "a", "logprobs": True}, "logprobs"),
+        ({"prompt": "a", "logprobs": "yes"}, "logprobs"),
+        ({"prompt": "a", "banned_strings": "x"}, "banned_strings"),
         ({"prompt": "a", "memory": 3}, "memory"),
         ({"prompt": [1], "memory": "b"}, "memory"),
         ({"prompt": "a", "sampler_order": [7]}, "sampler_order"),
@@ -266,3 +270,47 @@ async def test_a_stream_that_fails(serve: Serve) -> None:
     frame = text.split("\n\n")[-2]
     assert frame.startswith("event: error\ndata: ")
     check_shape(KoboldError, json.loads(frame.partition("data: ")[2]))
+
+
+async def test_both_kinds_of_bans_apply(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    body = {"prompt": "a", "banned_tokens": ["a", ""], "banned_strings": ["b c", None], "bad_words": ["d"]}
+    await post(client, GENERATE, KoboldAnswer, body)
+    words = {tuple(word) for word in engine.requests[0].sampling.bad_words}
+    assert words >= {tuple(encode(word)) for word in ("a", "b c", "d")}
+
+
+LAST = "/api/extra/last_logprobs"
+
+
+async def test_log_probabilities_of_an_answer_and_of_the_last_one(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: "Hé"))
+    assert await post(client, LAST, KoboldLastLogprobs, {}) == {"logprobs": None}
+    answer = await post(client, GENERATE, KoboldAnswer, {"prompt": "a", "logprobs": True, "genkey": "k"})
+    found = answer["results"][0]["logprobs"]
+    assert [len(found[name]) for name in KoboldLogprobs.__annotations__] == [3] * 5
+    assert [(each["logprob"], len(each["top_logprobs"])) for each in found["content"]] == [
+        (-0.73, 5),
+        (-1.96, 5),
+        (-1.7, 5),
+    ]
+    assert bytes(byte for each in found["content"] for byte in each["bytes"]).decode() == "Hé"
+    for key, expected in (("k", found), ("", found), ("other", None)):
+        assert await post(client, LAST, KoboldLastLogprobs, {"genkey": key}) == {"logprobs": expected}
+    streamed = await client.post("/api/extra/generate/stream", json={"prompt": "a", "logprobs": True, "genkey": "s"})
+    assert "event: message" in await streamed.text()
+    assert await post(client, LAST, KoboldLastLogprobs, {"genkey": "s"}) == {"logprobs": found}
+    await post(client, GENERATE, KoboldAnswer, {"prompt": "a"})
+    assert await (await client.get(LAST)).json() == {"logprobs": None}
+    assert await post(client, LAST, KoboldLastLogprobs, {"genkey": "k"}) == {"logprobs": found}
+
+
+async def test_log_probabilities_are_seen_by_their_client_only(serve: Serve) -> None:
+    keys = (ApiKey.of("aa", "ann", Scope.USE), ApiKey.of("bb", "bob", Scope.USE))
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings(keys=keys)))
+    ann, bob = ({"Authorization": f"Bearer {key}"} for key in ("aa", "bb"))
+    made = await client.post(GENERATE, json={"prompt": "a", "logprobs": True}, headers=ann)
+    assert made.status == 200, await made.text()
+    seen = [(await (await client.get(LAST, headers=each)).json())["logprobs"] is not None for each in (ann, bob)]
+    assert seen == [True, False]

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, NotRequired, TypeAlias
 
 from aiohttp import web
 from pydantic import Field
@@ -17,15 +17,17 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Numbered, ParallelRequests
-from rnn_engine.requests import Event, Finished, GenerateRequest, TextDelta
+from rnn_engine.requests import Event, Finished, GenerateRequest, TextDelta, TokenInfo
 from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in, stop_text
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.openai.completions import prepare_completions
-from rnn_engine_server.apis.openai.schemas import CompletionRequest
+from rnn_engine_server.apis.openai.dialect import CompletionTokens, chat_logprobs
+from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, CompletionLogprobs, CompletionRequest
 from rnn_engine_server.auth.admission import PRINCIPAL, client_of
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import json_response, long_json_response, read_body
 from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.kept import BoundedStore
 from rnn_engine_server.core.routing import EVENTS, SETTINGS, Route
 from rnn_engine_server.core.schema import RefusedError, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
@@ -37,7 +39,10 @@ _VERSION = "1.98"  # of KoboldCpp
 
 _STEPS = {0: ["top_k"], 1: [], 2: ["top_p", "min_p"], 3: [], 4: ["typ_p"], 5: ["temperature"], 6: ["penalties", "dry"]}
 _LAST_STEPS = ["top_n_sigma", "xtc"]
+_BANS = ("banned_tokens", "banned_strings")
+_TEXTS = {"type": ["array", "null"], "items": {"type": "string"}, "description": "Texts that are never written."}
 _ORDER_FORM = f"a list of numbers from 0 to {len(_STEPS) - 1}, each at most once"
+_NUM_TOPS = 5  # likeliest tokens with `logprobs`, as in KoboldCpp
 _DEFAULT_RANGE = 320  # tokens that the repetition penalty counts
 
 
@@ -73,19 +78,22 @@ class KoboldRequest(CompletionRequest):
     aliases: ClassVar = {
         **CompletionRequest.aliases,
         "ban_eos_token": "ignore_eos",
-        "banned_strings": "bad_words",
-        "banned_tokens": "bad_words",
         "max_length": "max_tokens",
         "sampler_seed": "seed",
         "stop_sequence": "stop",
         "use_default_badwordsids": "ignore_eos",
     }
     unfolded: ClassVar = {
+        "banned_strings": _TEXTS,
+        "banned_tokens": _TEXTS,
         "custom_token_bans": {
             "type": ["string", "null"],
             "description": "Ids of tokens that are never drawn, divided by commas.",
         },
-        "logprobs": {"enum": [False, None], "description": "Only false."},
+        "logprobs": {
+            "type": ["boolean", "null"],
+            "description": f"Return the log-probabilities of the tokens, each with the {_NUM_TOPS} likeliest ones.",
+        },
         "memory": {"type": ["string", "null"], "description": "A text before the prompt."},
         "sampler_order": {
             "anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}],
@@ -105,9 +113,8 @@ class KoboldRequest(CompletionRequest):
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
         unfolded = {name: value for name, value in fields.items() if name not in cls.unfolded}
-        for name in ("stop_sequence", "banned_tokens", "banned_strings"):
-            if isinstance(texts := unfolded.get(name), list):
-                unfolded[name] = [text for text in texts if text is not None and text != ""]
+        if isinstance(stops := unfolded.get("stop_sequence"), list):
+            unfolded["stop_sequence"] = _without_empty(stops, "stop_sequence")
         if unfolded.get("grammar") == "":
             del unfolded["grammar"]
         if unfolded.get("ban_eos_token") is not None:
@@ -116,13 +123,18 @@ class KoboldRequest(CompletionRequest):
             unfolded["rep_pen_range"] = _DEFAULT_RANGE
         if unfolded.get("rep_pen_range") == 0:
             unfolded["rep_pen_range"] = -1  # 0 stands for the whole text
-        if fields.get("logprobs") not in (None, False):
-            raise RefusedError(fields["logprobs"], "false; /v1/completions has log-probabilities", below="logprobs")
         return unfolded | dict(cls._made(fields, unfolded))
 
     @classmethod
     def _made(cls, fields: Mapping[str, object], others: Mapping[str, object]) -> Iterator[tuple[str, object]]:
         """Yield the fields that those in `unfolded` stand for. `others` are the other fields of the body."""
+        bans = [text for name in _BANS for text in _without_empty(fields.get(name), name)]
+        if bans:
+            yield "bad_words", [*_without_empty(others.get("bad_words"), "bad_words"), *bans]
+        if fields.get("logprobs") not in (None, False, True):
+            raise RefusedError(fields["logprobs"], "true or false", below="logprobs")
+        if fields.get("logprobs"):
+            yield "logprobs", _NUM_TOPS
         if memory := fields.get("memory"):
             prompt = others.get("prompt", "")
             if not isinstance(memory, str) or not isinstance(prompt, str):
@@ -133,12 +145,19 @@ class KoboldRequest(CompletionRequest):
             yield "stop_sequence", [*stops, "\n"] if isinstance(stops, list) else stops
         if (order := fields.get("sampler_order")) is not None:
             yield "samplers", _step_names(order)
-        if bans := fields.get("custom_token_bans"):
+        if banned := fields.get("custom_token_bans"):
             bias = others.get("logit_bias") or {}
-            if not isinstance(bans, str) or not isinstance(bias, dict):
-                raise RefusedError(bans, "ids of tokens, divided by commas", below="custom_token_bans")
-            ids = [each.strip() for each in bans.split(",")]
+            if not isinstance(banned, str) or not isinstance(bias, dict):
+                raise RefusedError(banned, "ids of tokens, divided by commas", below="custom_token_bans")
+            ids = [each.strip() for each in banned.split(",")]
             yield "logit_bias", {**bias, **{each: False for each in ids if each.isascii() and each.isdigit()}}
+
+
+def _without_empty(texts: object, name: str) -> list[object]:
+    """Return the texts in the field `name`, which may be null."""
+    if not isinstance(texts, list | None):
+        raise RefusedError(texts, "a list of texts", below=name)
+    return [text for text in texts or () if text is not None and text != ""]
 
 
 def _step_names(order: object) -> list[str]:
@@ -172,11 +191,26 @@ class TokenCountRequest(RequestBody):
 FinishWord: TypeAlias = Literal["stop", "length"]
 
 
+class KoboldLogprobs(CompletionLogprobs):
+    """The log-probabilities of an answer's tokens, in the forms of OpenAI's completions and of its chats."""
+
+    content: list[ChatTokenLogprob]
+
+
 class KoboldText(TypedDict):
+    """An answer. `logprobs` is absent unless the request sets it."""
+
     text: str
     finish_reason: FinishWord
     prompt_tokens: int
     completion_tokens: int
+    logprobs: NotRequired[KoboldLogprobs]
+
+
+class KoboldLastLogprobs(TypedDict):
+    """The log-probabilities of a client's last generation; null if it did not ask for them or they are evicted."""
+
+    logprobs: KoboldLogprobs | None
 
 
 class KoboldAnswer(TypedDict):
@@ -273,13 +307,32 @@ def kobold_error(failure: Failure) -> tuple[int, KoboldError]:
 # Running generations, which other requests of the same client can read and abort.
 
 
-class Generation:
-    """A running generation: its text so far, and whether it was aborted."""
+_MOST_KEPT, _MOST_KEPT_BYTES = 256, 1 << 26  # of the log-probabilities of last generations
+_TOKEN_BYTES = 1000  # that a token's log-probabilities take, with those of the likeliest ones, about
 
-    def __init__(self) -> None:
+
+class Generation:
+    """A running generation: its text so far, its log-probabilities if wanted, and whether it was aborted."""
+
+    def __init__(self, engine: EngineLike, *, wants_logprobs: bool) -> None:
         self.text = ""
+        self.logprobs: KoboldLogprobs | None = None
+        self._engine = engine
+        self._tokens = CompletionTokens(engine)
+        if wants_logprobs:
+            self.logprobs = {"content": [], "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         self._aborted = asyncio.Event()
         self._waiting: asyncio.Future[list[Numbered]] | None = None
+
+    def describe(self, tokens: Sequence[TokenInfo]) -> None:
+        """Add the log-probabilities of the answer's next tokens, if they are wanted."""
+        if self.logprobs is not None:
+            self.logprobs["content"] += chat_logprobs(self._engine, tokens)["content"] or []
+            described = self._tokens.describe(tokens)
+            self.logprobs["tokens"] += described["tokens"]
+            self.logprobs["token_logprobs"] += described["token_logprobs"]
+            self.logprobs["top_logprobs"] += described["top_logprobs"]
+            self.logprobs["text_offset"] += described["text_offset"]
 
     def abort(self) -> None:
         """End the generation with its text so far."""
@@ -302,22 +355,31 @@ class Generation:
 
 
 class Generations:
-    """All running generations, by client and `genkey`. For the event loop."""
+    """All running generations, by client and `genkey`, and log-probabilities of the last ones. For the event loop."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], list[Generation]] = defaultdict(list)
+        self._last: BoundedStore[tuple[str, str], KoboldLogprobs] = BoundedStore(_MOST_KEPT, _MOST_KEPT_BYTES)
 
     @contextmanager
-    def begin(self, client: str, genkey: str) -> Iterator[Generation]:
-        """Count a generation as running while the block runs."""
-        key, generation = (client, genkey), Generation()
+    def run(self, client: str, genkey: str, generation: Generation) -> Iterator[None]:
+        """Count a generation as running while the block runs, and then keep its log-probabilities."""
+        key = (client, genkey)
         self._running[key].append(generation)
         try:
-            yield generation
+            yield
         finally:
             self._running[key].remove(generation)
             if not self._running[key]:
                 del self._running[key]
+            for each in {key, (client, "")}:
+                self._last.pop(each)
+                if (found := generation.logprobs) is not None:
+                    self._last.put(each, found, _TOKEN_BYTES * (1 + len(found["tokens"])))
+
+    def last_logprobs(self, client: str, genkey: str) -> KoboldLogprobs | None:
+        """Return the log-probabilities of a client's last generation of this key; of any if the key is empty."""
+        return self._last.get((client, genkey))
 
     def find(self, client: str, genkey: str) -> Sequence[Generation]:
         """Return a client's running generations of this key, the latest last."""
@@ -362,7 +424,8 @@ class AbortableRequests(ParallelRequests):
 class KoboldDialect:
     """The `Dialect` that formats answers of KoboldCpp's API. With `trims`, stop strings are left out of the text."""
 
-    def __init__(self, *, trims: bool) -> None:
+    def __init__(self, generation: Generation, *, trims: bool) -> None:
+        self._generation = generation
         self._trims = trims
 
     def whole(
@@ -375,12 +438,16 @@ class KoboldDialect:
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": usage["completion_tokens"],
         }
+        self._generation.describe(outcome.tokens)
+        if self._generation.logprobs is not None:
+            result["logprobs"] = self._generation.logprobs
         return {"results": [result], **extra}
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
         match event:
-            case TextDelta(text=text) if text:
-                return self._encode(text, None, extra)
+            case TextDelta(text=text, tokens=tokens):
+                self._generation.describe(tokens)
+                return self._encode(text, None, extra) if text else b""
             case Finished():
                 return self._encode(self._stop(event), event.reason, extra)
         return b""
@@ -415,9 +482,10 @@ async def _answer(request: web.Request, *, stream: bool) -> web.StreamResponse:
         raise InvalidRequestError("best_of", body.copies, "1 with a stream")
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
-    with request.app[GENERATIONS].begin(client_of(request).name, body.genkey) as generation:
-        run = partial(AbortableRequests, generation)
-        return await answer_in(KoboldDialect(trims=body.trim_stop), request, body, calls, resolved, run=run)
+    generation = Generation(engine, wants_logprobs=body.logprobs is not None)
+    with request.app[GENERATIONS].run(client_of(request).name, body.genkey, generation):
+        run, dialect = partial(AbortableRequests, generation), KoboldDialect(generation, trims=body.trim_stop)
+        return await answer_in(dialect, request, body, calls, resolved, run=run)
 
 
 async def check(request: web.Request) -> web.Response:
@@ -432,6 +500,21 @@ def _tell_part(request: web.Request, genkey: str) -> web.Response:
     found = request.app[GENERATIONS].find(client_of(request).name, genkey)
     answer: KoboldPart = {"results": [{"text": found[-1].text if found else ""}]}
     return json_response(answer)
+
+
+async def last_logprobs(request: web.Request) -> web.Response:
+    return await _tell_logprobs(request, (await read_body(request, GenkeyRequest)).genkey)
+
+
+async def last_logprobs_unnamed(request: web.Request) -> web.Response:
+    return await _tell_logprobs(request, "")
+
+
+async def _tell_logprobs(request: web.Request, genkey: str) -> web.Response:
+    found = request.app[GENERATIONS].last_logprobs(client_of(request).name, genkey)
+    size = 0 if found is None else _NUM_TOPS * len(found["tokens"])
+    answer: KoboldLastLogprobs = {"logprobs": found}
+    return await long_json_response(request, size, lambda: answer)
 
 
 async def abort(request: web.Request) -> web.Response:
@@ -550,6 +633,25 @@ ROUTES = (
         "The text so far of the client's running generation without a `genkey`.",
         KoboldPart,
         routine=True,
+        uses_model=False,
+        error_form=kobold_error,
+    ),
+    Route(
+        "POST",
+        "/api/extra/last_logprobs",
+        last_logprobs,
+        "The log-probabilities of the client's last generation of that `genkey`, or of any if it is empty.",
+        KoboldLastLogprobs,
+        request=GenkeyRequest,
+        uses_model=False,
+        error_form=kobold_error,
+    ),
+    Route(
+        "GET",
+        "/api/extra/last_logprobs",
+        last_logprobs_unnamed,
+        "The log-probabilities of the client's last generation.",
+        KoboldLastLogprobs,
         uses_model=False,
         error_form=kobold_error,
     ),
