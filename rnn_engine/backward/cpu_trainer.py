@@ -56,9 +56,7 @@ class CpuTrainer:
         self._optimizer = optimizer
         self._max_documents = max_documents
         self._max_tokens = max_tokens
-        self._weights: Weights | None = Weights(
-            model.shape, {name: model.tensor(name) for name in model.names}.__getitem__, dtype
-        )
+        self._weights: Weights | None = Weights.read(model, dtype)
         self._trained = trained_fields(model.shape, trains_shifts=trains_shifts)
         self._state = model.shape.initial_state()
         self._first = {name: np.zeros_like(self._state[name]) for name in self._trained}

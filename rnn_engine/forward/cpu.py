@@ -118,9 +118,7 @@ class CpuRunner:
         self._max_tokens = max_tokens
         self._max_rows = max_rows
         self._num_candidates = min(num_candidates, model.shape.row_size)
-        self._weights: Weights | None = Weights(
-            model.shape, {name: model.tensor(name) for name in model.names}.__getitem__
-        )
+        self._weights: Weights | None = Weights.read(model)
         self._initial = model.shape.initial_state()  # field -> [L, ...]
         self._numbers = itertools.count()
         self._in_flight: dict[Ticket, Readout] = {}

@@ -214,7 +214,7 @@ def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[S
     yield tuple(part)
 
 
-_STAGED_BYTES = 4 << 20  # of uploads that the device has not done yet, beyond which a load waits for it
+_STAGED_BYTES = 1 << 20  # of uploads for which a load does not wait: what is staged leaves gaps between buffers
 
 
 def create_weight_buffers(memory: Memory, label: str, weights: WeightFormat, num_blocks: int) -> dict[str, Buffer]:

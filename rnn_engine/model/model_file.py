@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,6 +50,7 @@ class ModelFile:
         self._stamp = found.stamp
         self._stored = found.stored
         self._fingerprint: str | None = None
+        self._identifying = threading.Lock()
 
     @classmethod
     def open(cls, path: Path, find_layout: FindLayout) -> ModelFile:
@@ -86,14 +88,16 @@ class ModelFile:
         """Return the model's fingerprint: a digest of all weights and of the shape's settings.
 
         The first call reads the whole file, unless it is large and an earlier run has recorded the digest. `progress`
-        takes the number of tensors that are read, and that of all. Raises ModelError as `tensor` does.
+        takes the number of tensors that are read, and that of all. Another thread may meanwhile read tensors. Raises
+        ModelError as `tensor` does.
         """
-        if self._fingerprint is None:
-            weights = recall(
-                self.path, self._stamp, lambda: fingerprint(self.shape.version, self.names, self.matrix, progress)
-            )
-            self._fingerprint = with_settings(weights, self.shape.settings)
-        return self._fingerprint
+        with self._identifying:
+            if self._fingerprint is None:
+                weights = recall(
+                    self.path, self._stamp, lambda: fingerprint(self.shape.version, self.names, self.matrix, progress)
+                )
+                self._fingerprint = with_settings(weights, self.shape.settings)
+            return self._fingerprint
 
     def has(self, name: str) -> bool:
         return name in self.tensors

@@ -72,8 +72,8 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, rows: slice) -> Blocks:
-        """Return the matrix of some of the rows, as a view of this matrix."""
+    def __getitem__(self, rows: slice | NDArray[np.integer[Any]]) -> Blocks:
+        """Return the matrix of some of the rows: for a slice as a view of this matrix, for their numbers as a copy."""
         return replace(self, codes=self.codes[rows], figures=self.figures[rows])
 
     def numbers(self) -> F32:

@@ -14,7 +14,9 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rnn_engine.types import ModelShape
+from rnn_engine.quantised import Blocks
+from rnn_engine.quantised.rows import read_rows
+from rnn_engine.types import Model, ModelShape
 
 Array: TypeAlias = NDArray[Any]
 Lookup: TypeAlias = Callable[[str], Array]
@@ -28,14 +30,19 @@ def ignore_layer(_layer: int, _x: Array) -> None:
     """Default of `Weights.watch`; ignores its arguments."""
 
 
+_ROWS: Final = 32  # of a matrix, transposed at once
+
+
 class Weights:
     """A model's tensors by name, for numpy: each is cast to `dtype` when it is first used, and cached.
 
-    `fetch` returns a tensor by name. Matrices are kept as [in, out]: numpy multiplies a few rows by these a third
-    faster.
+    `fetch` returns a tensor by name, a matrix perhaps in blocks. Matrices are kept as [in, out]: numpy multiplies a few
+    rows by these a third faster.
     """
 
-    def __init__(self, shape: ModelShape, fetch: Lookup, dtype: DTypeLike = np.float32) -> None:
+    def __init__(
+        self, shape: ModelShape, fetch: Callable[[str], Array | Blocks], dtype: DTypeLike = np.float32
+    ) -> None:
         self.shape = shape
         self.dtype = np.dtype(dtype)
         self._fetch = fetch
@@ -44,10 +51,19 @@ class Weights:
         self._more_rows: Mapping[str, Array] = {}
         self.watch: Watch = ignore_layer
 
+    @classmethod
+    def read(cls, model: Model, dtype: DTypeLike = np.float32) -> Self:
+        """Read all tensors of a model, which may then be closed; matrices stay in the blocks of its file."""
+        tensors: dict[str, Array | Blocks] = {}
+        for name in model.names:
+            tensor = read_rows(model.matrix(name))
+            tensors[name] = tensor if isinstance(tensor, Blocks) else np.ascontiguousarray(tensor)
+        return cls(model.shape, tensors.__getitem__, dtype)
+
     def __call__(self, name: str) -> Array:
         """Return the tensor called `name`, in the orientation in which the model stores it."""
         if name not in self._cast:
-            self._cast[name] = self._fetch(name).astype(self.dtype, copy=False)
+            self._cast[name] = _numbers(self._fetch(name)).astype(self.dtype, copy=False)
         return self._cast[name]
 
     def matmul(self, x: Array, name: str) -> Array:
@@ -61,18 +77,18 @@ class Weights:
     def _matrix(self, name: str) -> Array:
         """Return the matrix called `name` as [in, out]."""
         if name not in self._transposed:
-            self._transposed[name] = np.ascontiguousarray(self._fetch(name).T, self.dtype)
+            self._transposed[name] = _transpose(self._fetch(name), self.dtype)
         return self._transposed[name]
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
         """Return the rows `ids` of the table (such as the embedding) called `name`, cast to `dtype`."""
         table, more = self._fetch(name), self._more_rows.get(name)
         if more is None:
-            found: Array = table[ids]
+            found: Array = _numbers(table[ids])
             return found.astype(self.dtype)
         is_own = ids < len(table)
         rows = np.empty((len(ids), table.shape[1]), self.dtype)
-        rows[is_own] = table[ids[is_own]]
+        rows[is_own] = _numbers(table[ids[is_own]])
         rows[~is_own] = more[ids[~is_own] - len(table)]
         return rows
 
@@ -90,6 +106,19 @@ class Weights:
 
     def block(self, layer: int) -> Block:
         return Block(self, layer)
+
+
+def _numbers(tensor: Array | Blocks) -> Array:
+    return tensor.numbers() if isinstance(tensor, Blocks) else tensor
+
+
+def _transpose(matrix: Array | Blocks, dtype: np.dtype[Any]) -> Array:
+    """Return a matrix [R, C] as an array [C, R], made of a few rows at a time, which a core's cache holds."""
+    result = np.empty(matrix.shape[::-1], dtype)
+    for start in range(0, len(matrix), _ROWS):
+        rows = slice(start, start + _ROWS)
+        result[:, rows] = _numbers(matrix[rows]).astype(dtype, copy=False).T
+    return result
 
 
 class Block:

@@ -47,7 +47,7 @@ class LoadedModel:
     @cached_property
     def _loaded(self) -> tuple[GpuRunner, MatMulKernels]:
         shape = SHAPES[self.name]
-        tensors = _tensors(shape)
+        tensors = list_tensors(shape)
         chosen, activations = parse_weights(self.weights, shape)
 
         def format_of(name: str) -> WeightFormat:
@@ -102,7 +102,8 @@ class LoadedModel:
         return shares
 
 
-def _tensors(shape: ModelShape) -> dict[str, TensorInfo]:
+def list_tensors(shape: ModelShape) -> dict[str, TensorInfo]:
+    """Return the tensors of a model of this shape, all in f16."""
     assert isinstance(shape, ShapeV6 | ShapeV7)
     sizes = {"D": shape.width, "V": shape.vocab_size, "H": shape.num_heads, "N": shape.head_size, "F": shape.ffn_width}
     if isinstance(shape, ShapeV7):
