@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from rnn_engine.grammar.grammar import Fault, GrammarError
 
@@ -22,9 +22,11 @@ Schema: TypeAlias = Mapping[str, object] | bool
 LIMITS: Final = LLParserLimits(
     max_lexer_states=50_000,
     step_lexer_fuel=100_000,
+    max_items_in_row=10_000,  # an object of 1,000 optional properties needs 4,000
     step_max_items=10_000,  # a choice of 500 objects needs 5,000; an ambiguous grammar needs more with each token
     verbose_errors=False,
 )
+_BYTES: Final = LLTokenizer("byte")
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MOST_LEVELS: Final = 100  # of nested objects and lists
 _MOST_INTEGER: Final = 2**53  # up to it every integer is a float
@@ -110,7 +112,7 @@ class _Fitting:
             self._break_circles(schema)
         if is_object and not self._strict:
             schema = self._as_object(schema)
-        reason = self._error(schema)
+        reason = self._start_error(schema)
         if not reason:
             return schema
         if isinstance(schema, bool):
@@ -120,7 +122,7 @@ class _Fitting:
         for name in _DEFINITIONS:
             self._clean_all(f"#/{name}", schema.get(name))
         self._add_references(schema, references)
-        if reason := self._error(schema):
+        if reason := self._start_error(schema):
             schema = {**self._leave_out("#", schema, reason), **({"type": "object"} if is_object else {})}
         return schema
 
@@ -139,6 +141,23 @@ class _Fitting:
                 raise
             return plain_reason(str(error))
         return plain_reason(messages[0]) if is_error else ""
+
+    def _start_error(self, schema: Schema) -> str:
+        """Return the library's error for a schema or for the beginning of its texts, or an empty text.
+
+        A schema may allow no text that ends, or so many beginnings that they can't be followed.
+        """
+        if error := self._error(schema):
+            return error
+        matcher = LLMatcher(_BYTES, json_source(with_options(schema, strict=self._strict)), log_level=0, limits=LIMITS)
+        for _ in range(2):
+            mask = matcher.compute_bitmask()[:32]  # without the end of the text
+            allowed = [8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
+            if not matcher.is_error() and not allowed:
+                return "no text matches it"
+            if matcher.is_error() or not matcher.consume_token(allowed[-1]) or matcher.is_stopped():
+                break
+        return plain_reason(matcher.get_error())
 
     def _correct(self, schema: dict[str, Any]) -> None:
         """Correct the URIs of a schema, and if not strict the case of its types, for which the library refuses it."""
@@ -230,13 +249,13 @@ class _Fitting:
         """Add references to their parts: all of them, or one by one if the library refuses some of them."""
         for _, part, reference in references:
             part["$ref"] = reference
-        if not self._error(schema):
+        if not self._start_error(schema):
             return
         for _, part, _ in references:
             del part["$ref"]
         for place, part, reference in references:
             part["$ref"] = reference
-            if reason := self._error(schema):
+            if reason := self._start_error(schema):
                 self._leave_out(f"{place}/$ref", part.pop("$ref"), reason)
 
 

@@ -48,6 +48,11 @@ def test_many_objects_to_choose_from_are_followed(vocabulary: Vocabulary, count:
     assert takes(json_grammar({"anyOf": choices}), f'{{"key{count - 1}": "some words"}}', vocabulary)
 
 
+def test_many_optional_properties_are_followed(vocabulary: Vocabulary) -> None:
+    schema = {"type": "object", "properties": {f"key{number}": {"type": "string"} for number in range(1000)}}
+    assert takes(json_grammar(schema), '{"key3": "some words", "key999": ""}', vocabulary)
+
+
 def test_many_words_to_choose_from_are_followed(vocabulary: Vocabulary) -> None:
     words = [f"word {number}" for number in range(1900)]
     assert takes(choice_grammar(words), words[-1], vocabulary)
