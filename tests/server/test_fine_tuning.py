@@ -226,7 +226,7 @@ class TestOfficialClient:
             await begin(client, suffix="a/b")
         with refused("integrations"):
             await begin(client, integrations=[{"type": "wandb", "wandb": {"project": "x"}}])
-        with refused("model: 'fake:x' is not allowed; expected the name of a model without a state"):
+        with pytest.raises(openai.NotFoundError, match="state 'x' does not exist"):
             await begin(client, model="fake:x")
         file = await client.files.create(file=("lines.jsonl", b"{}"), purpose="batch")
         for name in ("training_file", "validation_file"):
@@ -238,6 +238,8 @@ class TestOfficialClient:
     async def test_owners(self, client: openai.AsyncOpenAI) -> None:
         job = await until(client, await begin(client))
         assert job.fine_tuned_model is not None
+        with pytest.raises(openai.BadRequestError, match="expected the name of a model without a state"):
+            await begin(client, model=job.fine_tuned_model)
         bob = client.with_options(api_key="bob's key")
         jobs = bob.fine_tuning.jobs
         assert (await jobs.list()).data == []

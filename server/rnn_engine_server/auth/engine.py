@@ -187,6 +187,11 @@ def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike
     return _own(request, use.engine, cache_salt, use.state)
 
 
+async def check_default_state(request: web.Request) -> None:
+    """Raise ModelNotFoundError if a request names a model with a state that does not exist for the client."""
+    await engine_of(request).states.default()
+
+
 def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
     """Return the engines of all loaded models, by model name, restricted to the request's principal."""
     engines = {model.name: model.open_engine for model in request.app[MODELS]}

@@ -31,7 +31,7 @@ from rnn_engine_server.auth.admission import (
     header_setter,
     origins_middleware,
 )
-from rnn_engine_server.auth.engine import RATE_LIMITER, tell_quota
+from rnn_engine_server.auth.engine import RATE_LIMITER, check_default_state, tell_quota
 from rnn_engine_server.auth.keys import ANYONE, Principal
 from rnn_engine_server.auth.quotas import RateLimiter
 from rnn_engine_server.connections.acceptor import Acceptor, fit_descriptors
@@ -118,7 +118,7 @@ def make_app(
     admitted = (
         deadlines_middleware(settings.limits.max_request_seconds),
         memory_middleware,
-        models_middleware(settings),
+        models_middleware(settings, check_default_state),
     )
     app = web.Application(
         middlewares=[

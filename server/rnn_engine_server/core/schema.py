@@ -29,6 +29,14 @@ _MOST_UNKNOWN = 100  # different unknown fields of a body: to look for what each
 _MISSPELLED = 0.87  # the least likeness (`difflib`) to a field of which a name counts as a misspelling
 
 
+# Names that routes have for the same thing: what the model reads, and how it is to answer.
+_TEXTS = frozenset(
+    {"prompt", "prompts", "input", "inputs", "messages", "context", "query", "queries", "question", "document"}
+    | {"documents", "text", "texts", "content", "contents", "passage", "passages", "sentence", "sentences"}
+)
+_SYSTEM_TEXTS = frozenset({"system", "system_prompt", "instructions"})
+
+
 class RefusedError(ValueError):
     """Raised by the check of a single value that is not allowed. Pydantic adds the value's place in the body."""
 
@@ -153,6 +161,8 @@ class RequestBody(BaseModel):
             if name in cls.neutral:
                 cls._check_neutral(name, value)
             elif name not in known and not _is_one_of(value, cls.lacking.get(name, ())):
+                if value and (advice := cls._find_same(name, data)):
+                    raise _UnknownError(value, advice, below=name)
                 if cls.always_strict or info.context is None or info.context.refuse or _misspelled(name[:80], known):
                     raise _UnknownError(value, _advice(name[:80], known), below=name[:80])
                 info.context.left_out.add(name)
@@ -161,6 +171,19 @@ class RequestBody(BaseModel):
         without_effect = cls.ignored | cls.neutral.keys() | (data.keys() - known)
         fields = {name: value for name, value in data.items() if name not in without_effect}
         return {name: value for name, value in cls._rename(fields).items() if not cls._means_default(name, value)}
+
+    @classmethod
+    def _find_same(cls, name: str, data: Mapping[str, object]) -> str | None:
+        """Return advice for the unknown field `name` if it is another route's for something that this body lacks.
+
+        None if this body does not have that thing, or if it was sent under its name here.
+        """
+        own = [*cls.model_fields, *cls.aliases, *cls.unfolded]
+        same = next((names for names in (_TEXTS, _SYSTEM_TEXTS) if name in names), frozenset())
+        fields = [field for field in own if field in same]
+        if same is _SYSTEM_TEXTS and not fields and "messages" in own:
+            return "a message of the role system in 'messages'"
+        return f"did you mean {fields[0]!r}?" if fields and not any(data.get(field) for field in fields) else None
 
     @classmethod
     def _check_neutral(cls, name: str, value: object) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Self, TypeAlias
@@ -320,7 +321,7 @@ class ModelRegistry:
     def find_state(self, name: str) -> tuple[ServedModel, str | None]:
         """Return the served model of `MODEL` or `MODEL:STATE`, and `STATE`. Raises ModelNotFoundError.
 
-        It is not checked if there is such a state. `latest` is none.
+        It is not checked if there is such a state; `ModelUse` does that. `latest` is none.
         """
         if name not in self._models and name.endswith(_LATEST):
             name = name[: -len(_LATEST)]
@@ -384,12 +385,21 @@ async def _refuse_load(_progress: Progress) -> EngineLike:
 class ModelUse:
     """One request's use of a model: a context manager that keeps the chosen model loaded during a `with` block."""
 
-    def __init__(self, registry: ModelRegistry, *, wait_seconds: float, any_name: bool) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        check_state: Callable[[], Awaitable[object]],
+        *,
+        wait_seconds: float,
+        any_name: bool,
+    ) -> None:
         """Prepare to choose a model for the request. The load of the model may take up to `wait_seconds`.
 
-        With `any_name`, a name that no model has stands for the default.
+        With `any_name`, a name that no model has stands for the default. `check_state` raises an error if the model has
+        no state that the client may see of the name in `state`.
         """
         self._registry = registry
+        self._check_state = check_state
         self._wait_seconds = wait_seconds
         self._any_name = any_name
         self._model: ServedModel | None = None
@@ -413,6 +423,8 @@ class ModelUse:
         self._release()
         self._engine = await model.acquire(self._wait_seconds)
         self._model = model
+        if self.state is not None:
+            await self._check_state()
 
     def _find(self, name: str | None) -> tuple[ServedModel, str | None]:
         if not name:
@@ -447,7 +459,7 @@ EMBEDDER = web.AppKey("embedder", Embedder)
 """Absent if there is no embedding model."""
 
 
-def models_middleware(settings: ServerSettings) -> Middleware:
+def models_middleware(settings: ServerSettings, check_state: Callable[[web.Request], Awaitable[object]]) -> Middleware:
     """Return middleware that chooses each request's model and keeps it loaded until the request ends.
 
     A `ModelUse` in the request does so; `engine_of` takes the engine from it. For a route without a body the query
@@ -464,7 +476,8 @@ def models_middleware(settings: ServerSettings) -> Middleware:
         if any_name is None:
             any_name = not settings.strict and len(request.app[MODELS]) == 1
         wait_seconds = settings.limits.max_load_seconds
-        with ModelUse(request.app[MODELS], wait_seconds=wait_seconds, any_name=any_name) as use:
+        check = partial(check_state, request)
+        with ModelUse(request.app[MODELS], check, wait_seconds=wait_seconds, any_name=any_name) as use:
             request[MODEL_USE] = use
             if route.request is None:
                 await use.choose(request.query.get("model"))
