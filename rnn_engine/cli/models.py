@@ -140,11 +140,11 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
     help=f"""Write a model in another file format.
 
     SRC is any model that the engine reads, or the name of one that was pulled. The ending of DST's name selects the
-    format: {_FORMATS}; without an ending: {FOLDER_TITLE}.
+    format: {_FORMATS}; any other name, or one with a slash at its end: {FOLDER_TITLE}.
     """
 )
 @click.argument("source", callback=parse_model, metavar="SRC")
-@click.argument("target", type=click.Path(path_type=Path), metavar="DST")
+@click.argument("name", type=click.Path(), metavar="DST")
 @click.option(
     "--weights",
     default=STORED,
@@ -159,13 +159,14 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
     is_flag=True,
     help="Replace DST if it is a file, or a folder that `convert` wrote and that has not changed since.",
 )
-def convert_command(source: Path, target: Path, weights: str, loras: tuple[LoraChoice, ...], force: bool) -> None:
+def convert_command(source: Path, name: str, weights: str, loras: tuple[LoraChoice, ...], force: bool) -> None:
     from rnn_engine.convert.convert import convert_model, model_bytes
     from rnn_engine.loading.memory import in_words
     from rnn_engine.loading.runner import open_merged, open_model
 
+    target = Path(name)  # which has no slash at its end
     with open_merged(source, loras) as model, progress_bar("writing") as report:
-        title = convert_model(model, target, weights, force=force, progress=report)
+        title = convert_model(model, name, weights, force=force, progress=report)
         shape = describe_shape(model.shape)
     with open_model(target) as written:
         types = Counter(info.block_type or info.dtype.name for info in written.tensors.values()).most_common()

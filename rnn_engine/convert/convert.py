@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Final, TypeAlias
 
 from rnn_engine.bounds import STORED
-from rnn_engine.convert.formats import FOLDER_TITLE, TITLES
+from rnn_engine.convert.formats import FILE_ENDINGS, FOLDER_TITLE, TITLES
 from rnn_engine.convert.llama_cpp import write_llama_cpp
 from rnn_engine.convert.prefab import write_prefab
 from rnn_engine.convert.writers import (
@@ -45,7 +47,7 @@ def _no_progress(what: str, done: int, total: int) -> None:
 
 def convert_model(
     model: OpenModel,
-    target: Path,
+    target: Path | str,
     weights: str = STORED,
     *,
     force: bool = False,
@@ -55,40 +57,35 @@ def convert_model(
 ) -> str:
     """Write `model` to the file or folder `target`, one tensor at a time; return the file format's title for messages.
 
-    The extension of `target` selects the format; without one, a Hugging Face folder is written. `weights` is a choice
-    as `WeightChoice.parse` reads it; a float type by itself also applies to the embedding. Tensors that are not
-    matrices keep their type if the format allows it. The output has a temporary name beside `target` until it is
-    complete.
+    The ending of `target` selects the format. A Hugging Face folder is written if it has an ending that no files have,
+    such as `rwkv7-0.1B-g1`, if it ends in a slash, or if it is a folder. `weights` is a choice as `WeightChoice.parse`
+    reads it; a float type by itself also applies to the embedding. Tensors that are not matrices keep their type if the
+    format allows it. The output has a temporary name beside `target` until it is complete.
 
     With `force`, a file replaces a file. A folder replaces an empty folder, or one that this function wrote and that is
     unchanged since, according to the list of its files in it (`.rnn-engine.json`).
 
-    Raises InvalidRequestError for an unknown format, and for an existing target that must not be replaced; `field` is
-    the target's name in the message. Raises ModelError if the format can't hold the model, or if the model can't be
-    read. Raises OSError if the target can't be written.
+    Raises InvalidRequestError for an ending of files in other formats, and for an existing target that must not be
+    replaced; `field` is the target's name in the message. Raises ModelError if the format can't hold the model, or if
+    the model can't be read. Raises OSError if the target can't be written.
     """
-    write = _WRITERS.get(target.suffix)
-    if write is None and target.suffix:
-        allowed = f"a file name that ends in {', '.join(TITLES)}, or a folder name without an ending"
-        message = f"{field}: no format has the ending {target.suffix!r}; expected {allowed}"
-        raise InvalidRequestError(field, str(target), allowed, message)
+    suffix = _file_suffix(target, field)
+    target = Path(target)
+    write = _WRITERS.get(suffix)
     if target.exists() and not force:
         message = f"{field}: {target} exists already; --force replaces it"
         raise InvalidRequestError(field, str(target), "a name that does not exist yet", message)
-    if write is not None and target.exists() and not target.is_file():
-        message = f"{field}: {target} is a folder; expected the name of a file"
-        raise InvalidRequestError(field, str(target), "the name of a file", message)
     specs = versions.get(model.shape.version).layout.list_specs(model.names)
     present = [spec for spec in specs if model.has(spec.name)]
-    source = ConversionSource(model, present, parse_weights(weights, target.suffix).of(model.shape), progress)
+    source = ConversionSource(model, present, parse_weights(weights, suffix).of(model.shape), progress)
     try:
         if write is None:
             with atomic_folder(target, field) as folder:
                 write_fla(folder, source)
             return FOLDER_TITLE
-        if not model.shape.has_head and target.suffix not in (".safetensors", ".pth"):
+        if not model.shape.has_head and suffix not in (".safetensors", ".pth"):
             raise ModelError(
-                f"a {target.suffix} file can't hold a model without a head, {model.shape.version}; "
+                f"a {suffix} file can't hold a model without a head, {model.shape.version}; "
                 "expected a name that ends in .safetensors or .pth"
             )
         if model.shape.settings:
@@ -97,9 +94,29 @@ def convert_model(
             )
         with atomic_file(target) as file:
             write(file, source)
-        return TITLES[target.suffix]
+        return TITLES[suffix]
     except ModelError as error:
         raise ModelError(f"{target} was not written: {error}") from error
+
+
+def _file_suffix(target: Path | str, field: str) -> str:
+    """Return the ending of a file's name, as in `TITLES`, or "" for a folder. Raises InvalidRequestError for others."""
+    path = Path(target)
+    suffix = path.suffix.lower()
+    if suffix in TITLES and not path.is_dir() and not _ends_in_slash(target):
+        return suffix
+    if path.is_dir() or _ends_in_slash(target) or not get_close_matches(suffix, FILE_ENDINGS, 1, _ALIKE):
+        return ""
+    allowed = f"a file name that ends in {', '.join(TITLES)}, or a folder name, which may end in a slash"
+    message = f"{field}: no format has the ending {path.suffix!r}; expected {allowed}"
+    raise InvalidRequestError(field, str(target), allowed, message)
+
+
+_ALIKE: Final = 0.82  # from here on an ending is a misspelling of one that files have
+
+
+def _ends_in_slash(target: Path | str) -> bool:
+    return str(target).endswith(("/", os.sep))
 
 
 def model_bytes(path: Path) -> int:

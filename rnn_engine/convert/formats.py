@@ -15,3 +15,10 @@ TITLES: Final[Mapping[str, str]] = {
 """The ending of a file's name -> the title of the file's format."""
 
 FOLDER_TITLE: Final = "a folder with flash-linear-attention's tensor names"
+
+FILE_ENDINGS: Final = frozenset(
+    {*TITLES, ".bin", ".ckpt", ".ggml", ".h5", ".json", ".model", ".msgpack", ".npy", ".npz", ".onnx", ".pb", ".pkl"}
+    | {".pt", ".pt2", ".tar", ".gz", ".tflite", ".toml", ".torch", ".txt", ".xz", ".yaml", ".yml", ".zip", ".zst"}
+    | {".7z", ".bz2", ".engine", ".mar", ".mlmodel", ".mlpackage", ".nemo", ".ot", ".pdparams", ".t7", ".tgz"}
+)
+"""The endings by which this program or others know files; a name with any other is a folder's."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
+from rnn_engine.model.layout import check_none_missing
 from rnn_engine.model.stored import Compute, Flat, Rows, Scale, Split, StoredPart, StoredStep, StoredTensor, Swap
 from rnn_engine.tensor_files.gguf_file import Metadata
 from rnn_engine.tensor_files.source import count, show, show_all
@@ -157,8 +158,7 @@ def _check_names(architecture: _Architecture, names: tuple[str, ...], num_layers
     optional = {f"blk.0.{name}" for name in _UNUSED_IN_LAYER_0}
     singles = {f"blk.{layer}.{name}" for layer in range(num_layers) for name in _single_mixes(architecture)}
     fused_apart = {f"blk.{name.split('.')[1]}.{_FUSED}" for name in singles & set(names)}
-    if missing := sorted(known - set(names) - optional - fused_apart):
-        raise ModelError(f"{count(missing, 'tensor')} missing: {show_all(missing)}")
+    check_none_missing(sorted(known - set(names) - optional - fused_apart), names, f"blk.{num_layers - 1}.")
     if unknown := sorted(set(names) - known - singles):
         raise ModelError(f"{count(unknown, 'tensor')} that no served RWKV version has: {show_all(unknown)}")
 

@@ -229,11 +229,11 @@ Library = Literal["flash-linear-attention", "transformers"]
 
 _VERSIONS: Final = {"rwkv": "v4", "rwkv5": "v5", "rwkv6": "v6", "rwkv7": "v7"}
 _NORM_EPSILON: Final = 1e-5
-_COMMON: Final[dict[str, tuple[object, ...]]] = {"quantization_config": (None,)}
+_COMMON: Final[dict[str, tuple[object, ...]]] = {"quantization_config": ()}
 _SERVED: Final[Mapping[Library, Mapping[str, tuple[object, ...]]]] = {
     "flash-linear-attention": {
         **_COMMON,
-        "attn": (None,),  # layers of attention between those of RWKV
+        "attn": (),  # layers of attention between those of RWKV
         "hidden_act": ("sqrelu",),
         "gate_fn": ("swish", "silu"),
         "norm_first": (True,),
@@ -246,7 +246,7 @@ _SERVED: Final[Mapping[Library, Mapping[str, tuple[object, ...]]]] = {
 }
 """The fields of config.json that change a model's computation, with the values that are supported.
 
-A missing field counts as supported.
+A field that is missing or null counts as supported.
 """
 _SIZES: Final = {
     "hidden_size": "width",
@@ -297,8 +297,8 @@ class HfConfig:
         values, stamp = read_stamped_json(path) if path.is_file() else ({}, None)
         config = cls(library, path, values, stamp)
         for field, served in _SERVED[library].items():
-            if field in values and not any(_same(values[field], value) for value in served):
-                raise config._refusal(field, " or ".join(map(repr, served)))
+            if values.get(field) is not None and not any(_same(values[field], value) for value in served):
+                raise config._refusal(field, " or ".join(map(repr, served)) or "none")
         return config
 
     @property
@@ -362,7 +362,8 @@ class HfConfig:
     def _group_norm_epsilon(self, version: str, head_size: int) -> float:
         if self.library == "flash-linear-attention":
             return _NORM_EPSILON * (head_size if version == "v7" else 1)
-        divisor = self.values.get("head_size_divisor", _HEAD_DIVISOR)
+        divisor = self.values.get("head_size_divisor")
+        divisor = _HEAD_DIVISOR if divisor is None else divisor
         if type(divisor) not in (int, float) or not 0 < divisor < 1e6:
             raise self._refusal("head_size_divisor", "a number above 0")
         return _NORM_EPSILON * float(divisor) ** 2

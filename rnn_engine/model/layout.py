@@ -7,7 +7,7 @@ every tensor is checked against these sizes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -85,7 +85,7 @@ def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedM
     """
     num_layers = _count_layers(tensors)
     specs = layout.specs(num_layers)
-    _check_names(specs, tensors)
+    _check_names(specs, tensors, num_layers)
     present = [spec for spec in specs if spec.name in tensors]
     squeezed = {spec.name: squeeze(tensors[spec.name], len(spec.dims)) for spec in present}
     _check_dtypes(present, squeezed)
@@ -95,17 +95,38 @@ def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedM
 
 
 def _count_layers(names: Iterable[str]) -> int:
+    names = tuple(names)
     found = {int(match[1]) for name in names if (match := _BLOCK.fullmatch(name))}
     last = max(found, default=-1)
     if missing := [f"blocks.{layer}" for layer in range(last) if layer not in found]:
-        raise ModelError(f"{count(missing, 'layer')} missing below blocks.{last}: {show_all(missing)}")
+        lacks = f"{count(missing, 'layer')} missing below blocks.{last}: {show_all(missing)}"
+        raise ModelError(f"{lacks}{_found_in_layer(f'blocks.{last}.', names)}")
     return last + 1
 
 
-def _check_names(specs: Iterable[TensorSpec], names: Iterable[str]) -> None:
-    names = set(names)
-    if missing := [spec.file_name for spec in specs if spec.required and spec.name not in names]:
-        raise ModelError(f"{count(missing, 'tensor')} missing: {show_all(missing)}")
+def _found_in_layer(layer: str, names: Iterable[str]) -> str:
+    """Return what a message adds to name the tensors from which `layer`, such as "blocks.2.", was counted."""
+    found = sorted(name for name in names if name.startswith(layer) or f".{layer}" in name)
+    return f"; {layer[:-1]} is counted as a layer because the file has {show_all(found)}"
+
+
+def check_none_missing(missing: Sequence[str], names: Collection[str], last_layer: str) -> None:
+    """Raise ModelError if a file with the tensors `names` lacks those in `missing`.
+
+    If it lacks most of `last_layer`, such as "blocks.2.", the message names the tensors from which that was counted.
+    """
+    if not missing:
+        return
+    lacks = sum(last_layer in name for name in missing)
+    is_stray = lacks > sum(last_layer in name for name in names)
+    because = _found_in_layer(last_layer, names) if is_stray else ""
+    raise ModelError(f"{count(missing, 'tensor')} missing: {show_all(missing)}{because}")
+
+
+def _check_names(specs: Iterable[TensorSpec], tensors: Iterable[str], num_layers: int) -> None:
+    names = set(tensors)
+    missing = [spec.file_name for spec in specs if spec.required and spec.name not in names]
+    check_none_missing(missing, names, f"blocks.{num_layers - 1}.")
     if unknown := sorted(names - {spec.name for spec in specs}):
         raise ModelError(
             f"{count(unknown, 'tensor')} that no served RWKV version has: {show_all(unknown)}; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rnn_engine.demo import model_path
 from rnn_engine.loading.runner import open_merged, open_model
@@ -44,10 +45,27 @@ def test_what_is_there_is_replaced_with_force_alone(rnn_engine: Command, model_f
         assert written.names
 
 
+@pytest.mark.parametrize("name", ["rwkv7-0.1B-g1", "RWKV-x070-2.9b", "goose.world", "v7.0", "out.onnx/", "out.gguf/"])
+def test_a_name_whose_ending_no_files_have_is_a_folder(name: str, rnn_engine: Command, tmp_path: Path) -> None:
+    source = save_safetensors(random_model(tiny_shape(head_size=64), seed=0), tmp_path / "model.st", "f32")
+    assert "a folder with flash-linear-attention's" in rnn_engine("convert", source, f"{tmp_path}/{name}")
+    rnn_engine("convert", source, tmp_path / name, "--force")  # an existing folder is a folder
+    with open_model(tmp_path / name) as written:
+        assert written.names
+
+
+@pytest.mark.parametrize("name", ["out.bin", "out.ONNX", "out.safetensor", "0.1B.pt", "out.safetenors", "out.gguff"])
+def test_endings_of_other_files_and_misspelt_ones_are_refused(
+    name: str, rnn_engine: Command, model_file: Path, tmp_path: Path
+) -> None:
+    assert "no format has the ending" in rnn_engine("convert", model_file, tmp_path / name, code=2)
+    assert not (tmp_path / name).exists()
+
+
 def test_force_replaces_no_folder_but_one_that_it_has_written(rnn_engine: Command, tmp_path: Path) -> None:
     source = save_safetensors(random_model(tiny_shape(head_size=64), seed=0), tmp_path / "model.st", "f32")
     mine, target = tmp_path / "mine", tmp_path / "out"
-    for name, words in (("", "is not replaced, since it holds 'thesis.txt'"), ("model.pth", "is a folder")):
+    for name, words in (("", "is not replaced, since it holds 'thesis.txt'"), ("model.pth", "it holds 'thesis.txt'")):
         (mine / name).mkdir(parents=True)
         (mine / name / "thesis.txt").write_text("years of work")
         said = rnn_engine("convert", source, mine / name, "--force", code=2)
@@ -90,7 +108,7 @@ def test_a_vocabulary_of_byte_strings_is_kept(rnn_engine: Command, tiny_model: T
 def test_what_is_not_known_is_refused(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
     said = rnn_engine("convert", model_file, tmp_path / "out.onnx", code=2)
     assert (
-        "a file name that ends in .safetensors, .st, .prefab, .pth, .gguf, or a folder name without an ending" in said
+        "a file name that ends in .safetensors, .st, .prefab, .pth, .gguf, or a folder name, which may end in a" in said
     )
     assert "expected one of the formats" in rnn_engine("convert", model_file, "x.pth", "--weights", "f8", code=2)
     assert "does not exist" in rnn_engine("convert", tmp_path / "no.pth", tmp_path / "out.pth", code=1)

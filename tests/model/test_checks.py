@@ -56,9 +56,17 @@ def test_the_first_layer_alone_may_lack_the_value_adapter(tmp_path: Path) -> Non
     assert message == "3 tensors missing: blocks.1.att.v0; blocks.1.att.v1; blocks.1.att.v2"
 
 
+@pytest.mark.parametrize("layer", [3, 7])
+@pytest.mark.parametrize("rest", ["lora_leftover", "att.key.weight", "ffn.x"])
+def test_a_stray_name_that_makes_another_layer_is_named(layer: int, rest: str, tmp_path: Path) -> None:
+    stray = f"blocks.{layer}.{rest}"
+    message = refusal(tmp_path, TENSORS | {stray: np.zeros(1, np.float32)})
+    assert message.endswith(f"; blocks.{layer} is counted as a layer because the file has {stray}")
+
+
 def test_a_missing_layer_is_named(tmp_path: Path) -> None:
     message = refusal(tmp_path, {name: values for name, values in TENSORS.items() if "blocks.1." not in name})
-    assert message == "1 layer missing below blocks.2: blocks.1"
+    assert message.startswith("1 layer missing below blocks.2: blocks.1; blocks.2 is counted as a layer because ")
 
 
 def test_an_absurd_layer_number_is_refused(tmp_path: Path) -> None:

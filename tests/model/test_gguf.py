@@ -236,6 +236,10 @@ def test_names_are_told_as_the_file_has_them(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "missing.gguf", "rwkv7", metadata(V7.shape), tensors)
     with pytest.raises(ModelError, match=r"1 tensor missing: blk\.1\.time_mix_key\.weight"):
         open_model(path)
+    stray = llama_cpp_tensors(V7) | {f"blk.{V7.shape.num_layers}.lora_leftover": np.ones(4, np.float32)}
+    path = write_gguf(tmp_path / "stray.gguf", "rwkv7", metadata(V7.shape), stray)
+    with pytest.raises(ModelError, match=r"is counted as a layer because the file has blk\.\d\.lora_leftover"):
+        open_model(path)
     tensors = llama_cpp_tensors(V7) | {"blk.1.attn_q.weight": np.ones((4, 4), np.float32)}
     path = write_gguf(tmp_path / "unknown.gguf", "rwkv7", metadata(V7.shape), tensors)
     with pytest.raises(ModelError, match=r"1 tensor that no served RWKV version has: blk\.1\.attn_q\.weight"):

@@ -139,6 +139,9 @@ def test_the_six_mixes_of_the_first_models_of_rwkv_7(tmp_path: Path) -> None:
 
 
 def test_a_divisor_of_heads_is_an_epsilon(tmp_path: Path) -> None:
+    usual = save_hf(V6, tmp_path / "usual", "transformers")
+    with open_model(usual) as absent, open_model(change_config(usual, head_size_divisor=None)) as null:
+        assert null.shape == absent.shape
     with open_model(save_hf(V6, tmp_path / "folder", "transformers", head_size_divisor=1)) as opened:
         assert opened.shape == _with_epsilon(V6.shape, 1e-5)
 
@@ -149,7 +152,7 @@ FLA: list[tuple[dict[str, Any], str]] = [
     ({"norm_first": False}, "norm_first is False; expected True"),
     ({"norm_bias": 1}, "norm_bias is 1; expected True"),
     ({"hidden_act": "relu"}, "hidden_act is 'relu'; expected 'sqrelu'"),
-    ({"attn": {"layers": [1], "num_heads": 2}}, "attn is {'layers': [1], 'num_heads': 2}; expected None"),
+    ({"attn": {"layers": [1], "num_heads": 2}}, "attn is {'layers': [1], 'num_heads': 2}; expected none"),
     ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config is {'quant_method': 'bits"),
     ({"model_type": "rwkv6"}, "model_type is 'rwkv6'; expected rwkv7, as the tensors have it"),
     ({"model_type": ["rwkv7"]}, "model_type is ['rwkv7']; expected rwkv7"),
@@ -185,6 +188,9 @@ def test_a_config_of_fla_that_is_not_served_is_refused_by_field_and_value(
 def test_what_leaves_the_maths_alone_is_allowed(tmp_path: Path) -> None:
     changes = {"num_heads": 32, "value_dim": [64, 64], "hidden_ratio": 3, "fuse_norm": False, "attn_mode": "chunk"}
     with open_model(change_config(save_hf(V7, tmp_path / "folder", "fla"), **changes)) as opened:
+        assert opened.shape == V7.shape
+    nulls = save_folder(tmp_path / "nulls", hf_tensors(V7, "fla"), dict.fromkeys(hf_config(V7, "fla")))
+    with open_model(change_config(nulls, norm_first=None, norm_eps=None, gate_fn=None, expand_v=None)) as opened:
         assert opened.shape == V7.shape
     empty = save_folder(tmp_path / "empty", hf_tensors(V7, "fla"), {})
     with open_model(empty) as opened:
