@@ -406,6 +406,9 @@ class TestLines:
         assert (total, errors) == (0, ["None: the file of the batch has no line with a request"])
         assert self.check(tmp_path, b"\n \n" + jsonl(LINES)) == (10, [])
 
+    def test_a_byte_order_mark(self, tmp_path: Path) -> None:
+        assert self.check(tmp_path, b"\xef\xbb\xbf" + jsonl(LINES)) == (10, [])
+
     def test_a_line_that_is_too_long_is_not_read(self, tmp_path: Path) -> None:
         data = jsonl(LINES[:1]) + b"x" * 1_000_000 + b"\n" + jsonl(LINES[1:2])
         _, errors = self.check(tmp_path, data, Limits(max_body_bytes=1000))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -52,9 +53,14 @@ class Worst:
     growth: int
 
 
+@cache
+def _compressed(byte: bytes, count: int) -> bytes:
+    return gzip.compress(byte * count)
+
+
 async def _gzip_without_key(url: str) -> None:
     """Send zeros in gzip, which no key admits, at 46 kB/s."""
-    piece = gzip.compress(bytes(45_000_000))
+    piece = _compressed(bytes(1), 45_000_000)
     async with connection(url) as (_, writer):
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Encoding: gzip\r\n")
         writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
@@ -67,7 +73,7 @@ async def _gzip_without_key(url: str) -> None:
 async def _form_with_preamble(url: str) -> None:
     """Upload a form with millions of lines before its first boundary."""
     headers = {"Content-Type": "multipart/form-data; boundary=b", "Content-Encoding": "gzip"}
-    await _post(url, "/v1/files", gzip.compress(b"\n" * 5_000_000), headers)
+    await _post(url, "/v1/files", _compressed(b"\n", 5_000_000), headers)
     await asyncio.sleep(0.1)
 
 
