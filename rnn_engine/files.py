@@ -12,7 +12,9 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +26,7 @@ from rnn_engine.errors import InvalidRequestError
 TEMPORARY_SUFFIX = ".partial"
 """The ending of the names of unfinished files. A crash may leave some; delete them only if nobody is writing."""
 
+_OPEN_FILES = ("/dev/fd/", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/proc/self/fd/")
 _LIST = ".rnn-engine.json"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Linux's
 
@@ -35,10 +38,19 @@ _Contents: TypeAlias = dict[str, list[int]]
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file, which replaces `path` when the `with` block ends, or is deleted if the block raises.
 
-    The content is on the disk when the block has been left. Raises OSError at once if the folder can't be written to,
-    and at the end if the disk has no room. OSError is also raised if only the rename could not be synced to the disk;
-    the new content is in place then.
+    The content is on the disk when the block has been left. If `path` is a link, the file that it names is replaced.
+    What is no regular file, such as a device or a pipe, is written in place at the end. Raises OSError at once if the
+    folder can't be written to, and at the end if the disk has no room. OSError is also raised if only the rename could
+    not be synced to the disk; the new content is in place then.
     """
+    if is_special(path):
+        with tempfile.NamedTemporaryFile() as whole:  # a pipe can't be sought in
+            yield whole.file
+            whole.seek(0)
+            with path.open("wb") as file:
+                shutil.copyfileobj(whole, file)
+        return
+    path = Path(os.path.realpath(path))
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         with _create(unfinished) as file:
@@ -51,6 +63,24 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             unfinished.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def is_special(path: Path) -> bool:
+    """Return True if `path` is there and is neither a file nor a folder, or names an open file, as /dev/stdout does."""
+    if os.path.abspath(path).startswith(_OPEN_FILES):
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def is_same_file(path: Path, other: Path) -> bool:
+    """Return True if two paths lead, or would lead, to the same file or folder, also by links and other spellings."""
+    with suppress(OSError):
+        return path.samefile(other)
+    return os.path.normcase(os.path.realpath(path)) == os.path.normcase(os.path.realpath(other))
 
 
 def _create(path: Path) -> IO[bytes]:

@@ -12,6 +12,7 @@ from rnn_engine.bounds import TUNE_SECONDS
 from rnn_engine.cli.options import (
     FiniteRange,
     bad_value,
+    check_outputs,
     device_memory_option,
     device_option,
     lora_option,
@@ -56,7 +57,9 @@ def _parse_numbers(_context: click.Context, _parameter: click.Parameter, text: s
     help="Write all figures and plots to one HTML file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
+@click.pass_context
 def bench_command(
+    context: click.Context,
     model: Path,
     device: str,
     weights: str | None,
@@ -76,6 +79,7 @@ def bench_command(
     """
     from rnn_engine.cli.benchmark import measure, print_tables, write_report
 
+    check_outputs(context, {"--report": report})
     benchmark = measure(
         model,
         device,

@@ -11,6 +11,7 @@ import click
 
 from rnn_engine.cli.generation_options import Starts, grammar_options, mix_options, sampling_options
 from rnn_engine.cli.options import (
+    check_outputs,
     device_memory_option,
     device_option,
     find_model,
@@ -138,7 +139,9 @@ def _read_prompt() -> str:
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .npz file to write."
 )
+@click.pass_context
 def logits_command(
+    context: click.Context,
     model: Path,
     tokens: list[int],
     device: str,
@@ -159,6 +162,7 @@ def logits_command(
     """
     from rnn_engine.cli.logits import write_logits
 
+    check_outputs(context, {"-o": output})
     write_logits(
         output,
         tokens,

@@ -13,6 +13,7 @@ import click
 from rnn_engine.bounds import STORED
 from rnn_engine.cli.options import (
     as_bad_parameter,
+    check_outputs,
     describe_shape,
     device_memory_option,
     lora_option,
@@ -159,12 +160,16 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
     is_flag=True,
     help="Replace DST if it is a file, or a folder that `convert` wrote and that has not changed since.",
 )
-def convert_command(source: Path, name: str, weights: str, loras: tuple[LoraChoice, ...], force: bool) -> None:
+@click.pass_context
+def convert_command(
+    context: click.Context, source: Path, name: str, weights: str, loras: tuple[LoraChoice, ...], force: bool
+) -> None:
     from rnn_engine.convert.convert import convert_model, model_bytes
     from rnn_engine.loading.memory import in_words
     from rnn_engine.loading.runner import open_merged, open_model
 
-    target = Path(name)  # which has no slash at its end
+    context.params["name"] = target = Path(name)  # which has no slash at its end
+    check_outputs(context, {"DST": target})
     with open_merged(source, loras) as model, progress_bar("writing") as report:
         title = convert_model(model, name, weights, force=force, progress=report)
         shape = describe_shape(model.shape)

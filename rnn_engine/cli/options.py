@@ -7,8 +7,9 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -21,6 +22,7 @@ from click.core import ParameterSource
 from rnn_engine.bounds import AUTO, AUTO_FORMATS, DEFAULT_DRAFT, FORMAT_NAMES, LONGEST_WAIT, MAX_DRAFT, STORED
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, ModelError
+from rnn_engine.files import is_same_file, is_special
 from rnn_engine.hub import locate_model
 from rnn_engine.hub.local import WEIGHTS, could_be_wanted
 from rnn_engine.loading.settings import LoadSettings
@@ -369,6 +371,48 @@ def refuse_options(context: click.Context, names: Iterable[str], without_effect:
     for parameter in context.command.params:
         if parameter.name in names and context.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{parameter.opts[0]} can't be used {without_effect}")
+
+
+_MOST_PATH = 4096  # characters
+_MODEL_ENDINGS = (*WEIGHTS, ".json", ".txt", ".jinja", ".model")  # of the files in a model's folder
+
+
+def check_outputs(context: click.Context, outputs: Mapping[str, Path | None]) -> None:
+    """Raise UsageError if a file that a command writes is also one that it reads, or that it writes twice.
+
+    `outputs` are named as in the help. Every path among the command's other parameters counts as read, and so does a
+    model's file in a folder among them. Call it before anything runs.
+    """
+    written = {name: path for name, path in outputs.items() if path is not None and not is_special(path)}
+    others = [value for value in context.params.values() if not any(value is path for path in outputs.values())]
+    inputs = list(_paths_in(others))
+    for name, path in written.items():
+        is_part = path.exists() and path.suffix in _MODEL_ENDINGS
+        for other in inputs:
+            if is_same_file(path, other) or (is_part and other.is_dir() and is_same_file(path.parent, other)):
+                raise click.UsageError(f"{name}: {path} is what the command reads ({other}); expected another file")
+        twice = next((each for each in written if each != name and is_same_file(path, written[each])), None)
+        if twice is not None:
+            raise click.UsageError(f"{name}: {path} is {twice}, too; expected two files")
+
+
+def _paths_in(value: object) -> Iterator[Path]:
+    """Yield the existing paths in a parameter's value: a path, a text such as NAME=FILE or FILE:WEIGHT, or several."""
+    match value:
+        case Path():
+            if value.exists():
+                yield value
+        case str():
+            parts = {value, value.partition("=")[2], value.partition("=")[0], value.rpartition(":")[0]} - {""}
+            yield from (Path(part) for part in parts if len(part) < _MOST_PATH and os.path.exists(part))
+        case Mapping():
+            yield from _paths_in(tuple(value.values()))
+        case tuple() | list():
+            for each in value:
+                yield from _paths_in(each)
+        case _ if is_dataclass(value):
+            for field in fields(value):
+                yield from _paths_in(getattr(value, field.name))
 
 
 def describe_shape(shape: ModelShape) -> str:

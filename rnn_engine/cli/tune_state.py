@@ -13,6 +13,7 @@ from rnn_engine.cli.options import (
     FiniteRange,
     bad_value,
     chat_template_option,
+    check_outputs,
     device_memory_option,
     device_option,
     lora_option,
@@ -222,7 +223,9 @@ _device_options = option_group(
 @_data_options
 @_run_options
 @_device_options
+@click.pass_context
 def tune_state_command(
+    context: click.Context,
     device: DeviceOptions,
     run: RunOptions,
     data: DataOptions,
@@ -239,6 +242,8 @@ def tune_state_command(
     kept in FILE.checkpoint until it has ended.
     """
     model, path = model_and_file(words, "DATA")
+    checkpoint = output.with_name(f"{output.name}.checkpoint")
+    check_outputs(context, {"-o": output, "--report": report, "FILE.checkpoint": None if resume else checkpoint})
     from rnn_engine.cli.state_tuning import tune_state
 
     tune_state(model, path, output, device, run, data, resume=resume, report=report)

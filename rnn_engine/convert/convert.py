@@ -21,7 +21,7 @@ from rnn_engine.convert.writers import (
     write_st,
 )
 from rnn_engine.errors import InvalidRequestError, ModelError
-from rnn_engine.files import atomic_file, atomic_folder
+from rnn_engine.files import atomic_file, atomic_folder, is_special
 from rnn_engine.forward import Progress
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat
@@ -72,7 +72,7 @@ def convert_model(
     suffix = _file_suffix(target, field)
     target = Path(target)
     write = _WRITERS.get(suffix)
-    if target.exists() and not force:
+    if target.exists() and not force and not is_special(target) and not _is_empty_folder(target):
         message = f"{field}: {target} exists already; --force replaces it"
         raise InvalidRequestError(field, str(target), "a name that does not exist yet", message)
     specs = versions.get(model.shape.version).layout.list_specs(model.names)
@@ -117,6 +117,10 @@ _ALIKE: Final = 0.82  # from here on an ending is a misspelling of one that file
 
 def _ends_in_slash(target: Path | str) -> bool:
     return str(target).endswith(("/", os.sep))
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and next(path.iterdir(), None) is None
 
 
 def model_bytes(path: Path) -> int:

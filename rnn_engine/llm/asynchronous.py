@@ -19,6 +19,7 @@ from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader
 from rnn_engine.demo import DEMO
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError, check_list, check_whole, is_whole
+from rnn_engine.files import is_same_file
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.hub import locate_model
@@ -377,6 +378,8 @@ class AsyncLLM:
 
         Raises InvalidRequestError, which names the line, before anything runs, and OSError.
         """
+        if is_same_file(Path(source), Path(target)):
+            raise InvalidRequestError("target", str(target), "another file than the source")
         lines = await asyncio.to_thread(read_lines, Path(source))
         prompts = fill(prompt, lines)
         with Results.open(Path(target), lines, field) as results:

@@ -70,9 +70,9 @@ def test_a_file_is_run_here(rnn_engine: Command, install: Install, file: Path, o
     errors = output.with_name("out.errors.jsonl")
     errors.write_text("of an earlier run")
     said = rnn_engine("batch", "demo", file, "-o", output, "--slots", 3)
-    assert said == f"5 of 5 requests are answered, in {output}\n"
+    assert said == f"5 of 5 requests are answered, in {output}; {errors} is of an earlier run\n"
     assert texts(output) == {f"line {number}": f" {number}!" for number in range(5)}
-    assert sorted(path.name for path in output.parent.iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert sorted(path.name for path in output.parent.iterdir()) == ["in.jsonl", "out.errors.jsonl", "out.jsonl"]
     assert choices[0].slots == 3
 
 

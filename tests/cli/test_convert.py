@@ -35,9 +35,10 @@ def test_a_model_is_converted_by_its_name_without_its_tokenizer(rnn_engine: Comm
 
 
 def test_what_is_there_is_replaced_with_force_alone(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
-    for name in ("out.pth", "folder"):
-        target = tmp_path / name
-        target.mkdir() if name == "folder" else target.write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for name in ("out.pth", "folder/mine"):
+        (tmp_path / name).write_text("mine")
+        target = tmp_path / name.partition("/")[0]
         assert "exists already; --force replaces it" in rnn_engine("convert", model_file, target, code=2)
     assert (tmp_path / "out.pth").read_text() == "mine"
     rnn_engine("convert", model_file, tmp_path / "out.pth", "--force")

@@ -12,6 +12,7 @@ import cloup
 from rnn_engine.cli.options import (
     WITH_URL,
     api_key_option,
+    check_outputs,
     loading_options,
     model_and_file,
     option_group,
@@ -96,6 +97,8 @@ def batch_command(
     describes it. All are checked before the first is run. The answers are in no certain order. The batch is kept in the
     folder OUT.batch until it has ended. The exit code is 1 if a request failed.
     """
+    errors = errors or output.with_name(f"{output.stem}.errors{output.suffix}")
+    check_outputs(context, {"OUT": output, "ERRORS": errors})
     if server.url is None:
         refuse_options(context, ["completion_window"], "without --url")
         model, file = model_and_file(words, "FILE")
@@ -109,7 +112,6 @@ def batch_command(
     from rnn_engine.cli.batch.remote import remote_batches
     from rnn_engine.cli.batch.running import Batches, BatchTask, end_batch, run_batch
 
-    errors = errors or output.with_name(f"{output.stem}.errors{output.suffix}")
     task = BatchTask.open(file, output, errors, server.url, resume=resume)
     backend: AbstractContextManager[Batches]
     if server.url is None:

@@ -15,7 +15,7 @@ import click
 
 from rnn_engine.cli.options import command_to_resume
 from rnn_engine.errors import InvalidRequestError, ServerError, without_credentials
-from rnn_engine.files import atomic_file, delete_file, read_record, write_record
+from rnn_engine.files import atomic_file, read_record, write_record
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine_server.jobs.files import FOLDER_LOCK, delete_abandoned
 
@@ -136,8 +136,6 @@ def run_batch(batches: Batches, task: BatchTask) -> Reached:
                 pass
         if reached.error_id is not None:
             batches.download(reached.error_id, task.errors)
-        elif not reached.errors:
-            delete_file(task.errors)
     except (KeyboardInterrupt, ServerError):
         click.echo(f"\n{batches.left_alone}: {command_to_resume()}", err=True)
         raise
@@ -158,6 +156,8 @@ def end_batch(task: BatchTask, reached: Reached) -> None:
     said = f"{reached.completed:,} of {reached.total:,} requests are answered, in {task.output}"
     if reached.failed:
         said += f"; {reached.failed:,} failed, in {task.errors}"
+    elif task.errors.is_file():
+        said += f"; {task.errors} is of an earlier run"
     click.echo(said if reached.status == "completed" else f"the batch is {reached.status}: {said}")
     if reached.completed < reached.total:
         sys.exit(1)
