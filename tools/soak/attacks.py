@@ -12,12 +12,13 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import click
 import psutil
@@ -28,7 +29,7 @@ from tools.live_server.process import ServerProcess
 
 MOST_HEALTH_SECONDS = 0.3
 MOST_CHAT_RATIO = 3.0  # the slowest chat beside an attack, by the slowest without one
-_KEY, _OTHER_KEY = "key-of-the-attacking-client-" + 16 * "a", "key-of-the-other-client-" + 16 * "b"
+KEY, _OTHER_KEY = "key-of-the-attacking-client-" + 16 * "a", "key-of-the-other-client-" + 16 * "b"
 _CHAT = "/v1/chat/completions"
 _SHORT_CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 8}
 _PAUSE = 0.05  # between two probes
@@ -41,7 +42,7 @@ class Attack:
 
     what: str
     clients: int
-    run: Callable[[str], Awaitable[None]]  # called with the server's URL
+    run: Callable[[str], Coroutine[Any, Any, None]]  # called with the server's URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ async def _many_embeddings(url: str) -> None:
 
 
 async def _post(url: str, path: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
-    async with patient_session(_KEY) as session, session.post(url + path, data=data, headers=headers) as response:
+    async with patient_session(KEY) as session, session.post(url + path, data=data, headers=headers) as response:
         await response.read()
 
 
@@ -163,7 +164,7 @@ def main(seconds: float, names: tuple[str, ...], serve_options: tuple[str, ...])
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
         keys.touch(mode=0o600)
-        keys.write_text(f"one:manage {_KEY}\ntwo:manage {_OTHER_KEY}\n")
+        keys.write_text(f"one:manage {KEY}\ntwo:manage {_OTHER_KEY}\n")
         with ServerProcess(("--api-key-file", str(keys), *serve_options)) as server:
             asyncio.run(_watch(server.url, None, 3.0))
             alone = asyncio.run(_watch(server.url, server.pid, seconds))

@@ -296,7 +296,10 @@ def _refusal(request: web.Request) -> str:
     """Return the error text that says why a web page's request is rejected."""
     origin = request.headers.get(hdrs.ORIGIN)
     if origin is not None:
-        return f"a page of {origin[:80]!r} may not call this server; its operator may allow it with --cors-origin"
+        return (
+            f"a page of {origin[:80]!r} may not call this server; its operator may allow it with --cors-origin. If it "
+            "is the server's own page behind a proxy, the proxy should pass on the header Host"
+        )
     return (
         f"{request.method} {request.path[:80]} comes from a page of another site, or from a browser that does "
         "not send its page's origin; other sites may only link to this server's pages"
