@@ -132,17 +132,24 @@ def test_a_strict_schema_is_refused_with_the_place_and_the_value() -> None:
         assert "%" not in error
 
 
-def test_a_schema_that_takes_too_much_to_compile_is_not_enforced() -> None:
-    compiler = GrammarCompiler(byte_vocabulary, seconds=0.4)
-    slow = {"properties": {"a": {"allOf": [{"type": "string", "pattern": f".*{n}.*"} for n in range(40)]}}}
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"allOf": [{"type": "string", "pattern": f".*{number}.*"} for number in range(40)]},
+        {"type": "integer", "const": -(2**63)},
+    ],
+    ids=["slow", "crash"],
+)
+def test_a_schema_that_takes_too_much_to_compile_is_not_enforced(part: object) -> None:
+    compiler, schema = GrammarCompiler(byte_vocabulary, seconds=0.4), {"properties": {"a": part}}
     try:
-        calls = compiler.compile(forced_call(slow)).result(timeout=60)
+        calls = compiler.compile(forced_call(schema)).result(timeout=60)
         assert list(calls.left_out) == ["tools.f#"]
         assert leads_to(calls.start(), f'{CALL}{{"b": 1}}}}</call>')
-        json_text = compiler.compile(json_grammar(slow, strict=False)).result(timeout=60)
+        json_text = compiler.compile(json_grammar(schema, strict=False)).result(timeout=60)
         assert list(json_text.left_out) == ["json_schema#"]
         assert leads_to(json_text.start(), '{"b": 1}')
-        assert isinstance(compiler.compile(json_grammar(slow)).exception(timeout=60), GrammarError)
+        assert isinstance(compiler.compile(json_grammar(schema)).exception(timeout=60), GrammarError)
     finally:
         compiler.close()
 
