@@ -136,6 +136,7 @@ class InitialState:
     root: str  # equal for equal states; the cache keeps states under it
     state: State
     logits: F32 | None = None  # [V] after the last token that the state has taken in, if they are known
+    taken_in: int = 0  # of the prompt's first tokens; `root` is then of the state before these
 
 
 class FieldKind(Enum):

@@ -19,8 +19,9 @@ from rnn_engine.requests import EndState, Finished, GenerateRequest, PromptScore
 from rnn_engine.sampling.ranking import top_logprobs
 from rnn_engine.sampling.rows import LogitRow
 from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
-from rnn_engine_states.frozen import FrozenState, freeze_state
+from rnn_engine_states.frozen import NO_INITIAL_STATE, FrozenState, TokenPath, freeze_state
 from rnn_engine_states.named.entry import NamedState, Retention, check_changeable
+from rnn_engine_states.tokens import pack
 
 MAX_TOP_K = 1024
 
@@ -57,16 +58,20 @@ async def create_state(
     *,
     initial_state: FrozenState | None = None,
     priority: int = 0,
+    with_tokens: bool = False,
 ) -> tuple[NamedState, Cost]:
     """Run tokens from a recurrent state, store the state after them under `name`, and return it and the token counts.
 
-    Without tokens, `initial_state` itself is stored, or an empty state if it is None. Raises as `StateStore.put` does,
-    in most cases before any token runs.
+    Without tokens, `initial_state` itself is stored, or an empty state if it is None. `with_tokens` stores the tokens
+    with the state. Raises as `StateStore.put` does, in most cases before any token runs.
     """
     await check_room(engine, name, retention)
     if tokens:
         ran = await run_tokens(engine, initial_state, tokens, priority=priority)
         frozen, cost = ran.frozen, ran.cost
+        if with_tokens:
+            root = NO_INITIAL_STATE if initial_state is None else initial_state.digest
+            frozen = replace(frozen, path=TokenPath(root, pack(tokens)))
     else:
         shape = engine.info.shape
         frozen, cost = initial_state or freeze_state(shape.initial_state(), shape, "an empty state"), Cost(0, 0)

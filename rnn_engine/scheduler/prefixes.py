@@ -25,7 +25,7 @@ from rnn_engine.scheduler.checkpoints import (
 from rnn_engine.scheduler.queue import Waiting
 from rnn_engine.types import F32, Runner
 from rnn_engine_states.cache.cache import StateCache
-from rnn_engine_states.cache.checkpoint import make_root
+from rnn_engine_states.cache.checkpoint import CheckpointKind, make_root
 from rnn_engine_states.cache.tiers.tiered import Fetch
 from rnn_engine_states.frozen import NO_INITIAL_STATE
 from rnn_engine_states.tokens import pack
@@ -112,9 +112,10 @@ class Prefixes:
             except Exception:
                 logger.exception("the cache of states failed; a prompt is run from its beginning")
         self._write_initial_state(request, slot)
-        if request.initial_state is None or len(request.prompt) > 0:
-            return Start()
-        return Start(logits=request.initial_state.logits)
+        start = request.initial_state
+        if start is None or len(request.prompt) > start.taken_in:
+            return Start(0 if start is None else start.taken_in)
+        return Start(start.taken_in, logits=start.logits)
 
     def keep(
         self,
@@ -212,24 +213,30 @@ class Prefixes:
             return None
 
     def _look_up(self, cache: StateCache, waiting: Waiting, slot: int) -> Start:
-        request, prefix = waiting.request, waiting.prefix
+        request, prefix, start = waiting.request, waiting.prefix, waiting.request.initial_state
+        taken_in = 0 if start is None else start.taken_in
         match = cache.look_up(prefix.root, request.prompt, _limit(request), fetch=waiting.fetch)
+        saved, logits = max(match.saved, taken_in), match.logits
         try:
-            if match.saved > 0:
+            if match.saved > 0 and match.saved == saved:
                 cache.restore(match, slot)
             else:
                 self._write_initial_state(request, slot)
         finally:
             cache.release(match)
-        points = _plan(request, match.saved, match.known)
+        if start is not None and match.saved < taken_in:
+            logits = start.logits if taken_in == len(request.prompt) else None
+            tokens = request.prompt[:taken_in]
+            cache.insert(prefix.root, tokens, slot, kind=CheckpointKind.MARK, logits=start.logits)
+        points = _plan(request, saved, match.known)
         waypoints = Waypoints(
             prefix.length,
-            match.saved,
+            saved,
             [point.position for point in points],
             self._runner.max_tokens,
             partial(find_break, request.prompt, self._token_bytes),
         )
-        return Start(match.saved, self._flights.lead(prefix, match.saved, points, waypoints), match.logits)
+        return Start(saved, self._flights.lead(prefix, saved, points, waypoints), logits)
 
     def _write_initial_state(self, request: GenerateRequest, slot: int) -> None:
         self._runner.write_state(slot, None if request.initial_state is None else request.initial_state.state)

@@ -117,6 +117,14 @@ MAX_LAST_TOKENS = 32
 """How many of a state's last tokens are stored with it: enough for any separator of records."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPath:
+    """How a state was reached: the root of the state before it, and the tokens that have been run from there."""
+
+    root: str
+    tokens: bytes  # packed
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenState:
     """A read-only state from which sequences can start, identified by the digest of its values.
@@ -130,6 +138,7 @@ class FrozenState:
     num_tokens: int | None  # that it has taken in: 0 for a tuned state, None if there were some but not known how many
     last_tokens: tuple[int, ...]  # the last of them, as far as they are known
     has_shifts: bool  # whether the token shifts are set too; a tuned state leaves them at zero
+    path: TokenPath | None = None  # if all tokens are known, and this server has run them
 
     @property
     def for_request(self) -> InitialState:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.chat_template import WorldTemplate
+from rnn_engine.cli.session import load_engine
+from rnn_engine.loading.settings import StateSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.telemetry import SlotUse
 from rnn_engine_server.apis.engine.status import Props
 from rnn_engine_server.apis.engine.tokens import Text, TokenizerInfo, Tokens
 from rnn_engine_server.apis.llama_server.slots import LoraAdapter, SlotAction, SlotEntry
 from rnn_engine_server.apis.openai.chat import AppliedTemplate
+from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.kept import KeptUsage, PromptTable
+from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_states.files.reading import LoadedState
+from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, error_of, post
 
@@ -122,6 +128,26 @@ class TestSlotActions:
         error = await error_of(await client.post("/slots/0?action=save", json={"filename": "a"}), 400)
         assert error["param"] == "id_slot"
 
+    async def test_a_slot_is_restored_after_a_restart_without_reading_its_prompt_again(self, tmp_path: Path) -> None:
+        states = StateSettings(folder=tmp_path)
+        prompt = "The quick brown fox jumps over the lazy dog. " * 10
+        for is_restarted in (False, True):
+            engine = await load_engine(demo_choice(states=states))
+            async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+                if not is_restarted:
+                    body = {"prompt": prompt, "id_slot": 0, "n_predict": 1}
+                    assert (await client.post("/completion", json=body)).status == 200
+                    saved = await self.act(client, "save", 0, filename="a")
+                    continue
+                restored = await self.act(client, "restore", 0, filename="a")
+                assert restored["n_restored"] == saved["n_saved"]
+                body = {"prompt": f"{prompt} And", "n_predict": 8, "temperature": 0}
+                answer = await (await client.post("/completion", json=body)).json()
+                assert answer["tokens_cached"] == saved["n_saved"]
+                assert answer["timings"]["prompt_n"] == answer["tokens_evaluated"] - saved["n_saved"]
+                apart = await (await client.post("/completion", json={**body, "cache_salt": "another"})).json()
+                assert (apart["tokens_cached"], apart["content"]) == (0, answer["content"])
+
     @pytest.mark.parametrize("fields", [{"cache_salt": "secret"}, {"state": "a"}, {"id_slot": -1}])
     async def test_prompts_that_are_not_noted(self, serve: Serve, fields: Body) -> None:
         client = await serve(FakeEngine())
@@ -149,7 +175,8 @@ class TestSlotActions:
         await client.post("/completion", json={"prompt": "ab", "id_slot": 1, "state": "none"})
         assert (await self.act(client, "erase"))["n_erased"] == 0
         make_default(engine, 8)
-        assert (await self.act(client, "restore", 0, filename="s"))["n_restored"] == 0  # it is another state now
+        error = await error_of(await client.post("/slots/0?action=restore", json={"filename": "s"}), 400)
+        assert error["param"] == "filename"  # it is another state now
 
     async def test_a_mix_is_not_noted(self, serve: Serve) -> None:
         client = await serve(FakeEngine())
@@ -161,7 +188,8 @@ class TestSlotActions:
     async def test_a_state_that_was_not_saved_from_a_slot_restores_no_prompt(self, serve: Serve) -> None:
         client = await serve(FakeEngine())
         await client.post("/v1/states", json={"name": "a", "prompt": "ab"})
-        assert (await self.act(client, "restore", filename="a"))["n_restored"] == 0
+        error = await error_of(await client.post("/slots/1?action=restore", json={"filename": "a"}), 400)
+        assert "saved from a slot" in error["message"]
         await error_of(await client.post("/slots/1?action=restore", json={"filename": "b"}), 404)
 
     @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from rnn_engine_states.files.metal import metal_file
 from rnn_engine_states.files.prefab import Prefab, encode_prefab, state_from_rows
 from rnn_engine_states.files.reading import LAYOUT_KEY, MODEL_KEY, Layout, LoadedState, read_state, tuned_from_state
 from rnn_engine_states.frozen import FrozenState, Payload, freeze_state
+from rnn_engine_states.tokens import TOKEN_BYTES
 
 _OWN_FILE = re.compile(r"[0-9a-f-]{32,}\.state", re.IGNORECASE)
 """The names of files that the server writes: the ids of persistent states, and hashes of tokens for a cache in the same
@@ -230,8 +231,12 @@ class StateFiles:
                 return iter([encode_prefab(Prefab(name, key, False, frozen.state), self.shape)])
 
     def _saved(self, name: str, frozen: FrozenState) -> SavedState:
-        origin = Origin(self.model, _UNKNOWN, frozen.num_tokens or 0, _KIND, name, frozen.last_tokens)
-        return SavedState(origin, None, Payload(frozen.state, frozen.logits))
+        num_tokens, path = frozen.num_tokens or 0, frozen.path
+        if path is not None and len(path.tokens) != num_tokens * TOKEN_BYTES:
+            path = None  # the state before it had taken in tokens, too
+        root = _UNKNOWN if path is None else path.root
+        origin = Origin(self.model, root, num_tokens, _KIND, name, frozen.last_tokens)
+        return SavedState(origin, None if path is None else path.tokens, Payload(frozen.state, frozen.logits))
 
 
 def _pth(tensors: Mapping[str, F32]) -> bytes:

@@ -38,7 +38,7 @@ from rnn_engine_states.files.full import (
 )
 from rnn_engine_states.files.metal import base_of, is_metal_state, read_metal
 from rnn_engine_states.files.prefab import decode_prefab, prefab_dims
-from rnn_engine_states.frozen import MAX_LAST_TOKENS, Shaped, check_array, check_shape
+from rnn_engine_states.frozen import MAX_LAST_TOKENS, Shaped, TokenPath, check_array, check_shape
 from rnn_engine_states.tokens import TOKEN_BYTES, unpack
 
 # Tuned initial states: files with a trained wkv tensor `blocks.N.att.time_state` for each layer, and nothing else.
@@ -152,6 +152,7 @@ class LoadedState:
     name: str | None = None
     id: uuid.UUID | None = None
     default: bool = False
+    path: TokenPath | None = None  # if all tokens are known
 
 
 def read_state(
@@ -225,6 +226,7 @@ def _from_saved(saved: SavedState, shape: ModelShape, name: str) -> LoadedState:
         num_tokens=origin.num_tokens,
         last_tokens=last_tokens,
         name=origin.name or None,
+        path=None if saved.tokens is None else TokenPath(origin.initial_state, saved.tokens),
     )
 
 

@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rnn_engine.errors import StateError, StorageError
@@ -84,7 +84,8 @@ class SavedStates:
         loaded = self._files.read(path)
         if loaded.name is None:
             raise StateError(f"{path.name}: has no name for the state")
-        return FoundState(loaded.name, key, modified(path), path.name, self._files.freeze(loaded, path.name))
+        frozen = replace(self._files.freeze(loaded, path.name), path=loaded.path)  # the server itself wrote the file
+        return FoundState(loaded.name, key, modified(path), path.name, frozen)
 
 
 def _id_of(stem: str) -> uuid.UUID | None:

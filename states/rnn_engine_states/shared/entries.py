@@ -120,7 +120,7 @@ _LOGITS: F32 = np.zeros(0, np.float32)
 class UnreadState(FrozenState):
     """The description of a named state whose arrays are in the shared store. Reading the arrays raises StateError."""
 
-    bytes_there: int
+    bytes_there: int = field(kw_only=True)
 
     @classmethod
     def of(cls, frozen: FrozenState) -> UnreadState:
@@ -149,7 +149,7 @@ def make_unread(
 ) -> UnreadState:
     """Return the description of a state in the shared store, from its digest, size and number of tokens."""
     logits = _LOGITS if has_logits else None
-    return UnreadState(digest, _Unread(), logits, num_tokens, last_tokens, has_shifts, num_bytes)
+    return UnreadState(digest, _Unread(), logits, num_tokens, last_tokens, has_shifts, bytes_there=num_bytes)
 
 
 class _Unread(Mapping[str, F32]):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import aclosing
 from typing import NotRequired
 
 from aiohttp import web
@@ -11,7 +13,9 @@ from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.naming import create_state, run_tokens
+from rnn_engine.operations.naming import create_state
+from rnn_engine.requests import GenerateRequest
+from rnn_engine.types import InitialState
 from rnn_engine_server.apis.common.generation import check_slot, slot_key
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.engine import engine_of
@@ -20,7 +24,9 @@ from rnn_engine_server.core.bodies import json_response, read_body
 from rnn_engine_server.core.kept import SLOT_PROMPTS
 from rnn_engine_server.core.routing import SETTINGS, Route
 from rnn_engine_server.core.schema import ErrorBody
+from rnn_engine_states.frozen import NO_INITIAL_STATE
 from rnn_engine_states.named.entry import NamedState, Retention
+from rnn_engine_states.tokens import unpack
 
 
 class SlotEntry(TypedDict):
@@ -109,10 +115,9 @@ async def _save(
             "id_slot", slot, "the id_slot of a prompt that was sent last from the default state, and not erased since"
         )
     retention = Retention(persistent="states" in engine.info.folders)
-    named, _ = await create_state(
-        engine, name, tokens, retention, initial_state=None if default is None else default.frozen
-    )
-    prompts.put(slot_key(request, engine, default, named.frozen.digest), tokens)
+    start = None if default is None else default.frozen
+    named, _ = await create_state(engine, name, tokens, retention, initial_state=start, with_tokens=True)
+    prompts.put(slot_key(request, engine, default, named.frozen.digest), tokens)  # a shared store does not keep them
     return {
         "id_slot": slot,
         "filename": name,
@@ -125,20 +130,28 @@ async def _save(
 async def _restore(
     request: web.Request, engine: EngineLike, default: NamedState | None, slot: int, name: str
 ) -> SlotAction:
-    """Restore the prompt that was saved under `name` to a slot's number, and run it if the cache lacks its state.
+    """Restore the prompt that was saved under `name` to a slot's number, and give its state to the cache.
 
-    So later prompts that begin alike continue from that state.
+    So later prompts that begin alike continue from that state. Raises InvalidRequestError if the state was not saved
+    from a slot, or from another default state than the present one.
     """
-    begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
-    frozen = (await engine.states.get(name)).frozen
-    tokens = prompts.get(slot_key(request, engine, default, frozen.digest))
-    if tokens is not None:
-        await run_tokens(engine, None if default is None else default.frozen, tokens)  # from the cache, or into it
-        prompts.put(slot_key(request, engine, default, slot), tokens)
+    begun, prompts, frozen = time.monotonic(), request.app[SLOT_PROMPTS], (await engine.states.get(name)).frozen
+    root = NO_INITIAL_STATE if default is None else default.frozen.digest
+    tokens: Sequence[int] | None = prompts.get(slot_key(request, engine, default, frozen.digest))
+    if frozen.path is not None and frozen.path.root == root:
+        tokens = unpack(frozen.path.tokens)
+    if tokens is None or frozen.logits is None:
+        allowed = "a state that was saved from a slot, with the default state that there is now"
+        raise InvalidRequestError("filename", name, allowed)
+    start = InitialState(root, frozen.state, frozen.logits, taken_in=len(tokens))
+    async with aclosing(engine.generate(GenerateRequest(tokens, initial_state=start, max_tokens=0))) as events:
+        async for _ in events:
+            pass
+    prompts.put(slot_key(request, engine, default, slot), tokens)
     return {
         "id_slot": slot,
         "filename": name,
-        "n_restored": 0 if tokens is None else len(tokens),
+        "n_restored": len(tokens),
         "n_read": frozen.num_bytes,
         "timings": {"restore_ms": 1000 * (time.monotonic() - begun)},
     }
