@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
-_LOG_SECONDS = (1.0, 5.0)  # at least, between two lines of the log: about another task, and about the same one
+_LOG_SECONDS = 3.0  # between two lines of the log
 _log = logging.getLogger(__name__)
 
 Report: TypeAlias = Callable[[str, int, int], None]
@@ -23,32 +23,39 @@ Report: TypeAlias = Callable[[str, int, int], None]
 def progress_bar(title: str, *, with_time_left: bool = False) -> Iterator[Report]:
     """Return a context manager that shows a progress bar while its block runs, and yields a function to update it.
 
-    Without a terminal, progress is written to the log: at first, when another task begins, and every few seconds.
+    Without a terminal, progress is written to the log: at first, and then every few seconds.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     times = (TimeElapsedColumn(), TimeRemainingColumn()) if with_time_left else (TimeElapsedColumn(),)
     with _bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times) as bar:
         task = bar.add_task(title, total=None)
-        if bar.disable:
-            yield _log_progress(title)
-        else:
+        if not bar.disable:
             yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+            return
+        with _logged_progress(title) as report:
+            yield report
 
 
-def _log_progress(title: str) -> Report:
-    """Write `title` to the log, and return a function that writes what is going on, seldom."""
+@contextmanager
+def _logged_progress(title: str) -> Iterator[Report]:
+    """Return a context manager that writes `title` to the log, and from time to time what was reported last."""
     _log.info("%s", title)
-    logged, logged_at = title, time.monotonic()
+    reports: list[tuple[str, int, int]] = []  # the last one
+    is_over = threading.Event()
 
-    def report(what: str, done: int, total: int) -> None:
-        nonlocal logged, logged_at
-        seconds = time.monotonic() - logged_at
-        if seconds >= _LOG_SECONDS[what == logged]:
-            _log.info("%s: %s, %d of %d", title, what, done, total)
-            logged, logged_at = what, time.monotonic()
+    def write() -> None:
+        while not is_over.wait(_LOG_SECONDS):
+            for what, done, total in reports:
+                _log.info("%s: %s, %d of %d", title, what, done, total)
 
-    return report
+    thread = threading.Thread(target=write, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield lambda *report: reports.__setitem__(slice(None), [report])
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @contextmanager
