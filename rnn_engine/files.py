@@ -1,14 +1,18 @@
 """Write files and folders atomically, and small JSON records with a digest: readers find the old or the new content.
 
+`read_text` reads the texts that users write with any editor.
+
 A folder that was written here has a list of its contents, `.rnn-engine.json`. A folder with any content that differs
 from its list is the user's, and is never replaced.
 """
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import glob
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -19,7 +23,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, Any, BinaryIO, Final, TypeAlias
 
 from rnn_engine.errors import InvalidRequestError
 
@@ -32,6 +36,36 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Linux's
 
 _Contents: TypeAlias = dict[str, list[int]]
 """The contents of a folder: relative path -> size in bytes and time of the last change (ns); empty for a subfolder."""
+
+
+_OTHER_MARKS: Final = {
+    codecs.BOM_UTF32_LE: "UTF-32",  # first, since UTF-16's begins alike
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+def read_text(path: Path) -> str:
+    """Return a user's text in UTF-8, without a byte-order mark, and with "\\n" at the ends of its lines.
+
+    Raises OSError if the file can't be read, and UnicodeDecodeError if it has another encoding.
+    """
+    data = io.BytesIO(path.read_bytes())  # whole, since it may be a pipe
+    skip_mark(data)
+    return io.TextIOWrapper(data, "utf-8").read()
+
+
+def skip_mark(file: BinaryIO) -> int:
+    """Move a file that was just opened to the beginning of its text, after a byte-order mark; return the position.
+
+    Raises UnicodeDecodeError if the mark is that of another encoding than UTF-8.
+    """
+    begin = file.read(max(map(len, _OTHER_MARKS)))
+    for mark, name in _OTHER_MARKS.items():
+        if begin.startswith(mark):
+            raise UnicodeDecodeError("utf-8", mark, 0, len(mark), f"the file is in {name}; expected UTF-8")
+    return file.seek(len(codecs.BOM_UTF8) if begin.startswith(codecs.BOM_UTF8) else 0)
 
 
 @contextmanager

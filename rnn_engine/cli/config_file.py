@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import click
 
+from rnn_engine.files import read_text
 from rnn_engine.loading.settings import StateFile
 
 Settings: TypeAlias = Mapping[str, object]
@@ -49,7 +50,7 @@ def read_config(context: click.Context, _parameter: click.Parameter, path: Path 
     if path is None:
         return
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = tomllib.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise click.UsageError(f"--config {path}: {error}") from error
     try:

@@ -111,7 +111,7 @@ def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None
 def _read_prompt() -> str:
     if sys.stdin.isatty():
         raise click.UsageError("nothing to continue: give PROMPT or --tokens, or pipe a text in")
-    prompt = sys.stdin.read()
+    prompt = sys.stdin.read().removeprefix("\ufeff")  # a byte-order mark
     if not prompt:
         raise click.UsageError("nothing to continue: standard input is empty; use --prompt '' for an empty prompt")
     return prompt

@@ -129,10 +129,19 @@ def _make_grammar(grammar: Path | None, json_schema: Path | None, regex: str | N
     if regex is not None:
         return Grammar("regex", regex, "--regex")
     if json_schema is not None:
-        return Grammar("json_schema", json_schema.read_text(encoding="utf-8"), "--json-schema")
+        return Grammar("json_schema", _read("--json-schema", json_schema), "--json-schema")
     assert grammar is not None
-    text = grammar.read_text(encoding="utf-8")
+    text = _read("--grammar", grammar)
     return Grammar("kbnf", text, "--grammar") if grammar.suffix == ".kbnf" else written_grammar(text, "--grammar")
+
+
+def _read(option: str, path: Path) -> str:
+    from rnn_engine.files import read_text
+
+    try:
+        return read_text(path)
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{option} {path} can't be read: {error}") from None
 
 
 grammar_options = option_group(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+from socket import getaddrinfo
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 from httpx_sse import EventSource, SSEError
@@ -41,7 +44,15 @@ class HttpClient:
             raise ServerError("the API key has characters that can't be sent; expected printable ASCII")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         try:
-            self._client = httpx.Client(base_url=url, headers=headers, params=dict(query), timeout=_SECONDS)
+            proxy = _proxy_for(httpx.URL(url))
+            self._place = self.url if proxy is None else f"{self.url} (through the proxy {without_credentials(proxy)})"
+            self._client = httpx.Client(
+                base_url=url,
+                headers=headers,
+                params=dict(query),
+                timeout=_SECONDS,
+                transport=_transport(proxy),  # so that httpx does not look for proxies itself
+            )
         except httpx.InvalidURL as error:
             reason = "" if "@" in url else f": {error}"  # which may have a part of the password
             raise ServerError(f"{self.url!r} is no address of a server; expected {_URLS}{reason}") from None
@@ -101,24 +112,54 @@ class HttpClient:
         try:
             yield
         except httpx.ConnectError as error:
-            raise ServerError(f"{self.url} can't be reached: {_reason(error)}") from error
+            raise ServerError(f"{self._place} can't be reached: {_reason(error)}") from error
         except httpx.TimeoutException as error:
-            raise ServerError(f"{self.url} did not answer within {_SECONDS:.0f} seconds") from error
+            raise ServerError(f"{self._place} did not answer within {_SECONDS:.0f} seconds") from error
         except httpx.UnsupportedProtocol as error:
             raise ServerError(f"{self.url!r} is no address of a server; expected {_URLS}") from error
         except SSEError as error:
-            raise ServerError(f"{self.url} answered with something that is no stream of events: {error}") from error
+            raise ServerError(f"{self._place} answered with something that is no stream of events: {error}") from error
         except httpx.HTTPError as error:
-            raise ServerError(f"the connection to {self.url} broke: {error}") from error
+            raise ServerError(f"the connection to {self._place} broke: {error}") from error
         except (ValueError, RecursionError) as error:
-            raise ServerError(f"{self.url} answered with invalid JSON: {error}") from error
+            raise ServerError(f"{self._place} answered with invalid JSON: {error}") from error
 
     def _check(self, response: httpx.Response) -> None:
         """Raise ServerError if `response` reports an error."""
         if response.is_success:
             return
         response.read()
-        raise ServerError(f"{_message(response)}{_advice(response)}")
+        raise ServerError(f"{_message(response, self._place)}{_advice(response)}")
+
+
+def _proxy_for(url: httpx.URL) -> str | None:
+    """Return the URL of the proxy that the environment or the system has for `url`; None for this computer itself."""
+    proxies = getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(url.host) or _is_this_computer(url.host):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_this_computer(host: str) -> bool:
+    """Return True if `host` is a name or an address of the loopback interface."""
+    if host.rstrip(".").endswith(".localhost"):
+        return True
+    try:
+        addresses = [ip_address(found[4][0]) for found in getaddrinfo(host, None)]
+    except (OSError, ValueError):  # it can't be resolved, which is the proxy's work
+        return False
+    plain = [each.ipv4_mapped or each if isinstance(each, IPv6Address) else each for each in addresses]
+    return all(each.is_loopback or each.is_unspecified for each in plain)
+
+
+def _transport(proxy: str | None) -> httpx.HTTPTransport:
+    try:
+        return httpx.HTTPTransport(proxy=proxy)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:  # SOCKS without its package, another scheme
+        shown = without_credentials(str(proxy))
+        reason = error if isinstance(error, ImportError) else "expected http://HOST:PORT or https://HOST:PORT"
+        raise ServerError(f"the proxy {shown}, which the environment names, can't be used: {reason}") from None
 
 
 def _reason(error: httpx.ConnectError) -> str:
@@ -126,12 +167,12 @@ def _reason(error: httpx.ConnectError) -> str:
     return re.sub(r"^\[Errno -?\d+\] ", "", str(error))
 
 
-def _message(response: httpx.Response) -> str:
+def _message(response: httpx.Response, place: str) -> str:
     """Return the message of a server's error response, or the response's status if it has no message."""
     try:
         return error_text(response.json()["error"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return f"{response.url.host} answered {response.status_code} {response.reason_phrase}"
+        return f"{place} answered {response.status_code} {response.reason_phrase}"
 
 
 def error_text(error: object) -> str:

@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import IO
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.files import skip_mark
 from rnn_engine.llm.results import Completion
 
 
 def read_lines(path: Path) -> list[dict[str, object]]:
     """Return the objects of a file of JSON lines. Raises InvalidRequestError, which names the line, OSError."""
-    return [_parse(path, number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1)]
+    with path.open("rb") as file:
+        try:
+            skip_mark(file)
+        except UnicodeDecodeError as error:
+            allowed = "JSON lines in UTF-8"
+            raise InvalidRequestError("source", str(path), allowed, f"{path}: {error.reason}") from None
+        return [_parse(path, number, line) for number, line in enumerate(file.read().splitlines(), 1)]
 
 
 def fill(template: str, lines: Sequence[Mapping[str, object]]) -> list[str]:

@@ -14,13 +14,14 @@ from rnn_engine.chat_template.conversation import ChatTemplate, WorldTemplate
 from rnn_engine.chat_template.jinja import JinjaTemplate
 from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.errors import InvalidRequestError, ModelError
+from rnn_engine.files import read_text
 from rnn_engine.model.huggingface import read_json
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
 
 _log = logging.getLogger(__name__)
 
-_MOST_CHARACTERS: Final = 2**20
+_MOST_BYTES: Final = 2**20
 _JINJA_FILE: Final = "chat_template.jinja"
 _JSON_FILES: Final = ("chat_template.json", "tokenizer_config.json")
 _WORLD_FIELDS: Final = ("record", "prefix", "sep", "tools", "thinks")
@@ -181,10 +182,8 @@ def _default_of(templates: list[Any]) -> str | None:
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_MOST_CHARACTERS + 1)
+        if path.stat().st_size > _MOST_BYTES:
+            raise ModelError(f"{path} has {path.stat().st_size} bytes; expected at most {_MOST_BYTES}")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} can't be read: {error}") from error
-    if len(text) > _MOST_CHARACTERS:
-        raise ModelError(f"{path} is longer than {_MOST_CHARACTERS} characters")
-    return text

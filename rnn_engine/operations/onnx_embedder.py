@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from rnn_engine.errors import ModelError, needs_extra
+from rnn_engine.files import read_text
 from rnn_engine.types import F32
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def load_embedder(folder: Path) -> Embedder:
             f"{folder} is not an embedding model; expected {_TOKENIZER} and one of {', '.join(_FILES)} in it"
         )
     try:
-        tokenizer = Tokenizer.from_str(_plain((folder / _TOKENIZER).read_text("utf-8")))
+        tokenizer = Tokenizer.from_str(_plain(read_text(folder / _TOKENIZER)))
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         embedder = Embedder(folder.name, tokenizer, session, _takes_first(folder))
         embedder.embed(["a"])
@@ -118,4 +119,4 @@ def _plain(text: str) -> str:
 
 def _takes_first(folder: Path) -> bool:
     path = folder / _POOLING
-    return path.is_file() and bool(json.loads(path.read_text("utf-8")).get("pooling_mode_cls_token"))
+    return path.is_file() and bool(json.loads(read_text(path)).get("pooling_mode_cls_token"))

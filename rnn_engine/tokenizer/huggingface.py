@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from rnn_engine.errors import InvalidRequestError, TokenizerError, check_text
+from rnn_engine.files import read_text
 from rnn_engine.tokenizer.dividing import PART_CHARACTERS, Divider, flatten
 
 # Turn the pieces of a Hugging Face vocabulary into bytes, one piece at a time.
@@ -169,7 +170,7 @@ def _panics_raised() -> Iterator[None]:
 def _load(path: Path) -> LibraryTokenizer:
     try:
         with _panics_raised():
-            library = LibraryTokenizer.from_str(path.read_text(encoding="utf-8"))
+            library = LibraryTokenizer.from_str(read_text(path))
     except OSError as error:
         raise TokenizerError(f"{path} can't be read: {error.strerror}") from error
     except Exception as error:  # the library raises plain exceptions

@@ -16,6 +16,7 @@ from typing import Final
 from pyrwkv_tokenizer import RWKVTokenizer
 
 from rnn_engine.errors import InvalidRequestError, TokenizerError, check_text
+from rnn_engine.files import read_text
 from rnn_engine.tensor_files.source import show
 
 END_OF_TEXT: Final = "<|rwkv_tokenizer_end_of_text|>"  # the name of token 0 in Hugging Face's tokenizers
@@ -69,7 +70,7 @@ def read_vocabulary(path: Path) -> list[bytes]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise TokenizerError(f"{path} has {path.stat().st_size} bytes; expected at most {_MOST_BYTES}")
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise TokenizerError(f"{path} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

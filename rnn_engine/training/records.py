@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
 from rnn_engine.errors import InvalidRequestError, has_control_characters
+from rnn_engine.files import skip_mark
 
 MOST_BYTES: Final = 16 << 20  # of a record
 _BLOCK: Final = 1 << 20
-_BOM: Final = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,13 @@ def read_records(path: Path) -> Iterator[Found]:
     except OSError as error:
         message = f"{path} can't be read: {error.strerror}"
         raise InvalidRequestError("data", str(path), "a file that can be read", message) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("data", str(path), f"a text in UTF-8: {error.reason}") from error
 
 
 def _first_byte(file: BinaryIO) -> bytes:
     """Return the first byte that is no white space, and move to the beginning of the text, after a byte order mark."""
-    start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-    file.seek(start)
+    start = skip_mark(file)
     first = b""
     while not first and (block := file.read(_BLOCK)):
         first = block.lstrip()[:1]

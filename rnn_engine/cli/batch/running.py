@@ -15,7 +15,7 @@ import click
 
 from rnn_engine.cli.options import command_to_resume
 from rnn_engine.errors import InvalidRequestError, ServerError, without_credentials
-from rnn_engine.files import atomic_file, read_record, write_record
+from rnn_engine.files import atomic_file, read_record, skip_mark, write_record
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine_server.jobs.files import FOLDER_LOCK, delete_abandoned
 
@@ -176,6 +176,10 @@ def _follow(batches: Batches, batch_id: str) -> Reached:
 def _read_endpoint(file: Path) -> str:
     """Return the URL of the first request of a file, which is that of all others, too."""
     with file.open("rb") as lines:
+        try:
+            skip_mark(lines)
+        except UnicodeDecodeError as error:
+            raise InvalidRequestError("FILE", str(file), "JSON lines in UTF-8", f"{file}: {error.reason}") from None
         first = next((line for line in lines if not line.isspace()), b"")
     try:
         request = json.loads(first)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.files import read_text
 from rnn_engine_server.auth.rates import Rate, parse_rate
 
 
@@ -166,7 +167,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     which never shows a key, or OSError.
     """
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
     except UnicodeDecodeError:
         message = f"{path} is not text in UTF-8; expected a file of API keys"
         raise InvalidRequestError("API key file", str(path), "a text file in UTF-8", message) from None

@@ -12,7 +12,7 @@ from uuid import uuid4
 from pydantic_core import from_json
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.files import append
+from rnn_engine.files import append, skip_mark
 from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.schema import UnknownFields, parse_json
@@ -81,7 +81,18 @@ def check_lines(path: Path, route: Route, limits: Limits, *, strict: bool) -> Li
 
     With `strict`, unknown fields are refused. It stops after `MOST_ERRORS` lines with errors.
     """
-    found, ids = LineCheck(), set[str]()
+    found = LineCheck()
+    try:
+        _check_lines(path, route, limits, found, strict=strict)
+    except UnicodeDecodeError as error:
+        found.errors.append(BatchError("invalid_request", error.reason))
+    if not found.total and not found.errors:
+        found.errors.append(BatchError("empty_file", "the file of the batch has no line with a request"))
+    return found
+
+
+def _check_lines(path: Path, route: Route, limits: Limits, found: LineCheck, *, strict: bool) -> None:
+    ids = set[str]()
     for number, _, data in _read_lines(path, limits):
         try:
             if data is None:
@@ -97,9 +108,6 @@ def check_lines(path: Path, route: Route, limits: Limits, *, strict: bool) -> Li
             if len(found.errors) == MOST_ERRORS or error.field == "lines":
                 break
         found.total += 1
-    if not found.total and not found.errors:
-        found.errors.append(BatchError("empty_file", "the file of the batch has no line with a request"))
-    return found
 
 
 def _check_body(body: dict[str, Any], route: Route, limits: Limits, *, strict: bool) -> None:
@@ -163,10 +171,12 @@ def _beginning(body: dict[str, Any]) -> str:
 def _read_lines(path: Path, limits: Limits) -> Iterator[tuple[int, int, bytes | None]]:
     """Yield for each line that is not blank its number from 1, its offset in bytes, and its content.
 
-    The content of a line that is too long is None; it is never in memory as a whole.
+    The content of a line that is too long is None; it is never in memory as a whole. Raises UnicodeDecodeError if the
+    file begins with the byte-order mark of UTF-16 or UTF-32.
     """
-    most, offset, number = limits.max_body_bytes + _LINE_BYTES, 0, 0
+    most, number = limits.max_body_bytes + _LINE_BYTES, 0
     with path.open("rb") as file:
+        offset = skip_mark(file)
         while data := file.readline(most + 1):
             number += 1
             begun, piece, is_long = offset, data, len(data) > most

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from rnn_engine.bounds import STORED
 from rnn_engine.convert.convert import convert_model, model_bytes
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, NotFoundError, StorageError
-from rnn_engine.files import atomic_file
+from rnn_engine.files import atomic_file, read_text
 from rnn_engine.loading.runner import open_merged
 from rnn_engine_server.apis.ai00.models import Ai00Quant, StateFileRef
 from rnn_engine_server.apis.common.states import StateEntry, state_entry
@@ -332,7 +332,7 @@ def _parse(path: Path, name: str) -> dict[str, object]:
     if not path.is_file() or path.stat().st_size > _MOST_CONFIG_BYTES:
         raise InvalidRequestError("path", name, f"a Config.toml of at most {_MOST_CONFIG_BYTES} bytes")
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(read_text(path))
     except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
         raise _no_config(name, error) from None
 
