@@ -40,25 +40,30 @@ def leave_out(values: object, info: Info, place: str, is_known: Callable[[Mappin
     return kept
 
 
-def history(leave_out_of: Callable[[dict[str, Any], Info], dict[str, Any]]) -> BeforeValidator:
-    """Return a pydantic validator of a conversation that changes its messages by `leave_out_of`.
+LeaveOut: TypeAlias = Callable[[dict[str, Any], Info], dict[str, Any]]
+"""Returns an earlier message without what the model can't read of it."""
 
-    The user's messages after the assistant's last one are not changed. What has no role counts as the assistant's.
+
+def history(leave_out_of: LeaveOut) -> BeforeValidator:
+    """Return a pydantic validator of a conversation that calls `read_history`."""
+    return BeforeValidator(lambda messages, info: read_history(messages, info, leave_out_of))
+
+
+def read_history(messages: object, info: Info, leave_out_of: LeaveOut) -> object:
+    """Return a conversation's messages, changed by `leave_out_of` except for what the user asks now.
+
+    These are the user's messages after the assistant's last one. What has no role counts as the assistant's.
     """
-
-    def read(messages: object, info: Info) -> object:
-        if not isinstance(messages, list) or info.context is None or info.context.refuse:
-            return messages
-        roles = [_role(message) for message in messages]
-        asked = max((number for number, role in enumerate(roles, 1) if role is Role.ASSISTANT), default=0)
-        return [
-            message
-            if not isinstance(message, dict) or (number >= asked and roles[number] is Role.USER)
-            else leave_out_of(message, info)
-            for number, message in enumerate(messages)
-        ]
-
-    return BeforeValidator(read)
+    if not isinstance(messages, list) or info.context is None or info.context.refuse:
+        return messages
+    roles = [_role(message) for message in messages]
+    asked = max((number for number, role in enumerate(roles, 1) if role is Role.ASSISTANT), default=0)
+    return [
+        message
+        if not isinstance(message, dict) or (number >= asked and roles[number] is Role.USER)
+        else leave_out_of(message, info)
+        for number, message in enumerate(messages)
+    ]
 
 
 def _role(message: object) -> Role | None:
