@@ -17,6 +17,9 @@ DEFAULT_DRAFT: Final = 0
 LONGEST_WAIT: Final = 1.0
 """The most seconds that a batching policy may wait for further requests."""
 
+MAX_QUEUED: Final = 1024
+"""The most requests that wait for a slot, unless the user chose a number."""
+
 TUNE_SECONDS: Final = 10.0
 """How long the search for the fastest kernels takes at most, unless the user chose a number."""
 

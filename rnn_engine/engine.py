@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 from weakref import WeakMethod
 
+from rnn_engine.bounds import MAX_QUEUED
 from rnn_engine.errors import (
     EngineClosedError,
     InvalidRequestError,
@@ -142,7 +143,7 @@ class Engine:
         self,
         parts: EngineParts,
         *,
-        max_queued: int = 64,
+        max_queued: int = MAX_QUEUED,
         queue_seconds: float | None = None,
         policy: BatchingPolicy = EAGER,
         grammar_seconds: float = 2.0,
@@ -198,7 +199,7 @@ class Engine:
         *,
         name: str | None = None,
         num_slots: int = 8,
-        max_queued: int = 64,
+        max_queued: int = MAX_QUEUED,
         queue_seconds: float | None = None,
         grammar_seconds: float = 2.0,
         batching: str = "eager",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
+from rnn_engine.bounds import MAX_QUEUED
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.settings import FleetSettings, ReplicaPlace, device_at
@@ -78,7 +79,7 @@ class ReplicaArgs(BaseModel):
     device: str = "auto"
     weights: str | None = None
     slots: PositiveInt = 8
-    max_queued: PositiveInt = 64
+    max_queued: PositiveInt = MAX_QUEUED
     store: str | None = None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rnn_engine.bounds import MAX_QUEUED
 from rnn_engine.engine import Engine
 from rnn_engine.forward import Progress
 from rnn_engine.hub import model_name
@@ -34,7 +35,7 @@ class EngineChoice:
     states: StateSettings = field(default_factory=StateSettings)
     batching: str = "eager"
     queue_seconds: float | None = None
-    max_queued: int = 64
+    max_queued: int = MAX_QUEUED
     grammar_seconds: float = 2.0
     name: str | None = None  # None = the file's name without its ending
 

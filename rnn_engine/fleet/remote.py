@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from rnn_engine.bounds import MAX_QUEUED
 from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.errors import OverloadedError, check_token_ids
 from rnn_engine.fleet.members import (
@@ -91,7 +92,7 @@ class RemoteEngine:
 
     @classmethod
     async def open(
-        cls, links: Links, front: Front, *, max_queued: int = 64, router: PrefixRouter | None = None
+        cls, links: Links, front: Front, *, max_queued: int = MAX_QUEUED, router: PrefixRouter | None = None
     ) -> Self:
         """Create an engine that runs requests on the replicas behind `links`, and wait until one replica has reported.
 

@@ -167,7 +167,7 @@ class Inboxes:
 
 # Admission: an engine has a bounded number of requests at a time; further ones are rejected, or wait to be admitted.
 
-RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
+RETRY_SECONDS = (1.0, 60.0)  # the least and the most that a refused client is advised to wait
 
 
 class Admission:
@@ -198,8 +198,13 @@ class Admission:
 
     @property
     def retry_after(self) -> float:
-        """The estimated number of seconds until another request can be admitted."""
-        return (RETRY_SECONDS if self._seconds is None else self._seconds) / self._num_running
+        """Advice to a refused client: the estimated seconds until half of those that wait for a slot have one.
+
+        By then there are places for as many refused clients, who all try again at about that time.
+        """
+        num_waiting = max(self._taken - self._num_running, 0)
+        seconds = (self._seconds or 0.0) * (1 + num_waiting / 2) / self._num_running
+        return min(max(seconds, RETRY_SECONDS[0]), RETRY_SECONDS[1])
 
     def check(self, client: Client = ANONYMOUS) -> None:
         """Raise OverloadedError if a request of `client` could not be admitted now."""

@@ -96,12 +96,24 @@ async def test_advice_to_those_refused_follows_how_long_requests_take() -> None:
     admission = Admission(4, 0)
     holders = [Holder(admission, [], name) for name in "abcd"]
     await turns()
-    for seconds, advice in ((None, 0.25), (8.0, 2.0), (18.0, 2.25)):
+    for seconds, advice in ((None, 1.0), (8.0, 2.0), (18.0, 2.25)):
         if seconds is not None:
             admission.note_duration(seconds)
         with pytest.raises(OverloadedError) as refusal:
             admission.check(A)
         assert refusal.value.retry_after == pytest.approx(advice)
+    for holder in holders:
+        await holder.end()
+
+
+async def test_refused_clients_are_advised_to_come_when_half_of_the_queue_has_run() -> None:
+    admission = Admission(2, 6)
+    holders = [Holder(admission, [], name) for name in "abcdefgh"]
+    await turns()
+    admission.note_duration(8.0)
+    with pytest.raises(OverloadedError) as refusal:
+        admission.check(A)
+    assert refusal.value.retry_after == pytest.approx(16.0)  # three of six have a slot, after one that runs now
     for holder in holders:
         await holder.end()
 

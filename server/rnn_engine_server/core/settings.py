@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, get_args, get_type_hints
 
+from rnn_engine.bounds import MAX_QUEUED
 from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.errors import InvalidRequestError, PromptTooLongError, check_numbers
 from rnn_engine.loading.settings import LoadSettings
@@ -92,7 +93,7 @@ class Limits:
             "requests",
             "Requests that wait for a slot; as many more may wait from clients that have less than their share.",
         ),
-    ] = 64
+    ] = MAX_QUEUED
     max_queue_seconds: Annotated[int, Bound("seconds", "Time for a request to wait for a slot; then it gets 429.")] = (
         300
     )
@@ -200,8 +201,8 @@ BOUNDS = _list_bounds()
 class ConnectionSettings:
     """Limits on the number of connections, and on how many seconds a client may take before it is disconnected."""
 
-    max_connections: int = 1024  # fewer if the process may not open twice as many files
-    max_per_client: int = 256  # of one address; those through a Unix socket are not counted
+    max_connections: int = 4096  # fewer if the process may not open twice as many files
+    max_per_client: int = 2048  # of one address; those through a Unix socket are not counted
     idle_seconds: float = 75.0  # without a request
     header_seconds: float = 20.0  # for the head of a request, from its first byte on
     body_seconds: float = 30.0  # for its body; each `BODY_RATE` bytes that come give back one that has passed
