@@ -93,6 +93,7 @@ LARGE: list[tuple[str, Body]] = [
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
     ("/api/chat", {"messages": MESSAGES}),
     ("/v1/completions", {"prompt": ["a"] * 1000, "max_tokens": 1}),
+    ("/v1/score", {"text_1": "a", "text_2": ["b"] * 1000}),
     ("/v1/rerank", {"query": "a", "documents": ["b"] * 1000}),
     ("/v1/choices", {"input": "a", "choices": [f"b{number}" for number in range(1000)]}),
     ("/v1/tokenize", {"messages": MESSAGES}),

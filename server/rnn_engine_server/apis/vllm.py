@@ -26,7 +26,7 @@ from rnn_engine_server.apis.openai.embeddings import (
     send_vectors,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import long_json_response, read_body
+from rnn_engine_server.core.bodies import CALL_WORK, long_json_response, read_body
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.schema import STRING, RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
@@ -133,7 +133,7 @@ async def score(request: web.Request) -> web.Response:
     body = await read_body(request, ScoreRequest)
     engine = engine_of(request, body.cache_salt)
     found = await find_relevance(request, engine, body, "text_2", body.pairs)
-    return await long_json_response(request, len(found), lambda: _scores(engine, found))
+    return await long_json_response(request, CALL_WORK * len(found), lambda: _scores(engine, found))
 
 
 def _scores(engine: EngineLike, found: Sequence[Relevance]) -> ScoreList:
