@@ -250,6 +250,7 @@ class GpuRunner:
             step = self._submit(ticket, list(batch))
         except DeviceError as error:
             raise StepError(f"the device failed in a step: {error}") from error
+        self._memory.leave_uploads()
         self._num_submitted += 1
         self._open.add(ticket, step.batch)
         self._unfinished.append(step)

@@ -61,7 +61,7 @@ class Memory:
         self._on_close = on_close
         self.max_binding_bytes = max_binding_bytes
         self._buffers: dict[BufferUse, list[Buffer]] = {"weights": [], "states": [], "buffers": []}
-        self._staged_bytes = 0  # of uploads since the device was last waited for here
+        self._staged_bytes = 0  # of uploads for which nobody is known to wait
 
     @property
     def used(self) -> DeviceMemory:
@@ -120,6 +120,10 @@ class Memory:
             self._device.queue.submit([])
             native.wait_until_idle(self._device)
 
+    def leave_uploads(self) -> None:
+        """Count the uploads so far as done, because the caller waits for a later submission soon."""
+        self._staged_bytes = 0
+
     def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
         """Wait for all submitted work, and return `num_bytes` bytes of a device buffer, from byte `offset` on."""
         with device_errors(f"{buffer.label}: {num_bytes} bytes can't be read"):
@@ -129,7 +133,7 @@ class Memory:
             submission = native.submit(self._device, encoder.finish())
             mapping = native.Mapping(target, num_bytes)
             native.wait(self._device, submission)
-            self._staged_bytes = 0
+            self.leave_uploads()
             try:
                 return mapping.take()
             finally:

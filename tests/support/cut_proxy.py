@@ -14,7 +14,7 @@ class CutProxy:
     def __init__(self, port: int) -> None:
         self._to = port
         self._listener: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._passing: set[asyncio.Task[None]] = set()
         with socket.create_server(("127.0.0.1", 0)) as found:
             self.port: int = found.getsockname()[1]
 
@@ -30,16 +30,39 @@ class CutProxy:
     async def cut(self) -> None:
         """Break all connections off and refuse new ones."""
         if self._listener is not None:
-            self._listener.close()
+            await close_listener(self._listener)
             self._listener = None
-        for writer in self._writers:
-            writer.transport.abort()
+        for task in self._passing:
+            task.cancel()
+        await asyncio.gather(*self._passing, return_exceptions=True)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to)
-        self._writers |= {writer, there_writer}
-        await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
-        self._writers -= {writer, there_writer}
+        task = asyncio.create_task(self._copy_both(reader, writer))
+        self._passing.add(task)
+        task.add_done_callback(self._passing.discard)
+        if self._listener is None:
+            task.cancel()
+
+    async def _copy_both(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers = [writer]
+        try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to)
+            writers.append(there_writer)
+            await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+        finally:
+            for each in writers:
+                each.transport.abort()
+
+
+async def close_listener(listener: asyncio.Server) -> None:
+    """Stop accepting connections, and return when those that were accepted have begun.
+
+    Python never closes a connection that is accepted but has not begun when its server is closed (cpython#109564).
+    """
+    for each in listener.sockets:
+        asyncio.get_running_loop().remove_reader(each)
+    await asyncio.sleep(0)
+    listener.close()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

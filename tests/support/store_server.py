@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from valkey import Valkey
 
+from tests.support.cut_proxy import close_listener
 from tools.setup.programs import STORE
 
 _START_SECONDS = 20
@@ -79,7 +80,6 @@ class SlowProxy:
         self.delay = delay  # may be changed at any time
         self.port = free_port()
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="slow-proxy", daemon=True)
         self._thread.start()
         self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_START_SECONDS)
@@ -99,7 +99,7 @@ class SlowProxy:
         return await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
     async def _end(self) -> None:
-        self._server.close()
+        await close_listener(self._server)
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.sleep(0)  # each task has begun then, and closes its connection when it is cancelled
             for task in tasks:
