@@ -10,6 +10,7 @@ os.environ["RNN_ENGINE_TUNE"] = "0"  # also for the commands that tests start: k
 import gc
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,9 +75,27 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_runtest_logfinish() -> None:
-    """Let go of a test's servers, which a cache of aiohttp holds: garbage collections would walk through hundreds."""
+@pytest.fixture(autouse=True)
+def _names_what_is_left_open() -> Iterator[None]:
+    """Collect garbage after a test that leaves sockets open, so that those nobody can close fail it and no later test.
+
+    Sockets that fixtures or libraries still hold are none of these. aiohttp's cache would hold a test's servers.
+    """
+    before = _open_sockets()
+    yield
     web_app._cached_build_middleware.cache_clear()
+    if not _open_sockets() <= before:
+        gc.collect()
+
+
+def _open_sockets() -> set[str]:
+    """Return this process's open sockets, on systems that list them in a folder."""
+    found = set()
+    with suppress(FileNotFoundError), os.scandir("/proc/self/fd") as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # the scan's own, or one that a thread closes
+                found.add(os.readlink(entry.path))
+    return {name for name in found if name.startswith("socket:")}
 
 
 @pytest.fixture(scope="session")
