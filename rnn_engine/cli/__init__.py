@@ -7,11 +7,14 @@ server, so that help and wrong options are answered at once. What a subcommand r
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from io import TextIOWrapper
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -105,11 +108,11 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except InvalidRequestError as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(f"{error}{_alike(error)}") from error
         except BrokenPipeError:
             raise  # click ends quietly, since nobody reads the output any more
         except (RnnEngineError, OSError) as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(f"{error}{_alike(error)}") from error
         except KeyboardInterrupt:
             sys.exit(_INTERRUPTED)
         except MemoryError as error:
@@ -120,6 +123,22 @@ class Commands(click.Group):
             if str(error) != _NO_THREAD:
                 raise
             raise click.ClickException(f"this computer is out of threads or memory: {error}") from error
+
+
+def _alike(error: BaseException | None) -> str:
+    """Return what the message of `error` lacks if a file was not found: the name of one that is spelled alike, if any.
+
+    The errors of the operating system are among the causes of ours.
+    """
+    while error is not None and not isinstance(error, FileNotFoundError):
+        error = error.__cause__
+    if error is None or not isinstance(error.filename, str | Path):
+        return ""
+    path = Path(error.filename)
+    with suppress(OSError):
+        for nearest in get_close_matches(path.name, os.listdir(path.parent), n=1):
+            return f"; did you mean {path.with_name(nearest)}?"
+    return ""
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,8 @@ def _find_format(file: BinaryFile) -> _Format:
 def _check_kind(path: Path) -> None:
     try:
         if not path.exists():
-            raise ModelError(f"{path} does not exist; expected {_EXPECTED}")
+            absent = FileNotFoundError(ENOENT, "No such file", str(path))
+            raise ModelError(f"{path} does not exist; expected {_EXPECTED}") from absent
         if not path.is_file():
             kind = "a folder" if path.is_dir() else "not a regular file"
             raise ModelError(f"{path} is {kind}; expected {_EXPECTED}")

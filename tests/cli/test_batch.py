@@ -175,7 +175,7 @@ def test_lines_that_are_wrong_are_listed_and_nothing_is_run(
     output.write_text("of an earlier run")
     said = rnn_engine("batch", file, "-o", output, code=1)
     assert f"Error: {file} has requests that can't be run:\n  line 6: custom_id: 'line 0' is not allowed" in said
-    assert "\n  line 7: body: prompt: None is not allowed" in said
+    assert "\n  line 7: body: prompt: the field is required" in said
     assert said.endswith("\n  and 11 more\n")
     assert engine.requests == []
     assert output.read_text() == "of an earlier run"

@@ -221,6 +221,19 @@ def test_a_signal_ends_a_server_with_code_0_also_while_it_is_imported(command: s
             process.kill()
 
 
+def test_a_misspelt_file_is_told_with_the_one_that_is_there(
+    rnn_engine: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sir.safetensors").touch()
+    for name in ("sir.safetenors", str(tmp_path / "sir.safetenors")):
+        options = ("--device", "cpu", "--state", name)
+        said = rnn_engine("generate", "demo", "hi", *options, code=1)
+        assert f"did you mean {name.replace('tenors', 'tensors')}?" in " ".join(said.split())
+        assert "did you mean" in rnn_engine("inspect", f"./{Path(name).name}", code=1)
+    assert "did you mean" not in rnn_engine("generate", "demo", "hi", "--state", tmp_path / "x", code=1)
+
+
 def test_a_command_leaves_the_handlers_of_signals_as_they_were(rnn_engine: Command) -> None:
     before = signal.getsignal(signal.SIGTERM)
     rnn_engine("serve", "--help")

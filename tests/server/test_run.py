@@ -20,8 +20,16 @@ from aiohttp import ClientSession, UnixConnector
 
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.telemetry import Health
+from rnn_engine_server.core import process as own_process
 from rnn_engine_server.core.app import run
-from rnn_engine_server.core.process import late_collections, notify, stop_signals, take_sockets
+from rnn_engine_server.core.process import (
+    late_collections,
+    notify,
+    open_listeners,
+    stop_signals,
+    take_sockets,
+    url_of,
+)
 from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.forked import FakeServer, server_process
@@ -242,6 +250,51 @@ def test_port_in_use_is_told_before_the_model_is_loaded() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"can't listen on 127.0.0.1 port {port}: "):
             run(load_nothing, ServerSettings(port=port), lambda info, url: None)
+
+
+def has_both_loopbacks() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_both_loopbacks(), reason="this computer has no IPv6")
+@pytest.mark.parametrize("host", ["localhost", "LocalHost."])
+def test_localhost_is_both_loopback_addresses(host: str) -> None:
+    with open_listeners(ServerSettings(host=host, port=0)) as listeners:
+        addresses = [listener.getsockname()[:2] for listener in listeners]
+        port = addresses[0][1]
+        assert addresses == [("127.0.0.1", port), ("::1", port)]
+        assert url_of(listeners[0]) == f"http://127.0.0.1:{port}"
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"can't listen on ::1 port {port}: "):
+            run(load_nothing, ServerSettings(host=host, port=port), lambda info, url: None)
+    with open_listeners(ServerSettings(host="127.0.0.1", port=0)) as [listener]:
+        assert listener.family == socket.AF_INET
+
+
+def test_localhost_without_ipv6_is_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine_server.core.process._LOOPBACKS", ("127.0.0.1", "192.0.2.1"))
+    with open_listeners(ServerSettings(host="localhost", port=0)) as [listener]:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.skipif(not has_both_loopbacks(), reason="this computer has no IPv6")
+def test_a_free_port_is_free_at_both_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        ports = [taken.getsockname()[1], 0]  # what the system gives first is in use at the other address
+        bind = own_process._bind
+
+        def bind_first(host: str, port: int) -> socket.socket:
+            return bind(host, ports.pop(0) if host == "127.0.0.1" and port == 0 and len(ports) else port)
+
+        monkeypatch.setattr(own_process, "_bind", bind_first)
+        monkeypatch.setattr(own_process, "_is_present", lambda _address: True)
+        with open_listeners(ServerSettings(host="localhost", port=0)) as listeners:
+            assert len({listener.getsockname()[1] for listener in listeners}) == 1
 
 
 def test_address_of_another_machine_is_told() -> None:

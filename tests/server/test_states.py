@@ -316,7 +316,7 @@ async def test_head_of_an_export_sends_no_body(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "json", "status", "message"),
     [
-        ("POST", "", {"name": "b"}, 400, "prompt: None is not allowed; expected a value"),
+        ("POST", "", {"name": "b"}, 400, "prompt: the field is required"),
         ("POST", "", {"name": "b", "prompt": [1, 257]}, 400, "prompt token 1: 257 is not allowed"),
         ("POST", "", {"name": "b", "prompt": ["x"]}, 400, "expected a text or a list of token ids"),
         ("POST", "", {"name": "a", "prompt": "x"}, 400, "name: 'a' is not allowed; expected a name that is free"),

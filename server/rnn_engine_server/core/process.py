@@ -113,20 +113,28 @@ def open_listeners(settings: ServerSettings) -> Iterator[list[socket.socket]]:
     """Yield the bound sockets on which the server takes connections, at least one.
 
     At the end they are closed, and the file of a Unix socket is removed. They are the sockets that systemd passes, if
-    any, else the Unix socket of the settings, else their host and port. Raises OSError if an address can't be bound.
+    any, else the Unix socket of the settings, else their host and port; `localhost` stands for both loopback addresses.
+    Raises OSError if an address can't be bound.
     """
     if listeners := take_sockets():
-        try:
+        with _closing(listeners):
             yield listeners
-        finally:
-            for listener in listeners:
-                listener.close()
     elif settings.unix_socket is not None:
         with _unix_socket(settings.unix_socket, settings.unix_socket_mode) as listener:
             yield [listener]
     else:
-        with _bind(settings.host, settings.port) as listener:
-            yield [listener]
+        with _closing(_bind_all(settings.host, settings.port)) as listeners:
+            yield listeners
+
+
+@contextmanager
+def _closing(listeners: list[socket.socket]) -> Iterator[list[socket.socket]]:
+    """Close all sockets at the end of the `with` block."""
+    try:
+        yield listeners
+    finally:
+        for listener in listeners:
+            listener.close()
 
 
 def url_of(listener: socket.socket, scheme: str = "http") -> str:
@@ -136,6 +144,36 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
         return f"unix:{os.fsdecode(address)}"
     host, port = address[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+_LOOPBACKS = ("127.0.0.1", "::1")
+_MOST_TRIES = 32
+
+
+def _bind_all(host: str, port: int) -> list[socket.socket]:
+    """Return bound sockets for `host`: for localhost one at each loopback address that this computer has.
+
+    Clients that call localhost may try either address first, and another program may have the other one. The port is
+    the same; for port 0, it is one that is free at both. Raises OSError if an address can't be bound.
+    """
+    if host.rstrip(".").lower() != "localhost":
+        return [_bind(host, port)]
+    addresses = [address for address in _LOOPBACKS if _is_present(address)] or [host]
+    for tries_left in reversed(range(1 if port else _MOST_TRIES)):
+        first = _bind(addresses[0], port)
+        try:
+            return [first, *(_bind(address, first.getsockname()[1]) for address in addresses[1:])]
+        except OSError:
+            first.close()
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _is_present(address: str) -> bool:
+    with suppress(OSError), _bind(address, 0):
+        return True
+    return False
 
 
 def _bind(host: str, port: int) -> socket.socket:

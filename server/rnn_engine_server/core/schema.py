@@ -301,7 +301,8 @@ def _translate(errors: Sequence[ErrorDetails], data: object) -> InvalidRequestEr
         kind = UnknownFieldError if isinstance(refused, _UnknownError) else InvalidRequestError
         return kind(".".join(place) or "body", refused.value, refused.allowed)
     if error["type"] == "missing":
-        return InvalidRequestError(".".join(place), None, _EXPECTED["missing"])
+        field = ".".join(place)
+        return InvalidRequestError(field, None, _EXPECTED["missing"], f"{field}: the field is required")
     tried = [error]
     if outer and _value_at(data, outer) is error["input"]:  # of several types: the last part of its place names one
         place.pop()
