@@ -83,7 +83,7 @@ def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
         if name not in known:
             nearest = get_close_matches(name, known, n=1)
             meant = nearest[0].replace("_", "-") if nearest else ""
-            advice = f"did you mean {meant!r}?" if nearest else "`rnn-engine serve --help` lists the options"
+            advice = f"did you mean {meant!r}?" if nearest else "`rnn-engine serve --help-all` lists the options"
             raise ValueError(f"unknown option {key!r}; {advice}")
         parameter = known[name].name or ""
         if parameter in settings:

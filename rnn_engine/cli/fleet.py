@@ -8,11 +8,11 @@ from importlib.util import find_spec
 import click
 import cloup
 
-from rnn_engine.cli.options import FiniteRange
+from rnn_engine.cli.options import FiniteRange, LongCommand
 from rnn_engine.cli.serve import ServeOptions, serving_options
 
 
-@cloup.command()
+@cloup.command(cls=LongCommand)
 @cloup.option_group(
     "Replicas",
     click.option(

@@ -11,6 +11,7 @@ import click
 
 from rnn_engine.cli.generation_options import Starts, grammar_options, mix_options, sampling_options
 from rnn_engine.cli.options import (
+    LongCommand,
     check_outputs,
     device_memory_option,
     device_option,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rnn_engine.model import LoraChoice
 
 
-@click.command()
+@click.command(cls=LongCommand)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
 @click.option("-p", "--prompt", help="The text to continue.  [default: standard input]")
 @click.option(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 import click
 import cloup
 from click.core import ParameterSource
+from cloup.formatting import HelpSection
 
 from rnn_engine.bounds import AUTO, AUTO_FORMATS, DEFAULT_DRAFT, FORMAT_NAMES, LONGEST_WAIT, MAX_DRAFT, STORED
 from rnn_engine.demo import model_path
@@ -60,6 +61,56 @@ def option_group(
         return cloup.option_group(title, *options)(with_group)
 
     return add
+
+
+# The help of commands with many options.
+
+_MOST_NEEDED = (
+    "--help --help-all --device --weights --device-memory --tokenizer --chat-template --lora --slots --config --host "
+    "--port --default-model --model-folder --cache-folder --state --state-folder --api-key --api-key-file --open "
+    "--cors-origin --log-level --replicas --max-replicas --address --replica-gpus --url --system --prompt --tokens "
+    "--chat --stop --max-tokens --temperature --top-p --top-k --presence-penalty --frequency-penalty --seed --grammar "
+    "--json-schema --regex"
+)
+_SHOWN = frozenset(_MOST_NEEDED.split())
+
+
+class LongCommand(cloup.Command):
+    """A command with many options: --help shows those that most people need, and --help-all shows all."""
+
+    def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), **more: Any) -> None:  # noqa: ANN401
+        show_all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=self._show_all,
+            help="Show all options and exit.",
+        )
+        super().__init__(*args, params=[*params, show_all], **more)
+
+    def _show_all(self, ctx: click.Context, _parameter: click.Parameter, is_wanted: bool) -> None:
+        if is_wanted and not ctx.resilient_parsing:
+            ctx.meta[__name__] = self
+            click.echo(ctx.get_help())
+            ctx.exit()
+
+    def format_params(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections of the options that are shown, and how to see the others."""
+        if ctx.meta.get(__name__) is self:
+            super().format_params(ctx, formatter)
+            return
+        groups = [*self.option_groups, self.get_default_option_group(ctx)]
+        shown = {group.title: [option for option in group if _SHOWN & set(option.opts)] for group in groups}
+        num_left_out = sum(map(len, groups)) - sum(map(len, shown.values()))
+        sections = [
+            HelpSection(title, [record for option in options if (record := option.get_help_record(ctx))])
+            for title, options in shown.items()
+            if options
+        ]
+        assert isinstance(formatter, cloup.HelpFormatter)
+        formatter.write_many_sections(sections)
+        formatter.write(f"\n{num_left_out} more options: `{ctx.command_path} --help-all` shows them.\n")
 
 
 # Types of options with numbers: sizes in bytes, such as 4096, 256M or 2G, and finite numbers in a range.

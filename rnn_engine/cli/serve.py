@@ -16,6 +16,7 @@ from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.cli.config_file import config_option, configured_models
 from rnn_engine.cli.options import (
     FiniteRange,
+    LongCommand,
     bad_value,
     batching_option,
     find_model,
@@ -412,7 +413,7 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
     return with_options
 
 
-@cloup.command()
+@cloup.command(cls=LongCommand)
 @serving_options
 def serve_command(options: ServeOptions) -> None:
     """Serve models over HTTP, as OpenAI's API has it.

@@ -203,7 +203,7 @@ _device_options = option_group(
 
 
 @cloup.command()
-@click.argument("words", nargs=-1, metavar="[MODEL] DATA")
+@click.argument("words", nargs=-1, metavar="[MODEL] DATA -o FILE")
 @click.option(
     "-o",
     "--output",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -63,6 +64,29 @@ def test_the_list_of_commands_has_their_own_words() -> None:
         command = main.get_command(context, name)
         assert command is not None
         assert command.get_short_help_str(limit=1000).removesuffix(".") == subcommand.help.removesuffix(".")
+
+
+@pytest.mark.parametrize("name", ["serve", "fleet", "chat", "generate"])
+def test_help_shows_what_most_people_need_and_help_all_everything(rnn_engine: Command, name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    short, full = (
+        re.split(r"^[A-Z].*:$", rnn_engine(name, option), maxsplit=1, flags=re.MULTILINE)[1]
+        for option in ("--help", "--help-all")
+    )
+    listed = [option for option in options if re.search(rf"^  .*{option.opts[-1]}\b(?!-)", short, re.MULTILINE)]
+    assert len(short.splitlines()) < 125
+    assert 15 < len(listed) < 30
+    assert f"{len(options) - len(listed)} more options: `rnn-engine {name} --help-all` shows them." in short
+    for option in options:
+        assert re.search(rf"^  .*{option.opts[-1]}\b(?!-)", full, re.MULTILINE)
+    assert "more options:" not in full
+
+
+def test_usage_names_the_output_that_help_speaks_of(rnn_engine: Command) -> None:
+    assert "batch [OPTIONS] [MODEL] FILE -o OUT\n" in rnn_engine("batch", "--help")
+    assert "tune-state [OPTIONS] [MODEL] DATA -o FILE\n" in rnn_engine("tune-state", "--help")
 
 
 def test_names_in_help_are_those_of_the_code() -> None:

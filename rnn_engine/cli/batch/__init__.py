@@ -55,7 +55,7 @@ _server_options = option_group(
 
 
 @cloup.command()
-@click.argument("words", nargs=-1, metavar="[MODEL] FILE")
+@click.argument("words", nargs=-1, metavar="[MODEL] FILE -o OUT")
 @click.option(
     "-o",
     "--output",

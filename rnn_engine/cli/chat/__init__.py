@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rnn_engine.cli.generation_options import sampling_options
-from rnn_engine.cli.options import WITH_URL, api_key_option, find_model, loading_options, refuse_options
+from rnn_engine.cli.options import WITH_URL, LongCommand, api_key_option, find_model, loading_options, refuse_options
 from rnn_engine.cli.state_options import any_model_states_option, parse_state_file
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.sampling.params import SamplingParams
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rnn_engine.cli.chat.conversation import Talk
 
 
-@click.command()
+@click.command(cls=LongCommand)
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option(
     "--url",
