@@ -171,7 +171,7 @@ RETRY_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 """How long to wait before each attempt to open the device again; after the last one the engine has failed for good."""
 
 IDLE_SECONDS = 60.0  # without work, after which one token is run to see whether the device still answers
-STEP_SECONDS = 60.0  # for which a step may run before the engine counts as stalled
+STEP_SECONDS = 60.0  # for which a step, or a command between two, may run before the engine counts as stalled
 LOAD_SECONDS = 600.0  # the same for each part of loading a model
 
 
@@ -309,12 +309,17 @@ class Worker:
             except Empty:
                 self._is_idle = wait_seconds is None
                 return
-            command()
+            self._run_command(command)
 
     def _obey_waiting(self) -> None:
         """Run the commands that are in the worker's queue at this moment. Does not wait."""
         for _ in range(self._commands.qsize()):
-            self._commands.get()()
+            self._run_command(self._commands.get())
+
+    def _run_command(self, command: Command) -> None:
+        self._deadline = Deadline("work between two steps", time.monotonic(), STEP_SECONDS)
+        command()
+        self._deadline = None
 
     def _check_idle_device(self) -> None:
         """Test the device, after a time without work, by running one token. If that fails, open the device again.

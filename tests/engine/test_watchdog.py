@@ -97,6 +97,21 @@ async def test_a_device_that_hangs_ends_all_that_wait_and_may_come_back(
     assert "; the worker's stack:\n  File " in told.getMessage()
 
 
+async def test_work_between_two_steps_that_hangs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.scheduler.worker.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("rnn_engine.scheduler.worker.STEP_SECONDS", 0.05)
+    async with hanging(number=0) as (engine, _):
+        release = threading.Event()
+        question = asyncio.create_task(engine._ask(lambda: release.wait(WAIT_SECONDS)))
+        with pytest.raises(UnavailableError, match="work between two steps has been running"):
+            await question
+        assert engine.health().status == "stalled"
+        monkeypatch.setattr("rnn_engine.scheduler.worker.STEP_SECONDS", 60.0)
+        release.set()
+        await reach(lambda: engine.health().status == "ok")
+        assert (await listen(engine)).text == "Hello"
+
+
 async def test_closing_leaves_a_worker_that_hangs_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

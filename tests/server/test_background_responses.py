@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,25 @@ async def test_a_full_queue_delays_a_response(
     events = [event async for event in await client.responses.create(**HI, stream=True)]
     assert events[-1].type == "response.completed"
     assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+async def test_a_response_that_is_always_refused_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = JobServer(tmp_path, limits=Limits(max_request_seconds=7))
+    server.engine.refuse = OverloadedError("the queue is full", 3.0)
+    waited: list[float] = []
+    now = time.monotonic()
+
+    async def wait(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("rnn_engine_server.apis.openai.background.asyncio.sleep", wait)
+    monkeypatch.setattr("rnn_engine_server.apis.openai.background.time.monotonic", lambda: now + sum(waited))
+    async with server.run() as client:
+        ended = await until_ended(client, await client.responses.create(**HI))
+    assert ended.status == "failed"
+    assert ended.error is not None
+    assert "the queue is full" in ended.error.message
+    assert sum(waited) == pytest.approx(7.0)
 
 
 async def test_a_key_may_have_so_many(tmp_path: Path) -> None:

@@ -151,7 +151,13 @@ def make_app(
         settings.limits,
         strict=settings.strict,
     )
-    app[BACKGROUND] = BackgroundRunner(app[CONVERSATIONS], calls, find_principal, lambda: app[LIFECYCLE].closing)
+    app[BACKGROUND] = BackgroundRunner(
+        app[CONVERSATIONS],
+        calls,
+        find_principal,
+        lambda: app[LIFECYCLE].closing,
+        settings.limits.max_request_seconds,
+    )
     app[TUNINGS] = TuningStore(app[FILES], settings.limits)
     app[TUNING_RUNNER] = TuningRunner(app[TUNINGS], models, find_principal, settings.loading, settings.tuning_share)
     app[GENERATIONS] = Generations()

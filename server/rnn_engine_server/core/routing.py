@@ -284,6 +284,9 @@ def _likeness(known: str, parts: Sequence[str]) -> float:
     return sum(ratios) / len(ratios) if min(ratios) >= _LIKE_PART else 0.0
 
 
+DEADLINE = web.RequestKey("deadline", float)
+"""When a request's generation must end at the latest, by `time.monotonic`. Absent for those with the usual limit."""
+
 _SPARE_SECONDS = 30.0  # for the answer of a generation that the engine has ended in time
 
 

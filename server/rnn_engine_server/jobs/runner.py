@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from rnn_engine.errors import NotFoundError, RnnEngineError
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.auth.rates import UNBOUNDED
-from rnn_engine_server.core.bodies import on_thread, to_json
+from rnn_engine_server.core.bodies import SHORT_WORK, on_thread, to_json
 from rnn_engine_server.core.inner import InnerAnswer, InnerCalls
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.streams import cancel_tasks, uninterrupted
@@ -216,6 +217,18 @@ class BatchRunner:
         return self._store.files.content_path(self._store.files.get(batch.owner, batch.input_file_id))
 
 
+async def _call(function: Callable[[], None], size: int) -> None:
+    """Call a function, on a thread if its work is of a great `size`. If cancelled, wait until it has returned."""
+    if size <= SHORT_WORK:
+        return function()
+    running = asyncio.create_task(asyncio.to_thread(function))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait((running,))
+        raise
+
+
 class _BatchLines:
     """Runs the lines of one batch. Several tasks may call `run`."""
 
@@ -238,6 +251,7 @@ class _BatchLines:
         self._journal = journal
         self._lines = deque[tuple[str, bytes]]()  # ids and bodies of those that were read and are not run yet
         self._reading = asyncio.Lock()
+        self._writing = asyncio.Lock()
 
     async def run(self, num_tasks: int) -> None:
         """Run all lines, `num_tasks` at a time."""
@@ -283,9 +297,11 @@ class _BatchLines:
 
     async def _write(self, custom_id: str, request_id: str, answer: InnerAnswer) -> None:
         """Write the answer to a line, again and again until the disk has room for it."""
+        add = partial(self._journal.add_answer, custom_id, request_id, answer.status, answer.body)
         while True:
             try:
-                self._journal.add_answer(custom_id, request_id, answer.status, answer.body)
+                async with self._writing:
+                    await _call(add, len(answer.body))
                 return
             except OSError as error:
                 _log.warning("%s: an answer can't be written yet: %s", self._client.name, error.strerror)

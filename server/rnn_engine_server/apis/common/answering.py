@@ -31,7 +31,7 @@ from rnn_engine_server.apis.common.states import EndSaver, ResolvedState
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import LEASE, LEFT_OUT, long_json_response, work
 from rnn_engine_server.core.errors import describe
-from rnn_engine_server.core.routing import SETTINGS
+from rnn_engine_server.core.routing import DEADLINE, SETTINGS
 from rnn_engine_server.core.schema import Timings, Usage
 from rnn_engine_server.core.streams import EVENT_STREAM, EventStream, comment
 
@@ -337,7 +337,8 @@ async def _prepare(
     """
     engine = engine_of(request, body.cache_salt)
     seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
-    calls = [replace(call, deadline=time.monotonic() + seconds) for call in calls]
+    deadline = min(time.monotonic() + seconds, request.get(DEADLINE, math.inf))
+    calls = [replace(call, deadline=deadline) for call in calls]
     saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)
     if saver is not None:
         calls = [saver.call]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context
@@ -28,6 +29,7 @@ from rnn_engine_server.apis.openai.response_items import KeptItem
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.core.bodies import storage_errors, to_json
 from rnn_engine_server.core.inner import InnerCalls
+from rnn_engine_server.core.routing import DEADLINE
 from rnn_engine_server.core.streams import EventStream, cancel_tasks, encode_event, send_until_closing, uninterrupted
 
 PATH = "/v1/responses"
@@ -112,15 +114,18 @@ class BackgroundRunner:
         calls: InnerCalls,
         find_principal: Callable[[str], Principal | None],
         is_closing: Callable[[], bool],
+        max_seconds: float,
     ) -> None:
-        """Prepare to run responses. `find_principal` returns the owner of a name; None if its key is gone.
+        """Prepare to run responses, each for `max_seconds` at most, with all its delays.
 
-        Responses that fail while `is_closing` returns True are run again after the next start.
+        `find_principal` returns the owner of a name; None if its key is gone. Responses that fail while `is_closing`
+        returns True are run again after the next start.
         """
         self._store = store
         self._calls = calls
         self._find_principal = find_principal
         self._is_closing = is_closing
+        self._max_seconds = max_seconds
         self._runs: dict[str, BackgroundRun] = {}  # by response
 
     @uninterrupted
@@ -227,13 +232,18 @@ class BackgroundRunner:
             await self.finish(run, run.fail("key_removed", message))
             return
 
+        deadline = time.monotonic() + self._max_seconds  # of all attempts together
+
         def prepare(request: web.Request) -> None:
-            request[BACKGROUND_RUN] = run
+            request[BACKGROUND_RUN], request[DEADLINE] = run, deadline
 
         client = Client(principal.name, principal.weight)
         post = partial(self._calls.post, prepare=prepare, take=run.add)
         while (answer := await post(PATH, kept.request, principal, client, kept.id)).retry_seconds is not None:
-            await asyncio.sleep(answer.retry_seconds)
+            left = deadline - time.monotonic()
+            if left <= 0 and not self._is_closing():
+                break
+            await asyncio.sleep(min(answer.retry_seconds, max(left, 0.0)))
         if answer.status != 200 and not self._is_closing():
             error = from_json(answer.body)["error"]
             await self.finish(run, run.fail(error["code"] or error["type"], error["message"]))
