@@ -58,6 +58,21 @@ async def test_stream_has_role_first_and_finish_reason_last(serve: Serve) -> Non
     assert last["usage"]["completion_tokens"] == len("  Hé".encode())
 
 
+async def test_every_chunk_has_the_usage_so_far_on_request(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: "ab"))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await post_stream(client, PATH, ChatCompletionChunk, {**HI, "n": 2, "stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["usage"] is not None]
+    assert len(counts) == len(chunks)
+    assert counts == sorted(counts)
+    assert {*range(1, counts[-1])} <= {*counts}
+    assert chunks[-2]["usage"] == chunks[-1]["usage"]
+    without = await post_stream(
+        client, PATH, ChatCompletionChunk, {**HI, "stream_options": {**options, "include_usage": False}}
+    )
+    assert not any("usage" in chunk for chunk in without)
+
+
 async def test_stream_without_usage_does_not_mention_it(serve: Serve) -> None:
     chunks = await post_stream(await serve(FakeEngine()), PATH, ChatCompletionChunk, HI)
     assert not any("usage" in chunk for chunk in chunks)
@@ -211,6 +226,15 @@ async def test_token_ids_on_request(serve: Serve) -> None:
     first, *chunks = await post_stream(client, PATH, ChatCompletionChunk, body)
     assert first["choices"][0]["prompt_token_ids"] == encode("User: Hi\n\nAssistant:")
     assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])] == encode(" ab")
+
+
+async def test_tokens_named_by_their_ids_on_request(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: "ab"))
+    body = {**HI, "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
+    answer = await post(client, PATH, ChatCompletion, body)
+    entries = answer["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in encode("ab")]
+    assert all(top["token"].startswith("token_id:") for entry in entries for top in entry["top_logprobs"])
 
 
 async def test_harmless_fields_of_official_clients_are_accepted(serve: Serve) -> None:

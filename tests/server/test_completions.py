@@ -218,6 +218,20 @@ async def test_token_ids_on_request(serve: Serve) -> None:
     assert answer["choices"][0]["token_ids"] == encode("ab")
 
 
+@pytest.mark.parametrize(("most", "read"), [(2, "yz"), (9, "xyz"), (-1, "xyz"), (None, "xyz")])
+async def test_only_the_last_tokens_of_a_prompt_are_read_on_request(serve: Serve, most: int | None, read: str) -> None:
+    engine = FakeEngine()
+    await complete(serve, engine, prompt="xyz", truncate_prompt_tokens=most)
+    assert list(engine.requests[0].prompt) == encode(read)
+
+
+async def test_tokens_named_by_their_ids_on_request(serve: Serve) -> None:
+    body = {"prompt": "xy", "echo": True, "logprobs": 1, "return_tokens_as_token_ids": True}
+    logprobs = (await complete(serve, FakeEngine(reply=lambda _: "ab"), **body))["choices"][0]["logprobs"]
+    assert logprobs["tokens"][:4] == [f"token_id:{token}" for token in encode("xyab")]
+    assert all(name.startswith("token_id:") for tops in logprobs["top_logprobs"][1:] for name in tops)
+
+
 async def test_stream_gives_what_the_whole_answer_gives(serve: Serve) -> None:
     engine = FakeEngine(reply=lambda request: f"é{len(request.prompt)}é", num_slots=2)
     body = {"prompt": ["x", "xy", "xyz"], "echo": True, "logprobs": 1, "return_token_ids": True, "n": 2, "seed": 1}

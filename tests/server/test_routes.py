@@ -12,6 +12,7 @@ from rnn_engine_server.apis.engine.tokens import Text, Tokens
 from rnn_engine_server.apis.openai.models import HealthBody, ModelEntry, ModelList
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Serve, check_shape, error_of, post
 
@@ -21,6 +22,7 @@ async def test_models(serve: Serve) -> None:
     listed = await (await client.get("/v1/models")).json()
     check_shape(ModelList, listed)
     [entry] = listed["data"]
+    assert entry["max_model_len"] == ServerSettings().limits.max_prompt_tokens
     assert (entry["id"], entry["meta"]["vocab_size"], entry["meta"]["num_slots"]) == ("fake", 257, 2)
     one = await (await client.get("/v1/models/fake")).json()
     check_shape(ModelEntry, one)

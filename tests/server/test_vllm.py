@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
 from rnn_engine_server.apis.openai.embeddings import EmbeddingList
@@ -29,6 +31,11 @@ async def test_pairs(serve: Serve, path: str, body: Body, pairs: list[str]) -> N
     prompts = [engine.detokenize(request.prompt).decode() for request in engine.requests[::2]]
     for pair, prompt in zip(pairs, prompts, strict=True):
         assert f"Query: {pair[0]}\nDocument: {pair[1]}\n" in prompt
+
+
+async def test_version(serve: Serve) -> None:
+    answer = await (await serve(FakeEngine())).get("/version")
+    assert await answer.json() == {"version": version("rnn-engine")}
 
 
 async def test_scores_are_those_of_reranking(demo: Client) -> None:

@@ -44,6 +44,7 @@ class TgiRequest(CompletionRequest):
         "max_new_tokens": "max_tokens",
         "return_full_text": "echo",
         "top_n_tokens": "logprobs",
+        "truncate": "truncate_prompt_tokens",
     }
 
     unfolded: ClassVar = {
@@ -60,11 +61,6 @@ class TgiRequest(CompletionRequest):
     )
     decoder_input_details: bool = Field(
         default=False, description="Return the log-probabilities of the prompt's tokens, too. Not with a stream."
-    )
-    truncate: int | None = Field(
-        default=None,
-        ge=1,
-        description="Use only this many of the prompt's last tokens. `marks` count those that are cut off, too.",
     )
     watermark: Annotated[Literal[False], only(False, because="answers have no watermark")] = Field(
         default=False, description="Only false."
@@ -91,10 +87,6 @@ class TgiRequest(CompletionRequest):
     def alternatives(self) -> int | None:
         told = self.details or self.decoder_input_details or self.stream
         return (self.logprobs or 0) if told or self.copies > self.n else None
-
-    @property
-    def most_prompt_tokens(self) -> int | None:
-        return self.truncate
 
     @property
     def scores_prompt(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
@@ -26,7 +27,7 @@ from rnn_engine_server.apis.openai.embeddings import (
     send_vectors,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import CALL_WORK, long_json_response, read_body
+from rnn_engine_server.core.bodies import CALL_WORK, json_response, long_json_response, read_body
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.schema import STRING, RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
@@ -148,6 +149,16 @@ def _scores(engine: EngineLike, found: Sequence[Relevance]) -> ScoreList:
     }
 
 
+class ServerVersion(TypedDict):
+    """The version of this server."""
+
+    version: str
+
+
+async def tell_version(_request: web.Request) -> web.Response:
+    return json_response({"version": version("rnn-engine")})
+
+
 async def pooling(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, PoolingRequest)
     found = await find_vectors(request, body)
@@ -159,6 +170,7 @@ async def pooling(request: web.Request) -> web.StreamResponse:
 
 
 ROUTES = (
+    Route("GET", "/version", tell_version, "The version of this server.", ServerVersion, uses_model=False),
     Route(
         "POST",
         "/score",

@@ -341,7 +341,7 @@ async def load(request: web.Request) -> web.Response:
     models = request.app[MODELS]
     order = await asyncio.to_thread(_order, body, folder_of(request))
     model = await (models.put(order) if body.add else models.replace_default(order))
-    return json_response(model_entry(model))
+    return json_response(model_entry(model, request.app[SETTINGS].limits))
 
 
 async def unload(request: web.Request) -> web.Response:
@@ -357,7 +357,7 @@ async def _unload(request: web.Request, name: str | None) -> web.Response:
     models = request.app[MODELS]
     model = models.default if name is None else models.find(name)
     await model.unload(withdraw=True)
-    return json_response(model_entry(model))
+    return json_response(model_entry(model, request.app[SETTINGS].limits))
 
 
 def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:

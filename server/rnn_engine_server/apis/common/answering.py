@@ -64,6 +64,25 @@ class Tally:
         return _usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
 
 
+class RunningTally(Tally):
+    """Counts an answer's tokens as they arrive, and not only when a choice ends."""
+
+    def __init__(self, copies: int) -> None:
+        super().__init__(copies)
+        self._so_far: dict[int, int] = {}  # the tokens of each choice that has not ended
+
+    def add(self, choice: int, event: Event) -> None:
+        super().add(choice, event)
+        if isinstance(event, TextDelta):
+            self._so_far[choice] = self._so_far.get(choice, 0) + len(event.tokens)
+        elif isinstance(event, Finished):
+            self._so_far.pop(choice, None)
+
+    def usage(self) -> Usage:
+        completion_tokens = self._completion_tokens + sum(self._so_far.values())
+        return _usage(self._prompt_tokens, self._cached_tokens, completion_tokens)
+
+
 def usage_of(costs: Sequence[Cost]) -> Usage:
     """Return the token counts for an answer without generated text: the sum of the costs of its prompts."""
     return _usage(sum(cost.prompt_tokens for cost in costs), sum(cost.cached_tokens for cost in costs), 0)

@@ -160,6 +160,9 @@ class StreamOptions(RequestBody):
     ignored: ClassVar = frozenset({"include_obfuscation"})
 
     include_usage: bool = Field(default=False, description="Send one more chunk, without choices, that holds `usage`.")
+    continuous_usage_stats: bool = Field(
+        default=False, description="With `include_usage`: every chunk holds `usage`, with the tokens so far."
+    )
 
 
 class GenerationBody(GrammarBody):
@@ -328,6 +331,11 @@ class GenerationBody(GrammarBody):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether each chunk of a stream has the token counts so far."""
+        return self.stream_options is not None and self.include_usage and self.stream_options.continuous_usage_stats
 
 
 class ProgressBody(GenerationBody):

@@ -185,7 +185,9 @@ class ChatFormatter:
         return "function_call" if self._body.functions else "tool_calls"
 
     def _logprobs(self, tokens: Sequence[TokenInfo]) -> ChatLogprobs | None:
-        return chat_logprobs(self._engine, tokens) if self._body.logprobs else None
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(self._engine, tokens, as_ids=self._body.return_tokens_as_token_ids)
 
 
 def chat_chunk(index: int, delta: ChatDelta) -> ChatChunkChoice:

@@ -41,7 +41,7 @@ class CompletionFormatter:
         self._body = body
         self._calls = calls
         self._echoes = echoes
-        self._tokens = [CompletionTokens(engine) for _ in calls]
+        self._tokens = [CompletionTokens(engine, as_ids=body.return_tokens_as_token_ids) for _ in calls]
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> CompletionChoice | None:
         if not (self._body.echo or self._body.return_token_ids):
@@ -150,14 +150,14 @@ def _calls(
 def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start: WeightedState) -> GenerateRequest:
     """Return the engine request that runs a prompt from `start`, one of the states that the request names.
 
-    The prompt is that of `start` if it has one, else `prompt`. Only its last `body.most_prompt_tokens` are run; the
+    The prompt is that of `start` if it has one, else `prompt`. Only its last `body.truncate_prompt_tokens` are run; the
     marks count the tokens before them, too.
     """
     tokens = _tokens(engine, prompt if start.prompt is None else start.prompt, start)
     marks = body.marks if start.prompt is None else []
     for position in marks:
         check_range("marks position", position, 0, len(tokens))
-    cut = 0 if body.most_prompt_tokens is None else max(len(tokens) - body.most_prompt_tokens, 0)
+    cut = 0 if body.truncate_prompt_tokens is None else max(len(tokens) - body.truncate_prompt_tokens, 0)
     if cut:
         check_token_ids("prompt token", tokens, engine.info.shape.vocab_size)  # those that are cut off may be echoed
     return GenerateRequest(

@@ -25,7 +25,14 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine_server.apis.common.answering import AnswerClock, Choice, ChoiceFormatter, ChoiceOutcome, answer_in
+from rnn_engine_server.apis.common.answering import (
+    AnswerClock,
+    Choice,
+    ChoiceFormatter,
+    ChoiceOutcome,
+    RunningTally,
+    answer_in,
+)
 from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.common.states import ResolvedState
 from rnn_engine_server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
@@ -37,9 +44,12 @@ from rnn_engine_server.core.streams import DONE, encode_event
 LEAST_LOGPROB = -9999.0  # what OpenAI returns for an impossible token; JSON has no infinity
 
 
-def token_text(token: int, data: bytes) -> str:
-    """Return a unique text for a token: its own text, its bytes if they are no UTF-8, or its id if it has no bytes."""
-    if not data:
+def token_text(token: int, data: bytes, *, as_id: bool = False) -> str:
+    """Return a unique text for a token: its own text, its bytes if they are no UTF-8, or its id if it has no bytes.
+
+    With `as_id`, it is the id for every token.
+    """
+    if as_id or not data:
         return f"token_id:{token}"
     try:
         return data.decode()
@@ -74,8 +84,9 @@ class CompletionTokens:
     Text offsets continue from call to call.
     """
 
-    def __init__(self, engine: EngineLike) -> None:
+    def __init__(self, engine: EngineLike, *, as_ids: bool = False) -> None:
         self._engine = engine
+        self._as_ids = as_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -83,7 +94,7 @@ class CompletionTokens:
         """Return the log-probability fields for the next tokens of the text."""
         described: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for info in tokens:
-            described["tokens"].append(token_text(info.token, info.data))
+            described["tokens"].append(token_text(info.token, info.data, as_id=self._as_ids))
             described["token_logprobs"].append(None if info.logprob is None else max(info.logprob, LEAST_LOGPROB))
             described["top_logprobs"].append(self._alternatives(info))
             described["text_offset"].append(self._offset)
@@ -98,10 +109,11 @@ class CompletionTokens:
         if info.logprob is None:
             return None
         tops = {
-            token_text(token, self._engine.detokenize([token])): max(logprob, LEAST_LOGPROB)
+            token_text(token, self._engine.detokenize([token]), as_id=self._as_ids): max(logprob, LEAST_LOGPROB)
             for token, logprob in info.top
         }
-        return tops | {token_text(info.token, info.data): max(info.logprob, LEAST_LOGPROB)}
+        own = token_text(info.token, info.data, as_id=self._as_ids)
+        return tops | {own: max(info.logprob, LEAST_LOGPROB)}
 
 
 class ContentTokens:
@@ -139,24 +151,24 @@ class ContentTokens:
             length -= len(text)
 
 
-def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogprobs:
-    """Return the log-probabilities of `tokens` in the form that chat completions have."""
-    return {"content": [_chat_entry(engine, info) for info in tokens], "refusal": None}
+def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo], *, as_ids: bool = False) -> ChatLogprobs:
+    """Return the log-probabilities of `tokens` in the form that chat completions have, with `as_ids` by their ids."""
+    return {"content": [_chat_entry(engine, info, as_ids) for info in tokens], "refusal": None}
 
 
-def _chat_entry(engine: EngineLike, info: TokenInfo) -> ChatTokenLogprob:
+def _chat_entry(engine: EngineLike, info: TokenInfo, as_ids: bool) -> ChatTokenLogprob:
     """Return a token's entry. If the token lost the white space that began the answer, so do its alternatives."""
-    own = _entry(info.token, info.data, LEAST_LOGPROB if info.logprob is None else info.logprob)
+    own = _entry(info.token, info.data, LEAST_LOGPROB if info.logprob is None else info.logprob, as_ids)
     cut = engine.detokenize([info.token]).removesuffix(info.data)
     tops = []
     for token, logprob in info.top:
         data = info.data if token == info.token else engine.detokenize([token]).removeprefix(cut)
-        tops.append(_entry(token, data, logprob))
+        tops.append(_entry(token, data, logprob, as_ids))
     return {**own, "top_logprobs": tops}
 
 
-def _entry(token: int, data: bytes, logprob: float) -> TokenLogprob:
-    return {"token": token_text(token, data), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
+def _entry(token: int, data: bytes, logprob: float, as_id: bool) -> TokenLogprob:
+    return {"token": token_text(token, data, as_id=as_id), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
 
 
 _PLACE = uuid.uuid4().hex  # stands for a text in an event that is encoded before the text is known
@@ -270,12 +282,13 @@ class OpenAIDialect:
         *,
         include_usage: bool,
         times_each: bool,
+        tally: RunningTally | None = None,
         extra: Mapping[str, object],
     ) -> None:
         """Format the answers to the engine requests `calls`.
 
-        With `times_each`, each stream event has the times, not only a choice's last one. `extra` has further fields of
-        an answer that is not streamed.
+        With `times_each`, each stream event has the times, not only a choice's last one; with a `tally`, it has the
+        token counts so far. `extra` has further fields of an answer that is not streamed.
         """
         self._envelope = ResponseEnvelope(info, formatter)
         self._formatter = formatter
@@ -284,6 +297,7 @@ class OpenAIDialect:
         self._extra = extra
         self._is_single = len(calls) == 1
         self._clocks = [AnswerClock(with_each=times_each) for _ in calls]
+        self._tally = tally
         self._last_times: Mapping[str, object] = {}
 
     def whole(
@@ -301,6 +315,9 @@ class OpenAIDialect:
         told = self._clocks[index].tell(event)
         if isinstance(event, Finished) and self._is_single:
             self._last_times = told
+        if self._tally is not None:
+            self._tally.add(index, event)
+            extra = {"usage": self._tally.usage(), **extra}
         return self._encoder.encode(index, event, {**told, **extra})
 
     def ending(self, usage: Usage) -> bytes:
@@ -324,6 +341,12 @@ async def answer(
     """
     info = engine_of(request, body.cache_salt).info
     dialect = OpenAIDialect(
-        info, formatter, calls, include_usage=body.include_usage, times_each=body.tells_times, extra=extra or {}
+        info,
+        formatter,
+        calls,
+        include_usage=body.include_usage,
+        times_each=body.tells_times,
+        tally=RunningTally(body.copies) if body.tells_usage else None,
+        extra=extra or {},
     )
     return await answer_in(dialect, request, body, calls, resolved)

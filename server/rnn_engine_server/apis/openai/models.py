@@ -14,7 +14,8 @@ from rnn_engine.types import EmbeddingTask
 from rnn_engine_server.auth.engine import engine_of, open_engines_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import json_response
-from rnn_engine_server.core.routing import REST, Route
+from rnn_engine_server.core.routing import REST, SETTINGS, Route
+from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.jobs.tunings import TUNED_PREFIX
 from rnn_engine_server.models.registry import MODEL_USE, MODELS, ModelStatus, ServedModel
 from rnn_engine_states.named.entry import NamedState
@@ -76,6 +77,7 @@ class Capabilities(TypedDict):
 class ModelEntry(TypedDict):
     """A model. `type` and `capabilities` are those of Mistral's API; its package needs them.
 
+    `max_model_len` is the most tokens of a prompt, since a state has no fixed context.
     `parent` is the model that was tuned; absent in models that are no tuned state of another.
     """
 
@@ -84,6 +86,7 @@ class ModelEntry(TypedDict):
     created: int
     owned_by: Literal["rnn-engine"]
     type: Literal["base"]
+    max_model_len: int
     capabilities: Capabilities
     meta: ModelMeta
     parent: NotRequired[str]
@@ -130,7 +133,7 @@ class Readiness(TypedDict):
     seconds: float
 
 
-def model_entry(model: ServedModel) -> ModelEntry:
+def model_entry(model: ServedModel, limits: Limits) -> ModelEntry:
     """Return the description of a served model that clients get.
 
     Raises ModelNotFoundError while it is loaded for the first time.
@@ -160,38 +163,41 @@ def model_entry(model: ServedModel) -> ModelEntry:
         "created": info.created,
         "owned_by": "rnn-engine",
         "type": "base",
+        "max_model_len": limits.max_prompt_tokens,
         "capabilities": {"completion_chat": has_head, "function_calling": has_head, "completion_fim": False},
         "meta": cast(ModelMeta, meta),  # TypedDict can't be checked where keys depend on the version
     }
 
 
-def _tuned_entry(model: ServedModel, named: NamedState) -> ModelEntry:
+def _tuned_entry(model: ServedModel, named: NamedState, limits: Limits) -> ModelEntry:
     """Return the entry of a model that starts from a named state."""
-    entry = model_entry(model)
+    entry = model_entry(model, limits)
     return {**entry, "id": f"{model.name}:{named.name}", "created": int(named.created), "parent": model.name}
 
 
 async def list_models(request: web.Request) -> web.Response:
+    limits = request.app[SETTINGS].limits
     models = [model for model in request.app[MODELS] if model.info is not None]
     tuned = [
-        _tuned_entry(request.app[MODELS].find(name), named)
+        _tuned_entry(request.app[MODELS].find(name), named, limits)
         for name, engine in open_engines_of(request).items()
         for named in (await engine.states.list()).entries
         if named.plain_name.startswith(TUNED_PREFIX)
     ]
-    body: ModelList = {"object": "list", "data": [*map(model_entry, models), *tuned]}
+    body: ModelList = {"object": "list", "data": [*(model_entry(model, limits) for model in models), *tuned]}
     return json_response(body)
 
 
 async def get_model(request: web.Request) -> web.Response:
     model, state = request.app[MODELS].find_state(request.match_info["model"])
+    limits = request.app[SETTINGS].limits
     if state is None:
-        return json_response(model_entry(model))
+        return json_response(model_entry(model, limits))
     engine = open_engines_of(request).get(model.name)
     named = None if engine is None else await engine.states.find(state)
     if named is None:
         raise ModelNotFoundError(f"model: the model {model.name!r} has no state {state[:80]!r}, or is not loaded")
-    return json_response(_tuned_entry(model, named))
+    return json_response(_tuned_entry(model, named, limits))
 
 
 async def delete_model(request: web.Request) -> web.Response:

@@ -31,10 +31,17 @@ from rnn_engine_server.core.schema import (
 from rnn_engine_server.core.settings import Limits
 
 
+def _null_for_all(value: object) -> object:
+    return None if value == -1 else value
+
+
 class CompletionRequest(ProgressBody):
     """A request to continue texts or tokens."""
 
     ignored: ClassVar = ProgressBody.ignored | {"add_special_tokens", "request_id"}
+    neutral: ClassVar = {
+        name: values for name, values in ProgressBody.neutral.items() if name != "truncate_prompt_tokens"
+    }
 
     prompt: Prompts = Field(
         description="What to continue. A list of prompts makes a list of choices, prompt by prompt."
@@ -45,6 +52,9 @@ class CompletionRequest(ProgressBody):
         description="Log-probabilities of the tokens (with `echo` of the prompt's, too) and of this many others.",
     )
     return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
+    return_tokens_as_token_ids: bool = Field(
+        default=False, description="Tokens in log-probabilities are named by their ids, as `token_id:5`."
+    )
     grammar_prefix_tokens: int = Field(
         default=0,
         ge=0,
@@ -64,6 +74,12 @@ class CompletionRequest(ProgressBody):
         description="Positions in the prompt, in tokens, whose states are kept in preference to others: the last seven "
         "before its end.",
     )
+    truncate_prompt_tokens: Annotated[int | None, BeforeValidator(_null_for_all)] = Field(
+        default=None,
+        ge=1,
+        description="Use only this many of the prompt's last tokens; null and -1: all. `marks` count those that are "
+        "cut off, too.",
+    )
     suffix: Annotated[Literal[""] | None, only(None, "", because="the model can't fill in text before an end")] = Field(
         default=None, description='Only null or "".'
     )
@@ -81,16 +97,11 @@ class CompletionRequest(ProgressBody):
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        check_prompts(limits, "prompt", self.prompt, self.most_prompt_tokens)
+        check_prompts(limits, "prompt", self.prompt, self.truncate_prompt_tokens)
         if self.weighted is not None and self.scores_prompt:
             raise InvalidRequestError(
                 "logprobs", self.logprobs, "null, since the request has echo and a list as its state"
             )
-
-    @property
-    def most_prompt_tokens(self) -> int | None:
-        """How many of each prompt's last tokens the model reads; None for all."""
-        return None
 
     @property
     def scores_prompt(self) -> bool:
@@ -278,6 +289,9 @@ class ChatRequest(ProgressBody, ToolFields):
         default=None, ge=0, description="Add this many of the likeliest tokens, too. Only with `logprobs`."
     )
     return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
+    return_tokens_as_token_ids: bool = Field(
+        default=False, description="Tokens in log-probabilities are named by their ids, as `token_id:5`."
+    )
     verbose: bool = Field(
         default=False,
         description="Add `__verbose` to an answer that is not streamed: its `prompt` is the text that the model read.",
