@@ -119,6 +119,7 @@ def test_a_copy_has_its_system_text(rnn_engine: Command, install: Install) -> No
     ("line", "words"),
     [
         ("/nothing", "unknown command /nothing; /help lists the commands"),
+        ("/hlep", "unknown command /hlep; did you mean /help?"),
         ("/undo", "nothing was said yet"),
         ("/retry", "nothing was said yet"),
         ("/save x.st", "nothing was said yet"),

@@ -185,7 +185,9 @@ def run_command(talk: Talk, screen: Screen, line: str) -> None:
     command = COMMANDS.get(word)
     argument = argument.strip()
     if command is None:
-        screen.complain(f"unknown command /{word}; /help lists the commands")
+        nearest = get_close_matches(word, COMMANDS, n=1)
+        advice = f"did you mean /{nearest[0]}?" if nearest else "/help lists the commands"
+        screen.complain(f"unknown command /{word}; {advice}")
     elif command.needs_argument and not argument:
         screen.complain(f"/{word} needs an argument: {command.arguments}")
     elif argument and not command.arguments:
