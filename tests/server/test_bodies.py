@@ -18,8 +18,9 @@ from pytest_aiohttp.plugin import AiohttpClient
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.apis.engine.tokens import DetokenizeRequest, TokenizeRequest
 from rnn_engine_server.apis.openai.schemas import ChatRequest, CompletionRequest
-from rnn_engine_server.core.bodies import WORKERS, long_json_response, make_workers, to_json
+from rnn_engine_server.core.bodies import long_json_response, to_json
 from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.core.workers import WORKERS, Workers
 
 KINDS: list[type[RequestBody]] = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
 
@@ -106,7 +107,8 @@ async def test_a_long_answer_is_the_same_in_pieces(aiohttp_client: AiohttpClient
 
     app = web.Application()
     app.router.add_get("/", handler)
-    with make_workers() as app[WORKERS]:
-        client = await aiohttp_client(app)
-        answer = await client.get("/")
+    app[WORKERS] = Workers()
+    client = await aiohttp_client(app)
+    answer = await client.get("/")
+    app[WORKERS].close()
     assert await answer.read() == json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

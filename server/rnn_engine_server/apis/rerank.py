@@ -17,10 +17,11 @@ from rnn_engine.operations.relevance import Method, Relevance, method
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import CALL_WORK, long_json_response, read_body
+from rnn_engine_server.core.bodies import long_json_response, read_body
 from rnn_engine_server.core.routing import Route, path_of
 from rnn_engine_server.core.schema import RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.workers import CALL_WORK
 
 
 def _parse_documents(value: object) -> object:

@@ -27,10 +27,11 @@ from rnn_engine_server.apis.openai.embeddings import (
     send_vectors,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import CALL_WORK, json_response, long_json_response, read_body
+from rnn_engine_server.core.bodies import json_response, long_json_response, read_body
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.schema import STRING, RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.workers import CALL_WORK
 
 _POOLING = {"request_id", "priority", "add_special_tokens"}
 

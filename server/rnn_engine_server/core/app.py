@@ -16,6 +16,7 @@ from aiohttp import web
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.operations.onnx_embedder import Embedder, load_embedder
+from rnn_engine.requests import ANONYMOUS, Client
 from rnn_engine_server.apis.engine.collections import COLLECTIONS
 from rnn_engine_server.apis.koboldcpp import GENERATIONS, Generations
 from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRunner
@@ -25,8 +26,11 @@ from rnn_engine_server.apis.openai.fine_tuning import TUNING_RUNNER, TUNINGS
 from rnn_engine_server.apis.openai.kept import CONVERSATIONS, ConversationStore
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.auth.admission import (
+    CLIENT,
+    PRINCIPAL,
     admission_middleware,
     check_listener,
+    client_of,
     clients_middleware,
     header_setter,
     origins_middleware,
@@ -36,15 +40,7 @@ from rnn_engine_server.auth.keys import ANYONE, Principal
 from rnn_engine_server.auth.quotas import RateLimiter
 from rnn_engine_server.connections.acceptor import Acceptor, fit_descriptors
 from rnn_engine_server.connections.connection import CONNECTIONS, ConnectionCounters, connections_middleware
-from rnn_engine_server.core.bodies import (
-    BUDGET,
-    LOGGED,
-    WORKERS,
-    MemoryBudget,
-    make_workers,
-    memory_middleware,
-    tell_left_out,
-)
+from rnn_engine_server.core.bodies import BUDGET, LOGGED, MemoryBudget, memory_middleware, tell_left_out
 from rnn_engine_server.core.inner import InnerCalls
 from rnn_engine_server.core.kept import SLOT_PROMPTS, KeptUsage, PromptTable
 from rnn_engine_server.core.process import end_process, late_collections, notify, open_listeners, stop_signals, url_of
@@ -58,6 +54,7 @@ from rnn_engine_server.core.routing import (
     errors_middleware,
 )
 from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.core.workers import CLIENT_OF, WORKERS, Workers
 from rnn_engine_server.jobs.batches import BatchStore
 from rnn_engine_server.jobs.files import FileStore
 from rnn_engine_server.jobs.runner import BatchRunner
@@ -162,6 +159,7 @@ def make_app(
     app[TUNING_RUNNER] = TuningRunner(app[TUNINGS], models, find_principal, settings.loading, settings.tuning_share)
     app[GENERATIONS] = Generations()
     app[LOGGED] = set()
+    app[CLIENT_OF] = _client_of
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
     app[RATE_LIMITER] = RateLimiter(app[HTTP_COUNTERS].refused_by_quota)
@@ -293,10 +291,15 @@ async def _drain(app: web.Application) -> None:
         await app[MODELS].close()
 
 
+def _client_of(request: web.Request) -> Client:
+    """Return the client of a request for its turns on the worker threads; routes that need no key share one."""
+    return client_of(request) if PRINCIPAL in request or CLIENT in request else ANONYMOUS
+
+
 async def _run_workers(app: web.Application) -> AsyncIterator[None]:
-    app[WORKERS] = workers = make_workers()
+    app[WORKERS] = workers = Workers()
     yield
-    workers.shutdown(wait=False, cancel_futures=True)
+    workers.close()
 
 
 def open_collections(settings: ServerSettings) -> DocumentStore:

@@ -9,9 +9,7 @@ import logging
 import math
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +25,7 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError, OverloadedError, StorageError
 from rnn_engine_server.core.routing import SETTINGS, route_of
 from rnn_engine_server.core.schema import RequestBody, UnknownFields
+from rnn_engine_server.core.workers import SHORT_WORK, work
 from rnn_engine_server.models.registry import MODEL_USE
 
 FREE_BYTES = 1 << 16
@@ -96,36 +95,7 @@ class MemoryLease:
         self.hold(0)
 
 
-# Work that may take long, kept off the event loop.
-#
-# The functions are pure Python in parts, so a thread does not make them quicker; it lets the event loop answer others
-# meanwhile. Few run at a time, so that the memory that they take is bounded too.
-
 T = TypeVar("T")
-
-NUM_WORKERS = 2
-
-SHORT_WORK = 4096
-"""Work up to this size is done at once: that takes about as long as handing it to a thread."""
-
-CALL_WORK = 64
-"""The size of the work of making one `GenerateRequest`."""
-
-
-def make_workers() -> ThreadPoolExecutor:
-    """Return a thread pool for work that would block the event loop too long."""
-    return ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="work")
-
-
-async def work(request: web.Request, size: int, function: Callable[[], T]) -> T:
-    """Run `function`, on a worker thread if `size` is more than `SHORT_WORK`, and return its result.
-
-    `size` is about the number of characters or tokens that the function looks at.
-    """
-    if size <= SHORT_WORK:
-        return function()
-    run = partial(copy_context().run, function)
-    return await asyncio.get_running_loop().run_in_executor(request.app[WORKERS], run)
 
 
 @asynccontextmanager
@@ -144,10 +114,9 @@ async def on_thread(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
         await asyncio.to_thread(manager.__exit__, None, None, None)
 
 
-# The keys under which the application and each request hold the memory budget, the worker threads and unknown fields.
+# The keys under which the application and each request hold the memory budget and unknown fields.
 
 BUDGET = web.AppKey("budget", MemoryBudget)
-WORKERS: web.AppKey[Executor] = web.AppKey("workers", Executor)
 LEASE = web.RequestKey("lease", MemoryLease)
 LEFT_OUT: web.RequestKey[set[str]] = web.RequestKey("left_out", set)
 """The names of a body's unknown fields and of parts of its JSON schemas: what is ignored. Absent until it is read."""

@@ -21,10 +21,11 @@ from rnn_engine.errors import NotFoundError, RnnEngineError
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.auth.rates import UNBOUNDED
-from rnn_engine_server.core.bodies import SHORT_WORK, on_thread, to_json
+from rnn_engine_server.core.bodies import on_thread, to_json
 from rnn_engine_server.core.inner import InnerAnswer, InnerCalls
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.streams import cancel_tasks, uninterrupted
+from rnn_engine_server.core.workers import SHORT_WORK
 from rnn_engine_server.jobs.batches import Batch, BatchStatus, BatchStore
 from rnn_engine_server.jobs.lines import (
     BatchError,

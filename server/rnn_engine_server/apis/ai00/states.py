@@ -31,10 +31,11 @@ from rnn_engine_server.apis.openai.embeddings import (
     tokens_of_inputs,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import long_json_response, read_body, work
+from rnn_engine_server.core.bodies import long_json_response, read_body
 from rnn_engine_server.core.routing import SETTINGS, Route
 from rnn_engine_server.core.schema import RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.workers import work
 from rnn_engine_server.models.registry import EMBEDDER
 from rnn_engine_states.files.prefab import prefab_dims, rows_from_state
 

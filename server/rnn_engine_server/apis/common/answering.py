@@ -29,11 +29,12 @@ from rnn_engine.requests import (
 from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.common.states import EndSaver, ResolvedState
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import LEASE, LEFT_OUT, long_json_response, work
+from rnn_engine_server.core.bodies import LEASE, LEFT_OUT, long_json_response
 from rnn_engine_server.core.errors import describe
 from rnn_engine_server.core.routing import DEADLINE, SETTINGS
 from rnn_engine_server.core.schema import Timings, Usage
 from rnn_engine_server.core.streams import EVENT_STREAM, EventStream, comment
+from rnn_engine_server.core.workers import work
 
 
 class Tally:

@@ -17,10 +17,10 @@ from rnn_engine.requests import MAX_PRIORITY, GenerateRequest
 from rnn_engine_server.apis.common.sampling import GrammarBody
 from rnn_engine_server.apis.common.states import SaveAs
 from rnn_engine_server.auth.admission import PRINCIPAL
-from rnn_engine_server.core.bodies import work
 from rnn_engine_server.core.kept import SLOT_PROMPTS, pack
 from rnn_engine_server.core.schema import INTEGERS, STRING, RefusedError, RequestBody, is_integers
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.workers import work
 from rnn_engine_states.named.entry import NamedState
 
 Prompt: TypeAlias = str | tuple[int, ...]

@@ -19,9 +19,9 @@ from rnn_engine.operations.relevance import (
 )
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.common.states import ModelBody, ResolvedState, resolve_state
-from rnn_engine_server.core.bodies import CALL_WORK, SHORT_WORK, work
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 
 
 class RelevanceBody(ModelBody):

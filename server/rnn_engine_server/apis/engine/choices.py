@@ -19,10 +19,11 @@ from rnn_engine_server.apis.common.generation import STRINGS, Prompt, check_prom
 from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import CALL_WORK, long_json_response, read_body, work
+from rnn_engine_server.core.bodies import long_json_response, read_body
 from rnn_engine_server.core.routing import SETTINGS, Route
 from rnn_engine_server.core.schema import INTEGERS, STRING, RefusedError, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.workers import CALL_WORK, work
 
 Figure: TypeAlias = Literal["total", "mean", "per_byte"]
 

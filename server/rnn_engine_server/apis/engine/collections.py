@@ -32,6 +32,7 @@ from rnn_engine_server.core.bodies import json_response, long_json_response, que
 from rnn_engine_server.core.routing import SETTINGS, Route
 from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.workers import CALL_WORK, work
 from rnn_engine_states.documents import Document, DocumentStore, StoredCollection
 
 COLLECTIONS = web.AppKey("collections", DocumentStore)
@@ -245,7 +246,8 @@ async def add(request: web.Request) -> web.Response:
         body.documents,
         replace_known=body.replace,
     )
-    new = await asyncio.to_thread(prepare)
+    size = sum(len(document.text) for document in body.documents) + CALL_WORK * len(body.documents)
+    new = await work(request, size, prepare)
     request.app[SETTINGS].limits.check("max_prompt_tokens", "documents", new.num_tokens)
     costs = await add_documents(engine, collection, new)
     answer: DocumentsAdded = {

@@ -13,8 +13,9 @@ from rnn_engine.operations.naming import F64, FieldDifference, state_difference
 from rnn_engine.types import ModelShape
 from rnn_engine_server.apis.common.states import ModelNameBody, ResolvedState, State, resolve_state
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response, read_body, work
+from rnn_engine_server.core.bodies import json_response, read_body
 from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.workers import work
 from rnn_engine_states.frozen import NO_INITIAL_STATE
 
 

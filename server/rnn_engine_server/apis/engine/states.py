@@ -29,10 +29,11 @@ from rnn_engine_server.apis.common.states import (
 from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB, token_text
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import LEASE, json_response, long_json_response, read_body, work
+from rnn_engine_server.core.bodies import LEASE, json_response, long_json_response, read_body
 from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS, Route
 from rnn_engine_server.core.schema import INTEGERS, RefusedError, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.workers import work
 from rnn_engine_states.named.entry import NamedState
 from rnn_engine_states.named.table import StateListing
 

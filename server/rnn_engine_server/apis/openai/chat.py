@@ -37,17 +37,10 @@ from rnn_engine_server.apis.openai.schemas import (
     InputTokens,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import (
-    CALL_WORK,
-    LEASE,
-    SHORT_WORK,
-    json_response,
-    long_json_response,
-    read_body,
-    work,
-)
+from rnn_engine_server.core.bodies import LEASE, json_response, long_json_response, read_body
 from rnn_engine_server.core.routing import SETTINGS, Route
 from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 
 
 class ChatFormatter:

@@ -16,9 +16,10 @@ from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, m
 from rnn_engine_server.apis.openai.dialect import CompletionTokens, answer
 from rnn_engine_server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import CALL_WORK, read_body, work
+from rnn_engine_server.core.bodies import read_body
 from rnn_engine_server.core.routing import SETTINGS, Route
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.workers import CALL_WORK, work
 
 
 class CompletionFormatter:

@@ -30,10 +30,11 @@ from rnn_engine_server.apis.common.generation import (
 from rnn_engine_server.apis.common.messages import TEXT_PART, parse_content
 from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import CALL_WORK, read_body, to_json, work
+from rnn_engine_server.core.bodies import read_body, to_json
 from rnn_engine_server.core.routing import SETTINGS, Route
 from rnn_engine_server.core.schema import INTEGERS, RefusedError, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.workers import CALL_WORK, work
 
 Encoding: TypeAlias = Literal["float", "base64"]
 

@@ -36,9 +36,9 @@ from rnn_engine_server.core.bodies import (
     query_count,
     read_body,
     to_json,
-    work,
 )
 from rnn_engine_server.core.routing import LIFECYCLE, SETTINGS, Route
+from rnn_engine_server.core.workers import work
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
