@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,7 @@ from typing import Any
 
 import click
 import psutil
-from aiohttp import ClientError, ClientSession
+from aiohttp import ClientError, ClientSession, FormData
 
 from tools.live_server.asking import SMALL_WINDOW, ask, connection, encode_request, patient_session
 from tools.live_server.process import ServerProcess
@@ -94,6 +95,35 @@ async def _many_embeddings(url: str) -> None:
     await _post(url, "/v1/embeddings", json.dumps({"input": [f"Line {number}." for number in range(2048)]}).encode())
 
 
+async def _batch_of_long_prompts(url: str) -> None:
+    """Run a batch of 40 lines, each with a prompt of 1.8 MB."""
+    body = {"prompt": "all work and no play " * 86_000, "max_tokens": 1}
+    line = {"method": "POST", "url": "/v1/completions", "body": body}
+    data = "\n".join(json.dumps({**line, "custom_id": str(number)}) for number in range(40))
+    async with patient_session(KEY) as session:
+        form = FormData({"purpose": "batch"})
+        form.add_field("file", data, filename="a.jsonl")
+        async with session.post(f"{url}/v1/files", data=form) as response:
+            file_id = (await response.json())["id"]
+        wanted = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        async with session.post(f"{url}/v1/batches", json=wanted) as response:
+            batch_id = (await response.json())["id"]
+        await asyncio.sleep(20)
+        async with session.post(f"{url}/v1/batches/{batch_id}/cancel") as response:
+            await response.read()
+
+
+async def _leaver(url: str) -> None:
+    """Add a document of 3.8 MB to a collection, and leave before the answer."""
+    async with patient_session(KEY) as session:
+        async with session.post(f"{url}/v1/collections", json={"name": "c"}) as response:
+            await response.read()
+        adding = session.post(f"{url}/v1/collections/c/documents", json={"documents": ["all work " * 420_000]})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.3), adding as response:
+                await response.read()
+
+
 async def _post(url: str, path: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
     async with patient_session(KEY) as session, session.post(url + path, data=data, headers=headers) as response:
         await response.read()
@@ -104,6 +134,8 @@ ATTACKS = {
     "preamble": Attack("forms with 5 million lines before the first boundary", 1, _form_with_preamble),
     "readers": Attack("readers of /openapi.json that stall", 200, _slow_reader),
     "messages": Attack("chats of 8,000 messages", 12, _long_chat),
+    "batch": Attack("batch of 40 prompts of 1.8 MB", 1, _batch_of_long_prompts),
+    "leavers": Attack("adders of 3.8 MB to a collection who leave", 12, _leaver),
     "inputs": Attack("embeddings of 2,048 inputs", 2, _many_embeddings),
 }
 
@@ -157,8 +189,9 @@ async def _watch(url: str, pid: int | None, seconds: float) -> Worst:
 @click.option(
     "--attack", "names", multiple=True, type=click.Choice(list(ATTACKS)), help="Which to run.  [default: all]"
 )
+@click.option("--minutes", type=float, help="Run attacks in random order for so long.")
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
-def main(seconds: float, names: tuple[str, ...], serve_options: tuple[str, ...]) -> None:
+def main(seconds: float, names: tuple[str, ...], minutes: float | None, serve_options: tuple[str, ...]) -> None:
     """Run the attacks, and print the worst times of /health and of another client's chat beside each."""
     exit_status = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +203,7 @@ def main(seconds: float, names: tuple[str, ...], serve_options: tuple[str, ...])
             alone = asyncio.run(_watch(server.url, server.pid, seconds))
             click.echo(f"{'worst /health':>14} {'worst chat':>11} {'memory':>9}  beside")
             _print(alone, "nothing")
-            for name in names or ATTACKS:
+            for name in _in_order(names or tuple(ATTACKS), minutes):
                 child = get_context("spawn").Process(target=_attack, args=(name, server.url), daemon=True)
                 child.start()
                 try:
@@ -184,6 +217,15 @@ def main(seconds: float, names: tuple[str, ...], serve_options: tuple[str, ...])
                 exit_status |= not held
                 asyncio.run(_watch(server.url, None, 3.0))
     sys.exit(exit_status)
+
+
+def _in_order(names: Sequence[str], minutes: float | None) -> Iterator[str]:
+    if minutes is None:
+        yield from names
+        return
+    end = time.monotonic() + 60 * minutes
+    while time.monotonic() < end:
+        yield random.choice(names)
 
 
 def _print(worst: Worst, beside: str) -> None:
