@@ -136,6 +136,8 @@ class TestRoutes:
             "/update-config",  # which changes nothing
             "/api/extra/generate/stream",
             "/api/extra/generate/check",
+            "/api/extra/last_logprobs",
+            "/v2/embed",
             "/api/extra/abort",  # those of the client itself
             "/api/extra/tokencount",
             "/lora-adapters",

@@ -6,6 +6,7 @@ from rnn_engine_server import web
 from rnn_engine_server.apis import (
     ai00,
     astrai,
+    cohere,
     koboldcpp,
     llama_server,
     mistral,
@@ -69,6 +70,7 @@ ALL_ROUTES: tuple[Route, ...] = (
     *ollama.LIBRARY_ROUTES,
     *llama_server.ROUTES,
     *rerank.ROUTES,
+    *cohere.ROUTES,
     *tgi.ROUTES,
     *tei.ROUTES,
     *vllm.ROUTES,

@@ -153,6 +153,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "CreateConversationRequest": {"items": _ASKED, "metadata": {"topic": "France"}},
         "CreateStateRequest": {"name": "guide", "prompt": "User: You are a guide.\n\nAssistant: Welcome."},
         "DetokenizeRequest": {"tokens": [72, 105]},
+        "CohereEmbedRequest": {"texts": ["The sky is blue."], "input_type": "search_document"},
         "EmbedRequest": {"model": "rwkv", "input": ["The sky is blue.", "The sea is deep."]},
         "EmbeddingsRequest": {"input": ["The sky is blue.", "The sea is deep."]},
         "ExchangeRequest": {"app_id": "ann", "app_secret": "KEY"},
