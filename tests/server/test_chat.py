@@ -223,6 +223,7 @@ async def test_token_ids_on_request(serve: Serve) -> None:
     body = {**HI, "return_token_ids": True}
     whole = await post(client, PATH, ChatCompletion, body)
     assert whole["choices"][0]["token_ids"] == encode(" ab")
+    assert whole["prompt_token_ids"] == encode("User: Hi\n\nAssistant:")
     first, *chunks = await post_stream(client, PATH, ChatCompletionChunk, body)
     assert first["choices"][0]["prompt_token_ids"] == encode("User: Hi\n\nAssistant:")
     assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])] == encode(" ab")

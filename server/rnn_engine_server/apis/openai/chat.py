@@ -210,7 +210,9 @@ async def converse(request: web.Request, body: ChatRequest) -> web.StreamRespons
     await note_slot(request, engine, body, calls)
     prompt = calls[0].prompt
     read = await work(request, len(prompt), lambda: text_of(engine, tuple(prompt))) if body.verbose else ""
-    extra = {"__verbose": {"prompt": read}} if body.verbose else {}
+    extra: dict[str, object] = {"__verbose": {"prompt": read}} if body.verbose else {}
+    if body.return_token_ids:
+        extra["prompt_token_ids"] = list(prompt)  # where vLLM has them
     return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved, extra)
 
 

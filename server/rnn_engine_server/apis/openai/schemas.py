@@ -493,6 +493,7 @@ class ChatCompletion(_VerboseField):
     saved_state: NotRequired[StateEntry | None]
     save_error: NotRequired[ErrorDetail]
     timings: NotRequired[Timings]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class InputTokens(TypedDict):
