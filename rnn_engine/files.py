@@ -72,19 +72,10 @@ def skip_mark(file: BinaryIO) -> int:
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file, which replaces `path` when the `with` block ends, or is deleted if the block raises.
 
-    The content is on the disk when the block has been left. If `path` is a link, the file that it names is replaced.
-    What is no regular file, such as a device or a pipe, is written in place at the end. Raises OSError at once if the
-    folder can't be written to, and at the end if the disk has no room. OSError is also raised if only the rename could
-    not be synced to the disk; the new content is in place then.
+    The content is on the disk when the block has been left. Raises OSError at once if the folder can't be written to,
+    and at the end if the disk has no room. OSError is also raised if only the rename could not be synced to the disk;
+    the new content is in place then.
     """
-    if is_special(path):
-        with tempfile.NamedTemporaryFile() as whole:  # a pipe can't be sought in
-            yield whole.file
-            whole.seek(0)
-            with path.open("wb") as file:
-                shutil.copyfileobj(whole, file)
-        return
-    path = Path(os.path.realpath(path))
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         with _create(unfinished) as file:
@@ -97,6 +88,24 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             unfinished.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open the file that a user named as an output, as `atomic_file` does.
+
+    If it is a link, the file that it names is replaced. What is no regular file, such as a device or a pipe, is written
+    in place when the block ends, which waits for a reader of a pipe.
+    """
+    if not is_special(path):
+        with atomic_file(Path(os.path.realpath(path))) as file:
+            yield file
+        return
+    with tempfile.NamedTemporaryFile() as whole:  # a pipe can't be sought in
+        yield whole.file
+        whole.seek(0)
+        with path.open("wb") as file:
+            shutil.copyfileobj(whole, file)
 
 
 def is_special(path: Path) -> bool:

@@ -15,7 +15,7 @@ import httpx
 from httpx_sse import EventSource, SSEError
 
 from rnn_engine.errors import ServerError, without_credentials
-from rnn_engine.files import atomic_file
+from rnn_engine.files import output_file
 
 Json: TypeAlias = Mapping[str, Any]
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class HttpClient:
         """Write the response to a GET request to the file `to`, either completely or not at all."""
         with self._failures(), self._client.stream("GET", path, timeout=_WAITING) as response:
             self._check(response)
-            with atomic_file(to) as file:
+            with output_file(to) as file:
                 for part in response.iter_bytes():
                     file.write(part)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.files import atomic_file
+from rnn_engine.files import output_file
 from rnn_engine.llm.model import Model
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine.model import LoraChoice
@@ -34,7 +34,7 @@ def write_logits(
     file may say that its state was made for another model. A step runs `chunk` tokens.
     """
     with (
-        atomic_file(output) as file,
+        output_file(output) as file,
         progress_bar("opening the model") as report,
         Model(
             model,

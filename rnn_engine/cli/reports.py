@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader
 
-from rnn_engine.files import atomic_file
+from rnn_engine.files import output_file
 
 
 def write_page(path: Path, template: str, **values: object) -> None:
@@ -14,7 +14,7 @@ def write_page(path: Path, template: str, **values: object) -> None:
     loader = PackageLoader("rnn_engine.cli", "")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["share"] = share
-    with atomic_file(path) as file:
+    with output_file(path) as file:
         file.write(environment.get_template(template).render(**values).encode())
 
 

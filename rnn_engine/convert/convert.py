@@ -21,7 +21,7 @@ from rnn_engine.convert.writers import (
     write_st,
 )
 from rnn_engine.errors import InvalidRequestError, ModelError
-from rnn_engine.files import atomic_file, atomic_folder, is_special
+from rnn_engine.files import atomic_folder, is_special, output_file
 from rnn_engine.forward import Progress
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat
@@ -92,7 +92,7 @@ def convert_model(
             raise ModelError(
                 f"this format can't store the model's {model.shape.settings}; expected a model with the usual one"
             )
-        with atomic_file(target) as file:
+        with output_file(target) as file:
             write(file, source)
         return TITLES[suffix]
     except ModelError as error:

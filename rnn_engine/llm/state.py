@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError, check_choice, is_number
-from rnn_engine.files import atomic_file
+from rnn_engine.files import output_file
 from rnn_engine.types import F32, ModelShape
 from rnn_engine_states.files.exchange import ExportForm, StateFiles
 from rnn_engine_states.frozen import FrozenState, freeze_state
@@ -122,7 +122,7 @@ class State(Mapping[str, F32]):
         """
         path = Path(path)
         check_choice("form", form, get_args(ExportForm))
-        with atomic_file(path) as file:
+        with output_file(path) as file:
             for part in self._files.export(form, path.stem, uuid.uuid4(), self.frozen):
                 file.write(part)
 

@@ -76,7 +76,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("valuable/..", "not below"),
         ("notes", "is a file"),
         ("pipe.st", "a file"),
-        ("folder.st", "a file"),
+        ("folder.st", "holds 'thesis.txt'"),
         ("one.st", "the model 'one' was loaded from it"),
         ("./states/../one.st", "the model 'one' was loaded from it"),
         ("lora.st", "the model 'one' was loaded from it"),

@@ -13,7 +13,7 @@ from rnn_engine.cli.batch.running import Reached, describe_error
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.cli.state_options import with_demo_state
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.files import atomic_file
+from rnn_engine.files import output_file
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine_server.auth.keys import ANYONE
 from rnn_engine_server.core.app import BATCHES, RUNNER, make_app, serving
@@ -93,7 +93,7 @@ class LocalBatches:
 
     def download(self, file_id: str, to: Path) -> None:
         files = self._store.files
-        with files.content_path(files.get(ANYONE.name, file_id)).open("rb") as content, atomic_file(to) as file:
+        with files.content_path(files.get(ANYONE.name, file_id)).open("rb") as content, output_file(to) as file:
             shutil.copyfileobj(content, file)
 
     async def _wake(self) -> None:

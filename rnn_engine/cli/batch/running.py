@@ -15,7 +15,7 @@ import click
 
 from rnn_engine.cli.options import command_to_resume
 from rnn_engine.errors import InvalidRequestError, ServerError, without_credentials
-from rnn_engine.files import atomic_file, read_record, skip_mark, write_record
+from rnn_engine.files import output_file, read_record, skip_mark, write_record
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine_server.jobs.files import FOLDER_LOCK, delete_abandoned
 
@@ -132,7 +132,7 @@ def run_batch(batches: Batches, task: BatchTask) -> Reached:
         if reached.output_id is not None:
             batches.download(reached.output_id, task.output)
         elif not reached.errors:
-            with atomic_file(task.output):  # an empty one
+            with output_file(task.output):  # an empty one
                 pass
         if reached.error_id is not None:
             batches.download(reached.error_id, task.errors)

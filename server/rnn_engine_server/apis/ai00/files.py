@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from rnn_engine.bounds import STORED
 from rnn_engine.convert.convert import convert_model, model_bytes
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, NotFoundError, StorageError
-from rnn_engine.files import atomic_file, read_text
+from rnn_engine.files import atomic_file, is_special, read_text
 from rnn_engine.loading.runner import open_merged
 from rnn_engine_server.apis.ai00.models import Ai00Quant, StateFileRef
 from rnn_engine_server.apis.common.states import StateEntry, state_entry
@@ -223,6 +223,8 @@ async def save(request: web.Request) -> web.Response:
     target = folder_of(request).place(body.path)
     if os.path.lexists(target) and not body.overwrite:
         raise InvalidRequestError("path", body.path, "a name that is free, or overwrite set to true")
+    if is_special(target):
+        raise InvalidRequestError("path", body.path, "the name of a file or a folder")
     models.check_unused(target, "path", body.path)
     size = await asyncio.to_thread(_convert, model.order, target)
     answer: WrittenFile = {"path": str(target), "size": size}
