@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ async def _batch_of_long_prompts(url: str) -> None:
     data = "\n".join(json.dumps({**line, "custom_id": str(number)}) for number in range(40))
     async with patient_session(KEY) as session:
         form = FormData({"purpose": "batch"})
-        form.add_field("file", data, filename="a.jsonl")
+        form.add_field("file", BytesIO(data.encode()), filename="a.jsonl")
         async with session.post(f"{url}/v1/files", data=form) as response:
             file_id = (await response.json())["id"]
         wanted = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
@@ -118,7 +119,8 @@ async def _leaver(url: str) -> None:
     async with patient_session(KEY) as session:
         async with session.post(f"{url}/v1/collections", json={"name": "c"}) as response:
             await response.read()
-        adding = session.post(f"{url}/v1/collections/c/documents", json={"documents": ["all work " * 420_000]})
+        body = json.dumps({"documents": ["all work " * 420_000]}).encode()
+        adding = session.post(f"{url}/v1/collections/c/documents", data=BytesIO(body))
         with suppress(TimeoutError):
             async with asyncio.timeout(0.3), adding as response:
                 await response.read()

@@ -118,7 +118,8 @@ async def embed(request: web.Request) -> web.Response:
     wanted = body.embeddings if has_tasks else body.embeddings.model_copy(update={"task": None})
     found = await find_vectors(request, wanted)
     version: Literal["1", "2"] = "2" if path_of(request).endswith("/v2/embed") else "1"
-    return await long_json_response(request, found.num_numbers, partial(_answer, body, found, version))
+    size = found.num_numbers + sum(map(len, body.texts or ()))
+    return await long_json_response(request, size, partial(_answer, body, found, version))
 
 
 def _answer(body: CohereEmbedRequest, found: FoundVectors, version: Literal["1", "2"]) -> Mapping[str, object]:
