@@ -312,6 +312,30 @@ async def test_no_number_in_the_settings_is_cut_off(visit: Visit) -> None:
     assert max(widths) == 0
 
 
+async def test_a_deleted_conversation_stays_deleted_when_the_page_is_left_at_once(visit: Visit) -> None:
+    page = await visit()
+    await ask(page, CAPITAL)
+    await page.evaluate(
+        """async () => {
+            const {readRecords} = await import("/web/storage.js");
+            const wait = () => new Promise((resolve) => setTimeout(resolve, 20));
+            while ((await readRecords("conversations")).length === 0) await wait();
+            const opened = indexedDB.open("rnn-engine");
+            await new Promise((resolve) => { opened.onsuccess = resolve; });
+            const table = opened.result.transaction("conversations", "readwrite").objectStore("conversations");
+            const hold = () => { table.count().onsuccess = hold; }; // nothing else is written while this goes on
+            hold();
+        }"""
+    )
+    await page.get_by_role("button", name="More for").click()
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_role("button", name="Delete for good").click()
+    await expect(page.get_by_role("link", name=CAPITAL)).to_have_count(0)
+    await page.reload()
+    await expect(page.get_by_role("button", name="Ask the model")).to_be_visible()
+    await expect(page.get_by_role("link", name=CAPITAL)).to_have_count(0)
+
+
 async def test_conversations_are_renamed_exported_imported_and_deleted(
     visit: Visit, guard: Guard, tmp_path: Path
 ) -> None:

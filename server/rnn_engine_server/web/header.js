@@ -6,7 +6,7 @@ import { chosenModel, connection, modelName, models } from "./server.js";
 import { settingStore } from "./storage.js";
 import { useStore } from "./store.js";
 import { LANGUAGES, language, t } from "./strings/index.js";
-import { html, useEffect } from "./vendor/preact.js";
+import { html, useLayoutEffect } from "./vendor/preact.js";
 
 /** @typedef {"auto" | "light" | "dark"} Theme */
 
@@ -86,7 +86,7 @@ function LanguageSwitch() {
 
 function ThemeSwitch() {
   const chosen = useStore(theme);
-  useEffect(() => {
+  useLayoutEffect(() => {
     document.documentElement.dataset.theme = chosen;
   }, [chosen]);
   const next = THEMES[(THEMES.indexOf(chosen) + 1) % THEMES.length];

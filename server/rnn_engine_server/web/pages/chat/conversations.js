@@ -10,6 +10,7 @@ import { mergeMessages } from "./tree.js";
 const TABLE = "conversations";
 const WRITE_MS = 500; // the longest time for which a change is kept in memory alone
 const UNSAVED = "unsaved-conversations"; // the conversations that the page had not written when it was closed
+const DELETED = "deleted-conversations"; // the ids of those that the page may not have removed when it was closed
 
 /** All conversations by their ids. */
 export const conversations = createStore(/** @type {Map<string, Conversation>} */ (new Map()));
@@ -23,10 +24,14 @@ const waiting = new Map();
 /** @type {Map<string, Conversation>} What the browser is writing: a page that is closed may leave it unwritten. */
 const writing = new Map();
 
+/** @type {Set<string>} What the browser is removing, or had not removed when the page was closed. */
+const deleted = new Set(readSetting(DELETED, []));
+
 /** Read the conversations of earlier visits; does nothing a second time. */
 export async function loadConversations() {
   if (loaded.get()) return;
   try {
+    await Promise.all([...deleted].map(remove));
     const kept = (await readRecords(TABLE)).map((record) => /** @type {[string, Conversation]} */ ([record.id, record]));
     conversations.set(new Map([...kept, ...conversations.get()]));
     for (const conversation of readSetting(UNSAVED, /** @type {Conversation[]} */ ([]))) {
@@ -73,8 +78,19 @@ export async function deleteConversation(id) {
   const others = new Map(conversations.get());
   others.delete(id);
   conversations.set(others);
-  await removeRecord(TABLE, id);
+  await remove(id);
   otherTabs.postMessage(id);
+}
+
+/**
+ * Remove what is kept under an id, even if the page is closed before that has been done.
+ * @param {string} id
+ */
+async function remove(id) {
+  writeSetting(DELETED, [...deleted.add(id)]);
+  await removeRecord(TABLE, id);
+  deleted.delete(id);
+  writeSetting(DELETED, deleted.size > 0 ? [...deleted] : undefined);
 }
 
 /** @param {string} id */
