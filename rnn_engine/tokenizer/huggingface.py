@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from rnn_engine.errors import InvalidRequestError, TokenizerError, check_text
 from rnn_engine.files import read_text
-from rnn_engine.tokenizer.dividing import PART_CHARACTERS, Divider, flatten
 
 # Turn the pieces of a Hugging Face vocabulary into bytes, one piece at a time.
 #
@@ -40,7 +40,7 @@ def piece_decoder(decoder: _Step | None) -> PieceDecoder:
     `decoder` is the `decoder` object of a tokenizer.json. Raises TokenizerError if it has a step that can't be applied
     to single pieces.
     """
-    steps = list(_flatten(decoder))
+    steps = _flatten(decoder, "decoders")
     kinds = {step["type"] for step in steps}
     if not steps or not kinds <= _PIECE_STEPS | _WHOLE_TEXT_STEPS:
         raise _unsupported(", ".join(sorted(kinds)) or "none")
@@ -79,14 +79,14 @@ def _from_byte_piece(piece: str) -> bytes:
     return bytes([int(match[1], 16)]) if match else piece.encode("utf-8")
 
 
-def _flatten(decoder: _Step | None) -> Iterator[_Step]:
-    if decoder is None:
-        return
-    if decoder["type"] == "Sequence":
-        for step in decoder["decoders"]:
-            yield from _flatten(step)
-    else:
-        yield decoder
+def _flatten(step: _Step | None, parts: str) -> list[_Step]:
+    """Return the single steps of a part of a tokenizer.json, with nested sequences flattened.
+
+    `parts` is the field in which a sequence has its steps.
+    """
+    if step is None:
+        return []
+    return [each for part in step[parts] for each in _flatten(part, parts)] if parts in step else [step]
 
 
 def _replacement(step: _Step) -> tuple[str, str]:
@@ -114,8 +114,16 @@ def _unsupported(found: str) -> TokenizerError:
     )
 
 
+# A long text is tokenized in parts, to limit the memory that this takes. The library itself shows where a part may end:
+# where a word of its pre-tokenizer begins, since the tokens of one word do not depend on other words.
+
+_PART_CHARACTERS: Final = 1 << 14
+_AHEAD: Final = 64  # characters before the end of a part's text in which the text after it may change the words
+_AHEAD_WORDS: Final = 2  # the same for its last words, however long they are
 _MOST_WHOLE = 1 << 19  # characters; each takes up to 400 bytes of memory for a moment
 _MOST_STEPS = 16  # before the model; each may lengthen a text, and enough of them fill any memory
+_UNICODE_FORMS: Final = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
+_LOCAL_STEPS: Final = frozenset({"ByteLevel", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"})
 
 
 class HuggingFaceTokenizer:
@@ -124,31 +132,79 @@ class HuggingFaceTokenizer:
     Raises TokenizerError if the file can't be read, or if its pieces can't be turned into bytes one by one.
     """
 
-    def __init__(self, path: Path, part_characters: int = PART_CHARACTERS) -> None:
+    def __init__(self, path: Path, part_characters: int = _PART_CHARACTERS) -> None:
         """Read the tokenizer.json at `path`. A text longer than `part_characters` will be tokenized in parts."""
         self.name = path.name
         self._library = _load(path)
         settings = json.loads(self._library.to_str())
-        _check_steps(path, settings)
-        self._divider = Divider(settings, part_characters)
+        normalizers, splitters = _steps_before_model(path, settings)
+        self._divides = all(map(_is_local_normalizer, normalizers)) and all(map(_is_local_splitter, splitters))
+        self._normalizes = bool(normalizers)
+        self._part_characters = part_characters
         self._pieces = _read_pieces(path, self._library, settings["decoder"])
         added = self._library.get_added_tokens_decoder()
+        self._special = [each.content for each in added.values() if each.special]
+        self._ahead = max(_AHEAD, *(len(each.content) for each in added.values()), 0)
+        self._strips = any(each.lstrip for each in added.values())
         self.special_tokens: Mapping[str, int] = {each.content: token for token, each in added.items()}
         self.size = max(self._pieces, default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text.
+
+        A text without a word's beginning for long is cut anyway: its tokens still spell it. If the tokenizer adds
+        something to a text or strips it, so that it can't be cut, a text that is too long raises InvalidRequestError.
+        """
         check_text(text)
-        if not self._divider.divides and len(text) > _MOST_WHOLE:
+        if not self._divides and len(text) > _MOST_WHOLE:
             raise InvalidRequestError(
                 "text", text, f"at most {_MOST_WHOLE} characters, since the tokenizer can't take a text in parts"
             )
-        return [token for part in self._divider.parts(text) for token in self._encode_part(part)]
+        ids: list[int] = []
+        start = 0
+        while self._divides and len(text) - start > self._part_characters:
+            part = text[start : start + self._part_characters]
+            encoded = self._encode(part, self._library.encode_batch)
+            count, length = self._find_cut(part, encoded)
+            if count is None:
+                length = self._special_begins(text, start, len(part))
+                encoded = self._encode(part[:length], self._library.encode_batch_fast)
+            ids += encoded.ids[:count]
+            start += length
+        return ids + self._encode(text[start:], self._library.encode_batch_fast).ids
 
-    def _encode_part(self, text: str) -> list[int]:
+    def _find_cut(self, part: str, encoded: Encoding) -> tuple[int | None, int]:
+        """Return how many tokens and characters of an encoded part of a text do not depend on the text after it.
+
+        None for the tokens if no word begins where the part can be cut; then the part may be cut anywhere.
+        """
+        words, offsets = encoded.word_ids, encoded.offsets  # a word's number, and (first, end) characters, by token
+        most = len(part) - self._ahead
+        begun = 0
+        for count in range(len(words) - 1, 0, -1):
+            if words[count] == words[count - 1]:
+                continue
+            begun += 1
+            place = offsets[count][0]
+            if begun >= _AHEAD_WORDS and 0 < place <= most and self._may_cut(part, place):
+                return count, place
+        return None, len(part)
+
+    def _may_cut(self, part: str, place: int) -> bool:
+        """Return False if normalizing may join characters at this place, or an added token take spaces before it."""
+        return not (self._normalizes and not part[place].isascii()) and not (self._strips and part[place - 1].isspace())
+
+    def _special_begins(self, text: str, start: int, length: int) -> int:
+        """Return `length`, or less if a part of `text` with that length would end within a special token."""
+        end = start + length
+        around = (text.find(each, max(start + 1, end - len(each) + 1), end + len(each) - 1) for each in self._special)
+        return min((place - start for place in around if place >= 0), default=length)
+
+    def _encode(self, text: str, encode_batch: Callable[..., list[Encoding]]) -> Encoding:
+        """Encode a text with one of the library's functions for several, during which other threads run."""
         try:
             with _panics_raised():
-                # like `encode`, but without offsets, and other threads run meanwhile
-                return self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+                return encode_batch([text], add_special_tokens=False)[0]
         except Exception as error:  # the library raises plain exceptions
             raise InvalidRequestError("text", text, f"text that the tokenizer can encode ({error})") from error
 
@@ -177,16 +233,32 @@ def _load(path: Path) -> LibraryTokenizer:
         raise TokenizerError(f"{path} is not a Hugging Face tokenizer.json: {error}") from error
     library.no_truncation()
     library.no_padding()
+    library.post_processor = None  # it adds special tokens, and trims the offsets of words
     return library
 
 
-def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise TokenizerError if a tokenizer.json has more steps than allowed; each may make a text longer."""
-    for name, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
-        kinds = [step["type"] for step in flatten(settings[name], parts)]
-        if len(kinds) > _MOST_STEPS or kinds.count("ByteLevel") > 1:
-            found = f"{len(kinds)} steps, {kinds.count('ByteLevel')} of them ByteLevel"
-            raise TokenizerError(f"{path}: {name} has {found}; expected at most {_MOST_STEPS}, and one ByteLevel")
+def _steps_before_model(path: Path, settings: Mapping[str, Any]) -> tuple[list[_Step], list[_Step]]:
+    """Return the steps of a tokenizer.json's normalizer and of its pre-tokenizer.
+
+    Raises TokenizerError if there are more than allowed; each may make a text longer.
+    """
+    found = _flatten(settings["normalizer"], "normalizers"), _flatten(settings["pre_tokenizer"], "pretokenizers")
+    for name, steps in zip(("normalizer", "pre_tokenizer"), found, strict=True):
+        num_byte_levels = sum(step["type"] == "ByteLevel" for step in steps)
+        if len(steps) > _MOST_STEPS or num_byte_levels > 1:
+            count = f"{len(steps)} steps, {num_byte_levels} of them ByteLevel"
+            raise TokenizerError(f"{path}: {name} has {count}; expected at most {_MOST_STEPS}, and one ByteLevel")
+    return found
+
+
+def _is_local_normalizer(step: _Step) -> bool:
+    """Return True if a step of a normalizer acts on single characters, so that it can be applied to parts of a text."""
+    kind = step["type"]
+    return kind in _UNICODE_FORMS or (kind == "Replace" and len(step["pattern"].get("String", "")) == 1)
+
+
+def _is_local_splitter(step: _Step) -> bool:
+    return step["type"] in _LOCAL_STEPS and not step.get("add_prefix_space", False)
 
 
 def _read_pieces(path: Path, library: LibraryTokenizer, decoder: Any) -> dict[int, bytes]:  # noqa: ANN401
