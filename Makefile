@@ -105,9 +105,9 @@ tools/web/node_modules: tools/web/package-lock.json
 bench: setup-dev ## Measure speed on this machine (tools/bench)
 	$(BIN)/python -m tools.bench
 
-docs: setup-dev ## Bring docs/metrics.md and docs/python-api.md up to date with the code
+docs: setup-dev ## Bring docs/metrics.md and docs/compatibility.md up to date with the code
 	$(BIN)/python -m tools.metrics
-	$(BIN)/python -m tools.python_api
+	$(BIN)/python -m tools.compatibility
 
 demo-model: setup-dev ## Train the model that comes with the project from nothing (needs hours, or a GPU)
 	tools/demo_model/build.sh

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -26,21 +26,20 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 
 _HEAD = """# Compatibility
 
-How this server differs from other systems: for each of their routes and fields, whether it is the same, different or \
-refused here, and why. The page `/docs` of a server has all of its routes and fields.
+How this server differs from other systems. A field that is not listed is the same as in the other system if the page \
+`/docs` of a server has it.
 
-* **the same**: it has the same meaning as in the other system.
 * **different**: it is accepted; the difference is described beside it.
 * **no effect**: it is accepted, since it can't change an answer of this server.
 * **left out**: it is ignored, and the answer's header `X-Left-Out` lists it, since it does not change the text that \
-the model writes. A server with `--strict` refuses it.
+the model writes. A server with `--strict` refuses it. Unknown fields are left out, too, unless they look misspelled.
 * **refused**: an error names the field, since it would change the answer. Null is accepted everywhere, and so are \
 most values that ask for nothing, such as `"best_of": 1`.
 
-A field that is in none of these tables is left out, too, unless its name looks like a misspelled one.
-
 <!-- Made from tools/compatibility by `python -m tools.compatibility`; a test sends every field to a server. -->
 """
+
+_SHARED_BY = 3  # differences of this many systems stand in one table for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,37 +123,51 @@ SYSTEMS: Sequence[System] = tuple(map(_read_system, yaml.load(_TEXT, _Loader)))
 
 def document() -> str:
     """Return the text of docs/compatibility.md."""
-    parts = [_HEAD, *(part for system in SYSTEMS for part in _system(system))]
-    return "\n".join(parts)
+    shared: dict[tuple[str, str], list[System]] = {}
+    for system in SYSTEMS:
+        for verdict, note in _differences(system):
+            if note:
+                shared.setdefault((verdict, note), []).append(system)
+    shared = {said: systems for said, systems in shared.items() if len(systems) >= _SHARED_BY}
+    rows = [
+        (", ".join(_names(systems, said)), VERDICTS[said[0]], said[1], ", ".join(one.name for one in systems))
+        for said, systems in shared.items()
+    ]
+    parts = [_HEAD, "## Several systems\n", table(("fields", "here", "", "systems"), rows) + "\n"]
+    return "\n".join([*parts, *(part for system in SYSTEMS for part in _system(system, shared))])
 
 
-def _system(system: System) -> Iterator[str]:
+def _names(systems: Sequence[System], said: tuple[str, str]) -> Iterable[str]:
+    """Return the fields of which a verdict and a note are true in any of `systems`, each once."""
+    return dict.fromkeys(name.partition(" of ")[0] for one in systems for name in _differences(one)[said])
+
+
+def _system(system: System, shared: Container[tuple[str, str]]) -> Iterator[str]:
     yield f"## {system.name}\n"
     if system.about:
         yield f"{system.about}\n"
-    for path, calls in groupby(system.calls, lambda each: each.path):
-        yield f"### {system.name}: POST {path}\n"
-        yield table(("fields", "here", ""), _rows([one for each in calls for one in each.fields])) + "\n"
-    routes = [
-        *((route, "answers", note) for route, note in system.routes.items()),
-        *((route, "refused", note) for route, note in system.refused_routes.items()),
-    ]
-    if routes:
-        yield f"### {system.name}: other routes\n"
-        rows = [(f"`{route}`", verdict, note) for route, verdict, note in routes]
-        yield table(("route", "here", ""), rows) + "\n"
+    paths = [f"POST {path}" for path in dict.fromkeys(each.path for each in system.calls)]
+    plain = [route for route, note in system.routes.items() if not note]
+    yield f"Routes: {', '.join(f'`{route}`' for route in (*paths, *plain))}.\n"
+    found = {said: names for said, names in _differences(system).items() if said not in shared}
+    rows = [(", ".join(names), VERDICTS[verdict], note) for (verdict, note), names in found.items()]
+    rows += [(f"`{route}`", "answers", note) for route, note in system.routes.items() if note]
+    for note, routes in groupby(system.refused_routes.items(), lambda each: each[1]):
+        rows.append((", ".join(f"`{route}`" for route, _ in routes), "refused", note))
+    if rows:
+        yield table(("field or route", "here", ""), rows) + "\n"
 
 
-def _rows(fields: Sequence[Field]) -> Iterator[tuple[str, str, str]]:
-    """Yield a row of the document's table for each group of fields with the same verdict and note."""
-
-    def said(one: Field) -> tuple[str, str]:
-        return one.verdict, one.note
-
-    order = list(dict.fromkeys(map(said, fields)))
-    for (verdict, note), alike in groupby(sorted(fields, key=lambda one: order.index(said(one))), said):
-        yield ", ".join(f"`{_name(one)}`" for one in alike), VERDICTS[verdict], note
-
-
-def _name(one: Field) -> str:
-    return one.name if one.inside is None else f"{one.inside}.{one.name}"
+def _differences(system: System) -> Mapping[tuple[str, str], list[str]]:
+    """Return the fields that are not the same, by verdict and note. A route stands beside fields that vary by route."""
+    said: dict[str, dict[tuple[str, str], list[str]]] = {}
+    for call in system.calls:
+        for one in call.fields:
+            name = one.name if one.inside is None else f"{one.inside}.{one.name}"
+            said.setdefault(name, {}).setdefault((one.verdict, one.note), []).append(call.path)
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, verdicts in said.items():
+        for key, paths in verdicts.items():
+            place = f" of {', '.join(f'`{path}`' for path in dict.fromkeys(paths))}" if len(verdicts) > 1 else ""
+            found.setdefault(key, []).append(f"`{name}`{place}")
+    return {key: names for key, names in found.items() if key[0] != "same"}
