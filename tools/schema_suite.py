@@ -1,6 +1,6 @@
 """`python -m tools.schema_suite`: run JSON-Schema-Test-Suite against the grammars of JSON schemas.
 
-The tool prints the tables of docs/json-schemas.md: the schemas that are supported or refused, with the reasons, and the
+The tool prints tables: the schemas that are supported or refused, with the reasons, and the
 instances that the grammars accept. A grammar fixes the order of an object's keys, so an instance counts as accepted if
 any order of its keys is. Fails if a grammar accepts an instance that is not valid.
 """
