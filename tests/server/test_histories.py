@@ -245,6 +245,27 @@ UNREADABLE = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("arguments", [None, "", "{", "[1]", [1], 3, True, '{"a": 1}'])
+async def test_calls_with_broken_arguments_do_not_stop_a_conversation(serve: Serve, arguments: object) -> None:
+    client = await serve(FakeEngine())
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": None}
+    function = {"function": {"name": "f", "arguments": arguments}}
+    for body in (
+        chat(MESSAGES, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}, ASK),
+        chat(OLLAMA, {"role": "assistant", "content": "", "tool_calls": [function]}, ASK),
+    ):
+        response = await client.post(OLLAMA if "stream" in body else MESSAGES, json=body)
+        assert response.status == 200, await response.text()
+
+
+async def test_a_result_may_be_null(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": None}
+    assert (await client.post(RESPONSES, json=chat(RESPONSES, call, result, ASK))).status == 200
+
+
 @pytest.mark.parametrize(("path", "kind"), UNREADABLE)
 async def test_images_are_left_out_of_old_turns_and_refused_in_what_the_user_asks(
     serve: Serve, path: str, kind: str

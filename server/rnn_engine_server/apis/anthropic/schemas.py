@@ -27,6 +27,7 @@ from rnn_engine_server.apis.common.messages import (
     ToolName,
     check_tool_type,
     client_tools,
+    earlier_arguments,
 )
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.apis.openai.schemas import TranslatedChat
@@ -97,8 +98,8 @@ def _add(turn: Turn, block: Mapping[str, Any]) -> Turn:
             return replace(turn, thoughts=(*turn.thoughts, text))
         case {"type": "redacted_thinking"}:
             return turn
-        case {"id": str(call_id), "name": str(name), "input": dict(arguments)} if _is(block, "tool_use"):
-            function = CalledFunction.model_construct(name=name, arguments=to_json(arguments))
+        case {"id": str(call_id), "name": str(name), "input": arguments} if _is(block, "tool_use"):
+            function = CalledFunction.model_construct(name=name, arguments=to_json(earlier_arguments(arguments)))
             return replace(turn, calls=(*turn.calls, ToolCallBody.model_construct(id=call_id, function=function)))
         case {"type": "text" | "thinking" | "tool_use"}:
             raise RefusedError(block, "a block with all of its required fields")

@@ -56,6 +56,13 @@ def call_arguments(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) and _is_finite(value) else {}
 
 
+def earlier_arguments(value: object) -> object:
+    """Return the arguments of an earlier call as an object: an empty one in place of other values than JSON objects."""
+    if isinstance(value, str):
+        return call_arguments(value)
+    return value if isinstance(value, dict) else {}
+
+
 def _is_finite(value: object) -> bool:
     """Return True if no number in `value` is infinite, as `1e400` is when read."""
     match value:

@@ -22,8 +22,8 @@ from rnn_engine_server.apis.common.messages import (
     RoleWord,
     ToolBody,
     ToolCallBody,
-    call_arguments,
     client_tools,
+    earlier_arguments,
     leave_out_of_message,
 )
 from rnn_engine_server.apis.common.states import StateEntry
@@ -141,15 +141,11 @@ class OllamaGeneration(RequestBody):
         return TranslatedChat.model_construct(messages=messages, tools=tools, **fields)
 
 
-def _read_arguments(value: object) -> object:
-    return call_arguments(value) if isinstance(value, str) else value
-
-
 class OllamaFunction(RequestBody):
     ignored: ClassVar = frozenset({"index"})
 
     name: str = Field(description="The tool's name.")
-    arguments: Annotated[dict[str, Any], BeforeValidator(_read_arguments)] = Field(
+    arguments: Annotated[dict[str, Any], BeforeValidator(earlier_arguments)] = Field(
         default={}, description="An object, or the text of one."
     )
 

@@ -50,7 +50,7 @@ def _parse_item(value: object, info: Info) -> list[Item]:
             return [{"type": "item_reference", "id": item_id}]
         case {"type": "reasoning"}:
             return [_finish_item(value, "reasoning", {"summary": [], "content": _parse_thoughts(value)})]
-        case {"type": str(kind)} if kind.endswith("_output") and not _lacks(value, "output"):
+        case {"type": str(kind)} if kind.endswith("_output") and (kind != "function_call_output" or "output" in value):
             return [_parse_output(value, info)]
         case {"type": str(kind)} if _is_call(value) and not _lacks(value, "call_id", "name"):
             return _parse_call(value, kind, info)
@@ -66,8 +66,8 @@ def _is_call(value: Mapping[str, Any]) -> bool:
 
 
 def _lacks(value: Mapping[str, Any], *required: str) -> bool:
-    """Return True if an item about a function lacks one of its fields. Those of other tools may lack any."""
-    return value["type"].startswith("function_call") and any(value.get(name) is None for name in required)
+    """Return True if a function's call lacks one of its fields. Those of other tools may lack any."""
+    return value["type"] == "function_call" and any(value.get(name) is None for name in required)
 
 
 def _parse_call(value: Mapping[str, Any], kind: str, info: Info) -> list[Item]:
