@@ -1,4 +1,4 @@
-"""The table of results in docs/reliability.md. With `--record`, a test tool writes its row into the table."""
+"""The rows of the table in docs/reliability.md, which the tools that attack a server print."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ import click
 
 from tools.live_server.process import ROOT
 
-DOCUMENT = ROOT / "docs" / "reliability.md"
-HEAD = "| what was tried | how often | lost or wrong | measured | where and when | command |"
-_RULE = "| --- | --- | --- | --- | --- | --- |"
-
-record_option = click.option(
-    "--record", "save", is_flag=True, help="Write the result into the table of docs/reliability.md."
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table: the outcome of one run. It replaces an earlier row with the same `what`."""
+    """A row of the table: the outcome of one run."""
 
     what: str
     often: str
@@ -46,29 +38,13 @@ def where(device: str) -> str:
 
 
 def command_line(module: str) -> str:
-    """Return a cell of the table: the command line of this process, without --record."""
-    arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
-    return f"`{' '.join(['python -m', module, *arguments])}`"
+    """Return a cell of the table: the command line of this process."""
+    return f"`{' '.join(['python -m', module, *sys.argv[1:]])}`"
 
 
-def finish(row: Row, faults: Sequence[str], *, save: bool) -> NoReturn:
-    """Print `row` and the faults, write the row into the document if `save`, and exit, with status 1 for faults."""
+def finish(row: Row, faults: Sequence[str]) -> NoReturn:
+    """Print `row` and the faults, and exit, with status 1 if there are any."""
     click.echo(str(row))
     for fault in faults:
         click.echo(f"FAULT: {fault}")
-    if save:
-        DOCUMENT.write_text(with_row(DOCUMENT.read_text("utf-8"), row), "utf-8")
     sys.exit(bool(faults))
-
-
-def with_row(text: str, row: Row) -> str:
-    """Return the document `text` with `row` added or replaced. Raises ValueError if it has no table."""
-    before, head, rest = text.partition(f"{HEAD}\n{_RULE}\n")
-    if not head:
-        raise ValueError("docs/reliability.md has no table of results")
-    lines = rest.split("\n")
-    count = next(number for number, line in enumerate(lines) if not line.startswith("|"))
-    rows = lines[:count]
-    place = next((number for number, line in enumerate(rows) if line.startswith(f"| {row.what} |")), count)
-    rows[place : place + 1] = [str(row)]
-    return before + head + "\n".join([*rows, *lines[count:]])

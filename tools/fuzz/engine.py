@@ -30,7 +30,7 @@ from tests.support.gpu import open_checked
 from tests.support.sampler_cases import KINDS, chi_square, compare
 from tests.support.tuned import load_with_matmuls
 from tests.support.tuned_tokens import Choices, Draws, Works, count_same, load_chosen, possible, works_of
-from tools.reliability_table import Row, command_line, finish, record_option, where
+from tools.reliability_table import Row, command_line, finish, where
 
 _TOGETHER = 25  # requests of a round of `draws`
 _COUNTS = (1, 8, 16, 32, 64)  # of tokens, for which `kernels` chooses variants
@@ -167,8 +167,7 @@ def _compare(kind: str, seed: int) -> int:
 @click.option("--operations", default=10_000, show_default=True)
 @click.option("--check-every", default=10, show_default=True, help="Operations between two full checks.")
 @_seed
-@record_option
-def faults(operations: int, check_every: int, seed: int, save: bool) -> None:
+def faults(operations: int, check_every: int, seed: int) -> None:
     """Run random operations of clients of two API keys on a device that fails in every way: the tests' model of one.
 
     The run stops at the first request that ends twice, never, without a reason or with a wrong answer. It also stops at
@@ -189,7 +188,7 @@ def faults(operations: int, check_every: int, seed: int, save: bool) -> None:
         where("the tests' device"),
         command_line("tools.fuzz.engine"),
     )
-    finish(row, [], save=save)
+    finish(row, [])
 
 
 if __name__ == "__main__":

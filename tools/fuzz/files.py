@@ -51,7 +51,7 @@ from tests.support.pth import save_pth
 from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state
 from tests.tokenizer.test_huggingface import byte_level_library
 from tools.fuzz.mutations import mutate_file
-from tools.reliability_table import Row, command_line, finish, record_option, where
+from tools.reliability_table import Row, command_line, finish, where
 
 MOST_MEMORY = 32 << 20  # bytes; the largest of the files has some 0.1 MB
 _MOST_SECONDS = 10.0  # of the processor, whatever else the machine does
@@ -282,8 +282,7 @@ def try_case(kind: Kind, sound: bytes, path: Path, seed: str) -> Outcome:
     "--cases", type=click.IntRange(min=1), default=2000, show_default=True, help="Cases of each kind of file."
 )
 @click.option("--seed", default=0, show_default=True)
-@record_option
-def main(cases: int, seed: int, save: bool) -> None:
+def main(cases: int, seed: int) -> None:
     """Give damaged files of every kind to their readers."""
     logging.disable()  # readers log each file that they skip
     warnings.simplefilter("error")
@@ -309,7 +308,7 @@ def main(cases: int, seed: int, save: bool) -> None:
         where("no device"),
         command_line("tools.fuzz.files"),
     )
-    finish(row, faults, save=save)
+    finish(row, faults)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from tools.fuzz.cases import TRIED_ROUTES, Case, CaseMaker, KnownIds
 from tools.live_server.asking import connection, device_of
 from tools.live_server.process import ServerProcess
-from tools.reliability_table import Row, command_line, finish, record_option, where
+from tools.reliability_table import Row, command_line, finish, where
 
 _SILENCE = 2.0  # seconds to wait for the answer to an incomplete request
 _HANGING = 300.0  # seconds after which a server counts as hanging
@@ -137,7 +137,7 @@ class Findings:
     device: str = ""
 
     def row(self) -> Row:
-        """Return the run's row for the table in docs/reliability.md."""
+        """Return the run's row for the table of docs/reliability.md."""
         return Row(
             "damaged requests to every route",
             f"{self.answers.total():,}",
@@ -225,11 +225,8 @@ async def exported_states(url: str) -> dict[str, bytes]:
     "--case", "only", type=int, help="Send only the case of this number, and print the request and the answer."
 )
 @click.option("--under", multiple=True, help="Try only the routes under this path. May be given several times.")
-@record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
-def main(
-    cases: int, seed: int, only: int | None, under: tuple[str, ...], save: bool, serve_options: tuple[str, ...]
-) -> None:
+def main(cases: int, seed: int, only: int | None, under: tuple[str, ...], serve_options: tuple[str, ...]) -> None:
     """Start a server, and send damaged requests to each of its routes."""
     routes = [route for route in TRIED_ROUTES if route.path.startswith(under or "")]
     if not routes:
@@ -253,7 +250,7 @@ def main(
             f"{printed.count('Traceback')} tracebacks in the log: {printed[place - 200 : place + 2000]}"
         )
     click.echo("\n".join(answer_table(fuzzer.findings.answers)))
-    finish(fuzzer.findings.row(), fuzzer.findings.faults, save=save)
+    finish(fuzzer.findings.row(), fuzzer.findings.faults)
 
 
 if __name__ == "__main__":

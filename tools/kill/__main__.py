@@ -20,7 +20,7 @@ from tools.kill.kept import KeptCampaign
 from tools.kill.load import make_questions
 from tools.kill.server import Campaign
 from tools.kill.tuning import TuningCampaign
-from tools.reliability_table import finish, record_option
+from tools.reliability_table import finish
 
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
 _COUNT = click.IntRange(min=1)
@@ -34,9 +34,8 @@ def main() -> None:
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.option("--kills", type=_COUNT, default=200, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@record_option
 @_OPTIONS
-def server(kills: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
+def server(kills: int, seed: int, options: tuple[str, ...]) -> None:
     """Kill a server at random moments during writes, start it again, and compare all states and answers."""
     with TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder), options, Random(seed))
@@ -45,21 +44,20 @@ def server(kills: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
             if sys.stderr.isatty():
                 click.echo(f"\r{number}/{kills} kills, {len(campaign.faults)} faults", err=True, nl=number == kills)
     click.echo("\n".join(campaign.lines()))
-    finish(campaign.row(), campaign.faults, save=save)
+    finish(campaign.row(), campaign.faults)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.option("--kills", type=_COUNT, default=30, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@record_option
 @_OPTIONS
-def kept(kills: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
+def kept(kills: int, seed: int, options: tuple[str, ...]) -> None:
     """Kill a server that keeps conversations, responses in the background and message batches, and compare them."""
     with TemporaryDirectory() as folder:
         campaign = KeptCampaign(Path(folder), options, Random(seed))
         for number in range(kills + 1):
             asyncio.run(campaign.live(kill=number < kills))
-    finish(campaign.row(), campaign.faults, save=save)
+    finish(campaign.row(), campaign.faults)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
@@ -67,9 +65,8 @@ def kept(kills: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
 @click.option("--times", type=_COUNT, default=20, show_default=True, help="Of replicas and store.")
 @click.option("--delay", default=0.2, show_default=True, help="Seconds that a message takes longer.")
 @click.option("--replicas", type=click.IntRange(min=2), default=2, show_default=True)
-@record_option
 @_OPTIONS
-def fleet(case: str, times: int, delay: float, replicas: int, save: bool, options: tuple[str, ...]) -> None:
+def fleet(case: str, times: int, delay: float, replicas: int, options: tuple[str, ...]) -> None:
     """Disturb a fleet with a shared store under load, and check every answer and every named state."""
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -77,35 +74,33 @@ def fleet(case: str, times: int, delay: float, replicas: int, save: bool, option
             questions = asyncio.run(make_questions(url))
         with start_machines(folder, replicas, options) as machines:
             campaign = asyncio.run(disturb(case, machines, questions, times, delay))
-    finish(campaign.row(case, times, delay), campaign.faults, save=save)
+    finish(campaign.row(case, times, delay), campaign.faults)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.option("--runs", type=_COUNT, default=3, show_default=True, help="Each is killed four times.")
 @click.option("--seed", default=0, show_default=True)
-@record_option
 @_OPTIONS
-def tuning(runs: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
+def tuning(runs: int, seed: int, options: tuple[str, ...]) -> None:
     """Kill the tuning of a state at moments of every kind, go on with --resume, and compare the states."""
     with TemporaryDirectory() as folder:
         campaign = TuningCampaign(Path(folder), options, Random(seed))
         campaign.run_undisturbed()
         for number in range(runs):
             campaign.run_with_kills(number)
-    finish(campaign.row(), campaign.faults, save=save)
+    finish(campaign.row(), campaign.faults)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.option("--kills", type=_COUNT, default=30, show_default=True, help="At least so many.")
 @click.option("--seed", default=0, show_default=True)
-@record_option
 @_OPTIONS
-def jobs(kills: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
+def jobs(kills: int, seed: int, options: tuple[str, ...]) -> None:
     """Kill a server with a batch and a fine-tuning job until both have ended, and compare all that they made."""
     with TemporaryDirectory() as folder:
         campaign = JobCampaign(Path(folder), options, Random(seed))
         asyncio.run(campaign.run(kills))
-    finish(campaign.row(), campaign.faults, save=save)
+    finish(campaign.row(), campaign.faults)
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ class Campaign:
         return Caller(self.session, self.url, Random(self.random.random()), 0)
 
     def row(self, case: str, times: int, delay: float) -> Row:
-        """Return the run's row for the table in docs/reliability.md."""
+        """Return the run's row for the table of docs/reliability.md."""
         often = f"{1e3 * delay:g} ms each way, {_SLOW_SECONDS:g} s" if case == "network" else f"{times} times"
         device = f"cpu, {self.machines.replicas} replicas"
         found = "; ".join(self._measured())

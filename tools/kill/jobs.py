@@ -188,7 +188,7 @@ class JobCampaign:
                 self.faults.append(f"{run.folder.name}: {len(other)} {what} are other ones: {sorted(other)[:5]}")
 
     def row(self) -> Row:
-        """Return the campaign's row for the table in docs/reliability.md."""
+        """Return the campaign's row for the table of docs/reliability.md."""
         resumed = sum(run.resumed for run in self.runs)
         return Row(
             "SIGKILL of a server at random moments of a batch and a fine-tuning job",

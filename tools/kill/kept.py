@@ -212,7 +212,7 @@ class KeptCampaign:
             self.faults.append(fault)
 
     def row(self) -> Row:
-        """Return the campaign's row for the table in docs/reliability.md."""
+        """Return the campaign's row for the table of docs/reliability.md."""
         done = ", ".join(f"{count} {what}" for what, count in sorted(self.acknowledged.items()))
         checked = ", ".join(f"{count} {what}" for what, count in sorted(self.checked.items()))
         return Row(

@@ -99,7 +99,7 @@ class Campaign:
             self.faults.append(fault)
 
     def row(self) -> Row:
-        """Return the run's row for the table in docs/reliability.md."""
+        """Return the run's row for the table of docs/reliability.md."""
         ledger, answers, states = self.ledger, self.answers, self.ledger.checks
         return Row(
             "SIGKILL at random moments during writes",

@@ -126,7 +126,7 @@ class TuningCampaign:
         self.kills[what] += 1
 
     def row(self) -> Row:
-        """Return the campaign's row for the table in docs/reliability.md."""
+        """Return the campaign's row for the table of docs/reliability.md."""
         kinds = ", ".join(f"{count} in {what}" for what, count in self.kills.items())
         device = self.options[self.options.index("--device") + 1] if "--device" in self.options else "auto"
         return Row(

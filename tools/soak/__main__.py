@@ -18,7 +18,7 @@ import click
 
 from tools.live_server.asking import device_of, patient_session
 from tools.live_server.process import ServerProcess
-from tools.reliability_table import command_line, finish, record_option, where
+from tools.reliability_table import command_line, finish, where
 from tools.soak.measure import Driver, Record, Sample, Sampler, Verdict, growth
 from tools.soak.operations import make_operations
 
@@ -48,7 +48,6 @@ _INTERVAL = 60.0  # seconds between samples
 @click.option(
     "--out", type=click.Path(path_type=Path), default="soak.jsonl", show_default=True, help="File for the samples."
 )
-@record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(
     minutes: float,
@@ -59,7 +58,6 @@ def main(
     pid: int | None,
     api_keys: tuple[str, ...],
     out: Path,
-    save: bool,
     serve_options: tuple[str, ...],
 ) -> None:
     """Send mixed traffic to a server, half of it with each API key, and report if it grew, slowed down or failed."""
@@ -83,7 +81,7 @@ def main(
     verdict = Verdict(samples, happened, left, growth(samples, warm_up_seconds), exit_status)
     click.echo(f"{minutes:g} minutes at {rate:g} operations a second, seed {seed}, serve {' '.join(serve_options)}")
     click.echo("\n".join(verdict.lines()))
-    finish(verdict.row(minutes, where(device), command_line("tools.soak")), list(verdict.faults()), save=save)
+    finish(verdict.row(minutes, where(device), command_line("tools.soak")), list(verdict.faults()))
 
 
 async def _soak(

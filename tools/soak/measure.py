@@ -233,7 +233,7 @@ class Verdict:
             yield f"the server ended with status {self.exit_status} after SIGTERM"
 
     def row(self, minutes: float, where: str, command: str) -> Row:
-        """Return the test's row for the table in docs/reliability.md."""
+        """Return the test's row for the table of docs/reliability.md."""
         memory = "" if self.growth is None else f"memory {self.growth.part:+.2%} after the warm-up"
         return Row(
             "mixed traffic of two API keys",
