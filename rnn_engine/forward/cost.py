@@ -2,8 +2,7 @@
 
 The search only needs the order, since it measures every variant that is predicted to be nearly the fastest. The figures
 for software devices are cycles of llvmpipe, from the trials in docs/performance.md. The prediction for hardware follows
-from a GPU's published figures, instructions counted in compiled kernels, and the assumptions named below; the same page
-has the formula.
+from a GPU's published figures, instructions counted in compiled kernels, and the assumptions named below.
 """
 
 from __future__ import annotations
