@@ -1,4 +1,4 @@
-"""`python -m tools.metrics`: write the reference in docs/metrics.md, every metric with its type, labels and meaning."""
+"""`python -m tools.metrics`: write the reference in docs/metrics.md, every metric with its labels and meaning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def renew(text: str) -> str:
 
 def reference() -> str:
     """Return a Markdown table of all metrics. It lists the values of a label if they are known at the start."""
-    return table(("metric", "type", "labels", ""), map(_row, families())) + "\n"
+    return table(("metric", "labels", ""), map(_row, families())) + "\n"
 
 
 def families() -> list[Metric]:
@@ -49,8 +49,9 @@ def full_name(family: Metric) -> str:
 
 
 def _row(family: Metric) -> tuple[str, ...]:
-    labels = "; ".join(_label(family, name) for name in labels_of(family))
-    return f"`{full_name(family)}`", family.type, labels, family.documentation
+    labels = "; ".join(_label(family, name) for name in labels_of(family) if name != "model")
+    kind = " (histogram)" if family.type == "histogram" else ""
+    return f"`{full_name(family)}`{kind}", labels, family.documentation
 
 
 def _label(family: Metric, name: str) -> str:
