@@ -35,7 +35,7 @@ def renew(text: str) -> str:
 
 def reference() -> str:
     """Return a Markdown table of all metrics. It lists the values of a label if they are known at the start."""
-    return table(("metric", "labels", ""), map(_row, families())) + "\n"
+    return table(("metric", ""), map(_row, families())) + "\n"
 
 
 def families() -> list[Metric]:
@@ -48,15 +48,20 @@ def full_name(family: Metric) -> str:
     return family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
 
 
-def _row(family: Metric) -> tuple[str, ...]:
-    labels = "; ".join(_label(family, name) for name in labels_of(family) if name != "model")
+def _row(family: Metric) -> tuple[str, str]:
+    labels = [name for name in labels_of(family) if name != "model"]
+    name = full_name(family) + (f"{{{','.join(labels)}}}" if labels else "")
     kind = " (histogram)" if family.type == "histogram" else ""
-    return f"`{full_name(family)}`{kind}", labels, family.documentation
+    return f"`{name}`{kind}", " ".join(
+        [family.documentation, *(text for label in labels for text in _values(family, label))]
+    )
 
 
-def _label(family: Metric, name: str) -> str:
-    values = list(dict.fromkeys(sample.labels[name] for sample in family.samples))
-    return f"`{name}`" if len(values) == 1 else f"`{name}`: {', '.join(values)}"
+def _values(family: Metric, label: str) -> Iterator[str]:
+    """Yield a sentence with the values of a label if there are several."""
+    values = list(dict.fromkeys(sample.labels[label] for sample in family.samples))
+    if len(values) > 1:
+        yield f"`{label}`: {', '.join(values)}."
 
 
 def labels_of(family: Metric) -> Iterator[str]:

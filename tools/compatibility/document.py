@@ -27,7 +27,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 _HEAD = """# Compatibility
 
 How this server differs from other systems. A field that is not listed is the same as in the other system if the page \
-`/docs` of a server has it.
+`/docs` of a server has it, or it is accepted and can't change an answer.
 
 * **different**: it is accepted; the difference is described beside it.
 * **no effect**: it is accepted, since it can't change an answer of this server.
@@ -159,7 +159,7 @@ def _system(system: System, shared: Container[tuple[str, str]]) -> Iterator[str]
 
 
 def _differences(system: System) -> Mapping[tuple[str, str], list[str]]:
-    """Return the fields that are not the same, by verdict and note. A route stands beside fields that vary by route."""
+    """Return the fields that need a word, by verdict and note. A route stands beside fields that vary by route."""
     said: dict[str, dict[tuple[str, str], list[str]]] = {}
     for call in system.calls:
         for one in call.fields:
@@ -170,4 +170,4 @@ def _differences(system: System) -> Mapping[tuple[str, str], list[str]]:
         for key, paths in verdicts.items():
             place = f" of {', '.join(f'`{path}`' for path in dict.fromkeys(paths))}" if len(verdicts) > 1 else ""
             found.setdefault(key, []).append(f"`{name}`{place}")
-    return {key: names for key, names in found.items() if key[0] != "same"}
+    return {key: names for key, names in found.items() if key not in (("same", ""), ("no_effect", ""))}
