@@ -17,9 +17,9 @@ from rnn_engine.chat_template.tools import ToolFormat
 from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids, check_whole
 from rnn_engine.grammar import Grammar
 from rnn_engine.sampling.masks import Thinking, TokenMask
-from rnn_engine.sampling.params import MixKind
+from rnn_engine.sampling.params import MixKind, check_weights
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
-from rnn_engine.sampling.rows import SequenceContext, check_weights
+from rnn_engine.sampling.rows import SequenceContext
 from rnn_engine.telemetry import Timing
 from rnn_engine.types import F32, InitialState, ModelShape, State
 

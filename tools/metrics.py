@@ -17,7 +17,8 @@ from rnn_engine_server.core.kept import KeptUsage
 from rnn_engine_server.jobs import batches, tunings
 from rnn_engine_server.jobs.lines import LineCounts
 from rnn_engine_server.telemetry.metrics import EngineReadings, Readings, server_metrics
-from rnn_engine_server.telemetry.records import CLIENT_LEFT, HttpCounters, RequestRecord
+from rnn_engine_server.telemetry.records import HttpCounters
+from rnn_engine_server.telemetry.request_record import CLIENT_LEFT, RequestRecord
 from rnn_engine_states.cache.config import CacheStats, TierStats
 from rnn_engine_states.named.table import StateUsage
 from tools.markdown import table

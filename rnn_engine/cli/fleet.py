@@ -9,7 +9,7 @@ import click
 import cloup
 
 from rnn_engine.cli.options import FiniteRange, LongCommand
-from rnn_engine.cli.serve import ServeOptions, serving_options
+from rnn_engine.cli.serve_options import ServeOptions, serving_options
 
 
 @cloup.command(cls=LongCommand)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import click
 
 from rnn_engine.cli.options import describe_shape
-from rnn_engine.cli.serve import NamedModel, ServeOptions
+from rnn_engine.cli.serve_options import NamedModel, ServeOptions
 from rnn_engine.cli.server_options import log_on_stderr
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.cli.state_options import with_demo_state

@@ -11,8 +11,10 @@ wgpu is imported when devices are listed, so that the device `cpu` works without
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rnn_engine.errors import DeviceError
@@ -43,8 +45,15 @@ def load_wgpu() -> None:
         import wgpu
         from wgpu.backends.wgpu_native import _api
         from wgpu.backends.wgpu_native._ffi import ffi, lib
+        from wgpu.backends.wgpu_native.extras import set_instance_extras
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: wgpu's own, if its library can't be loaded
         raise DeviceError(f"the package wgpu can't be loaded: {error}. The device 'cpu' works without it") from error
+    if (
+        "XDG_RUNTIME_DIR" not in os.environ
+    ):  # Mesa would write errors that it finds no desktop
+        os.environ.setdefault("NODEVICE_SELECT", "1")
+    with suppress(RuntimeError):  # a program that uses wgpu itself has opened its instance already
+        set_instance_extras(backends=["Primary"])  # OpenGL is not used, and may write errors on the console
     _on_mapped = ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", _settle_mapping)
     gpu_errors = (wgpu.GPUError,)
 

@@ -184,7 +184,17 @@ StepNames: TypeAlias = Sequence[str] | None
 SamplerChoice: TypeAlias = Ai00Sampler | None
 
 MixKind: TypeAlias = Literal["log", "probability"]
-"""How the distributions of several states are mixed; see `rnn_engine.sampling.rows`."""
+"""How the distributions of several states are mixed; see `mix_logits`."""
+
+MAX_WEIGHT = 100.0
+
+
+def check_weights(weights: Sequence[float], kind: MixKind) -> None:
+    """Raise InvalidRequestError if a weight for mixing states is out of range, or if all are 0."""
+    for number, weight in enumerate(weights):
+        check_range(f"state.{number}.weight", weight, -MAX_WEIGHT if kind == "log" else 0.0, MAX_WEIGHT)
+    if not any(weights):
+        raise InvalidRequestError("state", list(weights), "at least one weight that is not 0")
 
 
 @dataclass(frozen=True, slots=True)

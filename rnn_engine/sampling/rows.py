@@ -10,10 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rnn_engine.errors import InvalidRequestError, StepError, check_range
-from rnn_engine.sampling.adjustments import F64
+from rnn_engine.errors import StepError
 from rnn_engine.sampling.masks import AllowedTokens, Mask, allowed_tokens
-from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32, I32, Readout
 
 
@@ -150,56 +148,3 @@ class SequenceContext:
 
 
 NO_CONTEXT = SequenceContext()
-
-# Mix the next-token rows of several states into one.
-#
-# With weights w_i, logits l_i and probabilities p_i = softmax(l_i), the mixed distribution is
-#
-# * `log`: softmax(sum w_i log p_i), the product of the p_i, each raised to its weight. Weights 1 + g and -g contrast
-#   one state with another, as classifier-free guidance does. The sum of the weights acts as the inverse of a
-#   temperature.
-# * `probability`: sum w_i p_i / sum w_i, as if each token came from one of the states, drawn by their weights.
-
-MAX_WEIGHT = 100.0
-
-
-def check_weights(weights: Sequence[float], kind: MixKind) -> None:
-    """Raise InvalidRequestError if a weight for mixing states is out of range, or if all are 0."""
-    for number, weight in enumerate(weights):
-        check_range(f"state.{number}.weight", weight, -MAX_WEIGHT if kind == "log" else 0.0, MAX_WEIGHT)
-    if not any(weights):
-        raise InvalidRequestError("state", list(weights), "at least one weight that is not 0")
-
-
-def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> F32:
-    """Mix the logit rows [V] of several states by `weights`, and return the logits [V] of the mixed distribution.
-
-    A row of weight 0 takes no part. A row of weight 1 is not changed if no other takes part.
-    """
-    parts = [(row.astype(np.float64), weight) for row, weight in zip(rows, weights, strict=True) if weight != 0.0]
-    if kind == "log":
-        mixed = _weighted_sum([row for row, _ in parts], [weight for _, weight in parts])
-    elif len(parts) == 1:
-        mixed = parts[0][0]
-    else:
-        mixed = _logsumexp_of_mix(np.stack([row - _logsumexp_of_mix(row) + math.log(weight) for row, weight in parts]))
-    with np.errstate(over="ignore"):  # a logit beyond f32 becomes infinite, and drawing from its row raises
-        return np.asarray(mixed, np.float32)
-
-
-def _weighted_sum(rows: Sequence[F64], weights: Sequence[float]) -> F64:
-    """Return the sum of `rows` [V] by `weights`. A token that no row allows, with -inf in all, has -inf."""
-    with np.errstate(invalid="ignore"):  # the difference of infinite logits
-        mixed: F64 = np.asarray(sum(weight * row for row, weight in zip(rows, weights, strict=True)))
-    if np.isnan(mixed).any():
-        mixed[np.logical_and.reduce([np.isneginf(row) for row in rows])] = -math.inf
-    return mixed
-
-
-def _logsumexp_of_mix(values: F64) -> F64:
-    """Return the log-sum-exp of `values` over the first axis; it is -inf if all of them are."""
-    greatest = values.max(axis=0)
-    greatest = np.where(np.isneginf(greatest), 0.0, greatest)  # since -inf - -inf is no number
-    with np.errstate(divide="ignore"):  # the logarithm of 0
-        total: F64 = greatest + np.log(np.exp(values - greatest).sum(axis=0))
-    return total

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.requests import Event, GenerateRequest, StateMix, TokenInfo
-from rnn_engine.sampling.rows import LogitRow, RunRows, mix_logits
+from rnn_engine.sampling.adjustments import F64
+from rnn_engine.sampling.params import MixKind
+from rnn_engine.sampling.rows import LogitRow, RunRows
 from rnn_engine.scheduler.phases import AwaitSequences, Decode, TakeIn
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
@@ -126,3 +129,47 @@ class Follower(SlotSequence):
 def _hold_row(sequence: SlotSequence, row: F32) -> None:
     sequence.row = row
     sequence.enter(AwaitSequences())
+
+
+# Mix the next-token rows of several states into one.
+#
+# With weights w_i, logits l_i and probabilities p_i = softmax(l_i), the mixed distribution is
+#
+# * `log`: softmax(sum w_i log p_i), the product of the p_i, each raised to its weight. Weights 1 + g and -g contrast
+#   one state with another, as classifier-free guidance does. The sum of the weights acts as the inverse of a
+#   temperature.
+# * `probability`: sum w_i p_i / sum w_i, as if each token came from one of the states, drawn by their weights.
+
+
+def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> F32:
+    """Mix the logit rows [V] of several states by `weights`, and return the logits [V] of the mixed distribution.
+
+    A row of weight 0 takes no part. A row of weight 1 is not changed if no other takes part.
+    """
+    parts = [(row.astype(np.float64), weight) for row, weight in zip(rows, weights, strict=True) if weight != 0.0]
+    if kind == "log":
+        mixed = _weighted_sum([row for row, _ in parts], [weight for _, weight in parts])
+    elif len(parts) == 1:
+        mixed = parts[0][0]
+    else:
+        mixed = _logsumexp_of_mix(np.stack([row - _logsumexp_of_mix(row) + math.log(weight) for row, weight in parts]))
+    with np.errstate(over="ignore"):  # a logit beyond f32 becomes infinite, and drawing from its row raises
+        return np.asarray(mixed, np.float32)
+
+
+def _weighted_sum(rows: Sequence[F64], weights: Sequence[float]) -> F64:
+    """Return the sum of `rows` [V] by `weights`. A token that no row allows, with -inf in all, has -inf."""
+    with np.errstate(invalid="ignore"):  # the difference of infinite logits
+        mixed: F64 = np.asarray(sum(weight * row for row, weight in zip(rows, weights, strict=True)))
+    if np.isnan(mixed).any():
+        mixed[np.logical_and.reduce([np.isneginf(row) for row in rows])] = -math.inf
+    return mixed
+
+
+def _logsumexp_of_mix(values: F64) -> F64:
+    """Return the log-sum-exp of `values` over the first axis; it is -inf if all of them are."""
+    greatest = values.max(axis=0)
+    greatest = np.where(np.isneginf(greatest), 0.0, greatest)  # since -inf - -inf is no number
+    with np.errstate(divide="ignore"):  # the logarithm of 0
+        total: F64 = greatest + np.log(np.exp(values - greatest).sum(axis=0))
+    return total

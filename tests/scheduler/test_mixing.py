@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, Started, StateMix
 from rnn_engine.sampling.params import MixKind
-from rnn_engine.sampling.rows import mix_logits
 from rnn_engine.scheduler import Scheduler
+from rnn_engine.scheduler.mixed import mix_logits
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer

@@ -45,7 +45,6 @@ from rnn_engine_server.core.inner import InnerCalls
 from rnn_engine_server.core.kept import SLOT_PROMPTS, KeptUsage, PromptTable
 from rnn_engine_server.core.process import end_process, late_collections, notify, open_listeners, stop_signals, url_of
 from rnn_engine_server.core.routing import (
-    API_DOCUMENT,
     LIFECYCLE,
     SETTINGS,
     Lifecycle,
@@ -62,7 +61,7 @@ from rnn_engine_server.jobs.tuning_runner import TuningRunner
 from rnn_engine_server.jobs.tunings import TuningStore
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder
 from rnn_engine_server.models.registry import EMBEDDER, MODELS, ModelRegistry, models_middleware
-from rnn_engine_server.openapi.document import DocumentMaker
+from rnn_engine_server.openapi.document import API_DOCUMENT, DocumentMaker
 from rnn_engine_server.telemetry.metrics import METRICS, Metrics, Readings
 from rnn_engine_server.telemetry.records import (
     HTTP_COUNTERS,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher, get_close_matches
 from itertools import zip_longest
 from types import UnionType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
@@ -20,9 +20,6 @@ from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.errors import ErrorForm, Failure, describe, describe_http, openai_error
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from rnn_engine_server.openapi.document import DocumentMaker
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -202,8 +199,6 @@ class Lifecycle:
 SETTINGS = web.AppKey("settings", ServerSettings)
 
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
-
-API_DOCUMENT: web.AppKey[DocumentMaker] = web.AppKey("api_document")
 
 
 @web.middleware

@@ -11,6 +11,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args, get_type_hints
 
+from aiohttp import web
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core.core_schema import CoreSchema, ModelSchema
@@ -438,3 +439,6 @@ def _query_parameters(route: Route) -> Iterator[dict[str, Any]]:
     known = {**(MODEL_QUERY if route.uses_model else {}), **route.query}
     for name, meaning in known.items():
         yield {"name": name, "in": "query", "description": meaning, "schema": {"type": "string"}}
+
+
+API_DOCUMENT = web.AppKey("api_document", DocumentMaker)

@@ -9,8 +9,8 @@ from importlib.resources import files
 from aiohttp import web
 
 from rnn_engine_server.core.bodies import encoded_response
-from rnn_engine_server.core.routing import API_DOCUMENT, HTML, Route, path_of
-from rnn_engine_server.openapi.document import ApiDocument
+from rnn_engine_server.core.routing import HTML, Route, path_of
+from rnn_engine_server.openapi.document import API_DOCUMENT, ApiDocument
 
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.telemetry import RequestReport
+from rnn_engine_server.telemetry.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
-
-    from rnn_engine_server.telemetry.records import RequestRecord
 
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
