@@ -48,9 +48,7 @@ def load_wgpu() -> None:
         from wgpu.backends.wgpu_native.extras import set_instance_extras
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: wgpu's own, if its library can't be loaded
         raise DeviceError(f"the package wgpu can't be loaded: {error}. The device 'cpu' works without it") from error
-    if (
-        "XDG_RUNTIME_DIR" not in os.environ
-    ):  # Mesa would write errors that it finds no desktop
+    if "XDG_RUNTIME_DIR" not in os.environ:  # Mesa would write errors that it finds no desktop
         os.environ.setdefault("NODEVICE_SELECT", "1")
     with suppress(RuntimeError):  # a program that uses wgpu itself has opened its instance already
         set_instance_extras(backends=["Primary"])  # OpenGL is not used, and may write errors on the console

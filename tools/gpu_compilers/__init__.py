@@ -126,6 +126,8 @@ def compile_for(family: str, shaders: Mapping[str, str], *, with_loops: bool = T
         )
     if "no device" in done.stderr:
         raise UnavailableError("Mesa's driver for AMD is missing (on Debian or Ubuntu: mesa-vulkan-drivers)")
+    if "Unknown family" in done.stderr:
+        raise UnavailableError(f"Mesa's driver for AMD is too old to know {family}")
     if done.returncode:
         raise RuntimeError(f"the kernels were not compiled for {family}: {done.stderr[-2000:]}")
     printed = re.split(r"^@@ \d+$", done.stderr, flags=re.MULTILINE)[1:]
