@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.backward.trainer import Document, Optimizer, TrainingState
+from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
 from rnn_engine.errors import InvalidRequestError, check_finite
 from rnn_engine.types import F32, I32, FieldKind, ModelShape, State
 
@@ -24,7 +24,7 @@ class PackedDocuments:
     lengths: tuple[int, ...]  # the number of inputs of each document
 
     @classmethod
-    def of(cls, documents: Sequence[Document]) -> PackedDocuments:
+    def of(cls, documents: Sequence[TrainingDocument]) -> PackedDocuments:
         """Pack `documents`, which `check_documents` has accepted."""
         return cls(
             np.concatenate([document.tokens[:-1] for document in documents]),
@@ -52,7 +52,9 @@ def check_optimizer(optimizer: Optimizer) -> None:
             raise InvalidRequestError(f"optimizer {name}", value, "a finite number greater than 0")
 
 
-def check_documents(documents: Sequence[Document], shape: ModelShape, max_documents: int, max_tokens: int) -> None:
+def check_documents(
+    documents: Sequence[TrainingDocument], shape: ModelShape, max_documents: int, max_tokens: int
+) -> None:
     """Raise InvalidRequestError if a document is invalid, or if there are none, too many or too long ones."""
     if len(documents) == 0:
         raise InvalidRequestError("documents", list(documents), "at least one document")
@@ -89,7 +91,7 @@ def check_training_state(state: TrainingState, shape: ModelShape, trained: Seque
         raise InvalidRequestError("num_updates", state.num_updates, "at least 0")
 
 
-def _check_document(name: str, document: Document, vocab_size: int) -> None:
+def _check_document(name: str, document: TrainingDocument, vocab_size: int) -> None:
     tokens, weights = document.tokens, document.weights
     if tokens.ndim != 1 or len(tokens) < 2 or not np.issubdtype(tokens.dtype, np.integer):
         raise InvalidRequestError(f"{name}: tokens", _describe(tokens), "at least two integers, on one axis")

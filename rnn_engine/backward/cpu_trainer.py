@@ -16,7 +16,7 @@ from rnn_engine.backward.contract import (
     check_training_state,
     trained_fields,
 )
-from rnn_engine.backward.trainer import Document, Optimizer, TrainingState
+from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
 from rnn_engine.errors import StepError
 from rnn_engine.reference import Array, RunBackward, RunLayers, Weights, embed, project_to_logits
 from rnn_engine.reference.backward import project_to_logits_backward
@@ -77,7 +77,7 @@ class CpuTrainer:
         return self._max_documents
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite says so
-    def loss(self, documents: Sequence[Document]) -> float:
+    def loss(self, documents: Sequence[TrainingDocument]) -> float:
         weights, packed = self._start(documents)
         with matmul_threads(self._shape):
             x, _ = self._run_layers(weights, packed.inputs, packed.lengths, self._initial_states(packed))
@@ -85,7 +85,7 @@ class CpuTrainer:
         return loss
 
     @np.errstate(over="ignore", invalid="ignore")
-    def accumulate(self, documents: Sequence[Document], scale: float) -> float:
+    def accumulate(self, documents: Sequence[TrainingDocument], scale: float) -> float:
         check_scale(scale)
         weights, packed = self._start(documents)
         states = self._initial_states(packed)
@@ -142,7 +142,7 @@ class CpuTrainer:
     def close(self) -> None:
         self._weights = None
 
-    def _start(self, documents: Sequence[Document]) -> tuple[Weights, PackedDocuments]:
+    def _start(self, documents: Sequence[TrainingDocument]) -> tuple[Weights, PackedDocuments]:
         """Check the documents of a call; return the weights and the documents on one axis."""
         check_documents(documents, self._shape, self._max_documents, self._max_tokens)
         if self._weights is None:

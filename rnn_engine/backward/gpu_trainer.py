@@ -22,7 +22,7 @@ from rnn_engine.backward.contract import (
     check_training_state,
     trained_fields,
 )
-from rnn_engine.backward.trainer import Document, Optimizer, TrainingState
+from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.forward.forward_pass import Progress
 from rnn_engine.forward.matmul import MatMulKernels
@@ -108,13 +108,13 @@ class GpuTrainer:
         plans = self._pass.forward_plan(step, keeps=True), self._pass.loss_plan(step, has_gradient=True)
         return Plan(tuple(chain(*(plan.dispatches for plan in (*plans, self._pass.backward_plan(step))))))
 
-    def loss(self, documents: Sequence[Document]) -> float:
+    def loss(self, documents: Sequence[TrainingDocument]) -> float:
         packed = self._start(documents)
         with _step_errors():
             step = self._run_forward(packed, keeps=False)
             return self._run_rows(packed, step, has_gradient=False)
 
-    def accumulate(self, documents: Sequence[Document], scale: float) -> float:
+    def accumulate(self, documents: Sequence[TrainingDocument], scale: float) -> float:
         check_scale(scale)
         packed = self._start(documents)
         with _step_errors():
@@ -169,7 +169,7 @@ class GpuTrainer:
             self._closed = True
             self._memory.close()
 
-    def _start(self, documents: Sequence[Document]) -> PackedDocuments:
+    def _start(self, documents: Sequence[TrainingDocument]) -> PackedDocuments:
         check_documents(documents, self._shape, self.max_documents, self.max_tokens)
         self._check_open()
         return PackedDocuments.of(documents)

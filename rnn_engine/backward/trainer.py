@@ -13,7 +13,7 @@ from rnn_engine.types import F32, I32, ModelShape, State
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Document:
+class TrainingDocument:
     """A text to learn from, whose first token follows the initial state. Its n tokens have n - 1 predictions."""
 
     tokens: I32  # [n], at least two
@@ -58,7 +58,7 @@ class Trainer(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most inputs (`Document.num_inputs`) of all documents of one call together."""
+        """The most inputs (`TrainingDocument.num_inputs`) of all documents of one call together."""
         ...
 
     @property
@@ -66,14 +66,14 @@ class Trainer(Protocol):
         """The most documents of one call."""
         ...
 
-    def loss(self, documents: Sequence[Document]) -> float:
+    def loss(self, documents: Sequence[TrainingDocument]) -> float:
         """Return the loss of `documents` from the present initial state. Runs forward only.
 
         Raises InvalidRequestError for too many documents or tokens, or for tokens that the model does not have.
         """
         ...
 
-    def accumulate(self, documents: Sequence[Document], scale: float) -> float:
+    def accumulate(self, documents: Sequence[TrainingDocument], scale: float) -> float:
         """Add `scale` times the gradient of the loss of `documents` to the gradient so far; return the loss, unscaled.
 
         Raises as `loss` does.

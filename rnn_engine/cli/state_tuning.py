@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rnn_engine.backward import Document
+from rnn_engine.backward import TrainingDocument
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.options import command_to_resume
 from rnn_engine.cli.reports import write_page
@@ -198,7 +198,12 @@ def _run(tuner: Tuner, bar: TuningBar) -> None:
 
 
 def _make_samples(
-    model: Path, device: DeviceOptions, maker: TextMaker, documents: Sequence[Document], start: State, best: State
+    model: Path,
+    device: DeviceOptions,
+    maker: TextMaker,
+    documents: Sequence[TrainingDocument],
+    start: State,
+    best: State,
 ) -> list[Sample]:
     """Return the model's answers to the first questions of `documents` from both states, without chance."""
     chosen = [_divide_document(document) for document in documents[:_NUM_SAMPLES]]
@@ -222,7 +227,7 @@ def _make_samples(
     ]
 
 
-def _divide_document(document: Document) -> tuple[list[int], list[int]]:
+def _divide_document(document: TrainingDocument) -> tuple[list[int], list[int]]:
     """Return the tokens before the first answer of a document, and the answer's."""
     learnt = document.weights > 0
     start = int(np.argmax(learnt))

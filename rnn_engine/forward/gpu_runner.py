@@ -17,7 +17,7 @@ from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import SlotStates
 from rnn_engine.forward.step import StepLimits, StepSize, decode_readout, encode_batch, encode_masks
 from rnn_engine.forward.weight_choice import FormatOf
-from rnn_engine.gpu import BufferCopy, Device, Download, Memory, Plan, Recorder
+from rnn_engine.gpu import BufferCopy, Device, Memory, Plan, ReadBack, Recorder
 from rnn_engine.types import (
     F32,
     Batch,
@@ -115,7 +115,7 @@ class _Step:
     ticket: Ticket
     batch: Batch
     submission: int
-    download: Download | None  # of the read-outs and draws; None if the step has no rows
+    download: ReadBack | None  # of the read-outs and draws; None if the step has no rows
     answer: bytes = field(default=b"", init=False)  # the downloaded read-outs
     drawn: Sequence[Drawn] = field(default=(), init=False)  # from the same download
     error: DeviceError | None = field(default=None, init=False)

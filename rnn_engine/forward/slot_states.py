@@ -11,7 +11,7 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.forward.weight_formats import round_up
-from rnn_engine.gpu import Buffer, BufferCopy, Device, Dispatch, Download, Kernels, Memory, Plan, Recorder
+from rnn_engine.gpu import Buffer, BufferCopy, Device, Dispatch, Kernels, Memory, Plan, ReadBack, Recorder
 from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
 
 _KEYS_AT_ONCE: Final = 8  # the keys that a kernel of a recurrence loads at once
@@ -192,11 +192,11 @@ class SlotRead:
     """The download of one slot's state from the device, in progress or done; implements `PendingState`."""
 
     def __init__(
-        self, layout: StateLayout, side: int, download: Download, on_finished: Callable[[SlotRead], None]
+        self, layout: StateLayout, side: int, download: ReadBack, on_finished: Callable[[SlotRead], None]
     ) -> None:
         self._layout = layout
         self._side = side
-        self._download: Download | None = download
+        self._download: ReadBack | None = download
         self._on_finished = on_finished
         self._packed: F32 | DeviceError | None = None  # [L, stride]
 

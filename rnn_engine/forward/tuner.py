@@ -113,7 +113,7 @@ class _Task:
         )
 
 
-class Tuner:
+class KernelTuner:
     """Searches for the fastest matmul kernels of one loaded model by timing them. No step may run meanwhile."""
 
     def __init__(

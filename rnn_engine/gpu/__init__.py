@@ -11,7 +11,7 @@ from rnn_engine.gpu.device import (
 )
 from rnn_engine.gpu.kernels import BindGroup, Kernel, Kernels
 from rnn_engine.gpu.memory import Buffer, Memory
-from rnn_engine.gpu.recorder import BufferCopy, Dispatch, Download, Plan, Recorder
+from rnn_engine.gpu.recorder import BufferCopy, Dispatch, Plan, ReadBack, Recorder
 from rnn_engine.gpu.sizing import SizingDevice
 from rnn_engine.gpu.timing import (
     DevicePeaks,
@@ -30,11 +30,11 @@ __all__ = [
     "DeviceInfo",
     "DevicePeaks",
     "Dispatch",
-    "Download",
     "Kernel",
     "Kernels",
     "Memory",
     "Plan",
+    "ReadBack",
     "Recorder",
     "SizingDevice",
     "allocated_on",

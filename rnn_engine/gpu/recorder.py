@@ -74,7 +74,7 @@ class BufferCopy:
     num_bytes: int
 
 
-class Download:
+class ReadBack:
     """A transfer of bytes from a device buffer to the host. Only one thread may use it at a time."""
 
     def __init__(self, device: wgpu.GPUDevice, buffer: Buffer, num_bytes: int, submission: int) -> None:
@@ -131,9 +131,9 @@ class Recorder:
         """Block until the device has executed `submission` and all earlier ones."""
         native.wait(self._device, submission)
 
-    def download(self, buffer: Buffer, num_bytes: int, submission: int) -> Download:
+    def download(self, buffer: Buffer, num_bytes: int, submission: int) -> ReadBack:
         """Start to transfer the first `num_bytes` of a mappable buffer to the host after `submission`. Does not block.
 
-        Submit nothing that uses the buffer until `Download.take` has returned.
+        Submit nothing that uses the buffer until `ReadBack.take` has returned.
         """
-        return Download(self._device, buffer, num_bytes, submission)
+        return ReadBack(self._device, buffer, num_bytes, submission)

@@ -16,7 +16,7 @@ from rnn_engine.errors import check_numbers
 from rnn_engine.files import cache_folder, read_record, short_digest, write_record
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.forward.matmul import MatMulKernels
-from rnn_engine.forward.tuner import Choice, Chosen, Tuner
+from rnn_engine.forward.tuner import Choice, Chosen, KernelTuner
 from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass
 from rnn_engine.forward.variants import KernelLimits, from_record, to_record
 from rnn_engine.gpu import Device, measure_subgroup_size
@@ -97,7 +97,7 @@ def choose_kernels(
     known = kept.read(limits)
     seconds = order.budget(runner.device, runner.weight_bytes)
     if seconds > 0:
-        tuner = Tuner(runner, matmuls, limits, half=order.half)
+        tuner = KernelTuner(runner, matmuls, limits, half=order.half)
         searched = set() if order.anew else {kind for kind, _ in known}
         found = tuner.search(seconds, progress, known=searched, exhaustive=order.exhaustive)
         known = {**known, **found}

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from rnn_engine.backward import Document
+from rnn_engine.backward import TrainingDocument
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.chat_prompt import make_answer, make_chat_prompt
@@ -105,8 +105,8 @@ class DataReport:
 class TrainingData:
     """Documents to learn from and documents to judge by, no record of which is in the other part."""
 
-    training: tuple[Document, ...]
-    held_out: tuple[Document, ...]
+    training: tuple[TrainingDocument, ...]
+    held_out: tuple[TrainingDocument, ...]
     report: DataReport
     held_out_report: DataReport | None  # None if the held-out part is a share of the file
     digest: str  # of all documents in their order
@@ -116,7 +116,7 @@ class TrainingData:
 class _Group:
     """The documents of one record. Equal records have equal digests."""
 
-    documents: tuple[Document, ...]
+    documents: tuple[TrainingDocument, ...]
     digest: bytes
 
 
@@ -224,7 +224,7 @@ def _check(path: Path, report: DataReport, settings: DataSettings) -> None:
 
 def _make_documents(
     value: object, place: str, maker: TextMaker, settings: DataSettings, report: DataReport
-) -> tuple[tuple[Document, ...], bool]:
+) -> tuple[tuple[TrainingDocument, ...], bool]:
     """Return the documents of one record, and True if it is too long: then it has fewer of them, cut ones, or none."""
     match parse_example(value):
         case Text() as text:
@@ -238,13 +238,13 @@ def _make_documents(
         if document.num_inputs > settings.max_tokens:
             is_long = True
             end = settings.max_tokens + 1
-            document = Document(document.tokens[:end], document.weights[:end])
+            document = TrainingDocument(document.tokens[:end], document.weights[:end])
         if document.num_inputs > 0 and document.weights.any():
             documents.append(document)
     return () if is_long and settings.long_texts != "cut" else tuple(documents), is_long
 
 
-def _text_document(text: Text, maker: TextMaker) -> Document:
+def _text_document(text: Text, maker: TextMaker) -> TrainingDocument:
     """Return the document of a text: its prompt, and what is learnt, which token 0 ends."""
     prompt = maker.tokenize(text.prompt)
     return _document(prompt, [*maker.tokenize(text.completion), END_OF_TEXT])
@@ -252,13 +252,13 @@ def _text_document(text: Text, maker: TextMaker) -> Document:
 
 def _chat_documents(
     chat: Chat, place: str, maker: TextMaker, max_tokens: int, report: DataReport
-) -> Iterator[Document]:
+) -> Iterator[TrainingDocument]:
     """Yield the documents of a conversation, which together teach all its answers.
 
     One is enough as long as the prompt of each answer begins with what the model has read and written before.
     Otherwise another one begins, such as after thoughts: templates leave them out of later prompts.
     """
-    document: Document | None = None
+    document: TrainingDocument | None = None
     for number in chat.learnt:
         answer = chat.messages[number]
         if not answer.content.strip() and not answer.tool_calls:
@@ -287,17 +287,17 @@ def _begins_with(prompt: Sequence[int], tokens: Any) -> bool:  # noqa: ANN401
     return len(prompt) >= len(tokens) and np.array_equal(prompt[: len(tokens)], tokens)
 
 
-def _document(prompt: Sequence[int], learnt: Sequence[int], begins: Document | None = None) -> Document:
+def _document(prompt: Sequence[int], learnt: Sequence[int], begins: TrainingDocument | None = None) -> TrainingDocument:
     """Return the document of a prompt and of tokens to learn after it; the prompt begins with the document `begins`."""
     weights = np.zeros(len(prompt) + len(learnt), np.float32)
     weights[len(prompt) :] = 1.0
     weights[0] = 0.0
     if begins is not None:
         weights[: len(begins.weights)] = begins.weights
-    return Document(np.array([*prompt, *learnt], np.int32), weights)
+    return TrainingDocument(np.array([*prompt, *learnt], np.int32), weights)
 
 
-def _digest(documents: Sequence[Document]) -> bytes:
+def _digest(documents: Sequence[TrainingDocument]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for document in documents:
         digest.update(document.tokens.tobytes())

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.backward import Document, Trainer, TrainingState
+from rnn_engine.backward import Trainer, TrainingDocument, TrainingState
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.training.data import TrainingData
 from rnn_engine.types import State
@@ -296,7 +296,7 @@ class Tuning:
         num_tokens = sum(document.num_inputs for document in batch)
         return Updated(progress.step, num_steps, trial, rate, loss, norm, num_tokens)
 
-    def _batch(self, step: int) -> list[Document]:
+    def _batch(self, step: int) -> list[TrainingDocument]:
         """Return the documents of the update number `step`: each epoch has all documents in an order of its own."""
         documents, size = self._data.training, self._settings.batch_size
         places = range(step * size, (step + 1) * size)
@@ -305,10 +305,10 @@ class Tuning:
             for place in places
         ]
 
-    def _mean_loss(self, documents: Sequence[Document]) -> float:
+    def _mean_loss(self, documents: Sequence[TrainingDocument]) -> float:
         return self._sum(self._trainer.loss, documents) / _total_weight(documents)
 
-    def _sum(self, loss_of: Callable[[list[Document]], float], documents: Sequence[Document]) -> float:
+    def _sum(self, loss_of: Callable[[list[TrainingDocument]], float], documents: Sequence[TrainingDocument]) -> float:
         """Return the sum of the losses that `loss_of`, a call of the trainer, gives of all documents."""
         total = 0.0
         for call in self._calls(documents):
@@ -316,9 +316,9 @@ class Tuning:
             self._rest()
         return total
 
-    def _calls(self, documents: Sequence[Document]) -> Iterator[list[Document]]:
+    def _calls(self, documents: Sequence[TrainingDocument]) -> Iterator[list[TrainingDocument]]:
         """Divide documents into calls of the trainer."""
-        call: list[Document] = []
+        call: list[TrainingDocument] = []
         num_tokens = 0
         for document in documents:
             too_long = num_tokens + document.num_inputs > self._trainer.max_tokens
@@ -357,5 +357,5 @@ def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def _total_weight(documents: Sequence[Document]) -> float:
+def _total_weight(documents: Sequence[TrainingDocument]) -> float:
     return float(sum(document.weights.sum(dtype=np.float64) for document in documents))

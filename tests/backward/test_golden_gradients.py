@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import DTypeLike
 
-from rnn_engine.backward import Document, Optimizer, TrainingState
+from rnn_engine.backward import Optimizer, TrainingDocument, TrainingState
 from rnn_engine.loading.runner import open_model
 from rnn_engine.versions.table import VERSIONS
 from tests.support.golden import GRADIENT_NAMES, load_golden, load_gradients
@@ -27,7 +27,9 @@ def test_golden_gradients(name: str, dtype: DTypeLike, tolerance: float) -> None
         )
     moments = {name: np.zeros_like(values) for name, values in expected.state.items()}
     trainer.write(TrainingState(expected.state, moments, moments, 0))
-    assert trainer.accumulate([Document(golden.tokens, weights)], 1.0) == pytest.approx(expected.loss, rel=tolerance)
+    assert trainer.accumulate([TrainingDocument(golden.tokens, weights)], 1.0) == pytest.approx(
+        expected.loss, rel=tolerance
+    )
     for field, values in trainer.gradient().items():
         assert relative_error(values, expected.gradient[field]) < tolerance  # measured: 2.8e-6 at most, in f32
 

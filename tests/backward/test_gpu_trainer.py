@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rnn_engine.backward import Document, Optimizer
+from rnn_engine.backward import Optimizer, TrainingDocument
 from rnn_engine.backward.context import BackwardContext, BackwardLayer
 from rnn_engine.backward.gpu_trainer import parts_of
 from rnn_engine.gpu import Plan
@@ -51,7 +51,9 @@ def test_losses_and_their_gradient_in_pieces_of_rows(kind: str, max_binding_byte
     generator = np.random.default_rng(3)
     weights = generator.choice(np.array([0, 0.5, 2], np.float32), 24)
     weights[0] = 0
-    documents = [Document(generator.integers(SHAPE.vocab_size, size=24, dtype=np.int32), weights) for _ in range(2)]
+    documents = [
+        TrainingDocument(generator.integers(SHAPE.vocab_size, size=24, dtype=np.int32), weights) for _ in range(2)
+    ]
     kept = Kept()
     trainer = make_gpu_trainer(
         MODEL,
@@ -74,7 +76,7 @@ def test_losses_and_their_gradient_in_pieces_of_rows(kind: str, max_binding_byte
     assert not found[np.tile(weights[1:], 2) == 0].any()
 
 
-def _loss_at_the_end(documents: list[Document]) -> tuple[float, F32]:
+def _loss_at_the_end(documents: list[TrainingDocument]) -> tuple[float, F32]:
     """Return the loss of documents and its gradient [T, D], in f64, if the layers do nothing."""
     model = Weights(SHAPE, MODEL.tensor, np.float64)
     x = embed(model, np.concatenate([document.tokens[:-1] for document in documents]))

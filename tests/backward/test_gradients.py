@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rnn_engine.backward import Document, Optimizer, Trainer, TrainingState
+from rnn_engine.backward import Optimizer, Trainer, TrainingDocument, TrainingState
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.types import F32, ModelShape, State
 from rnn_engine.versions.v7.layout import AdapterRanks
@@ -33,13 +33,13 @@ CALLS = ((1,), (2,), (15,), (16,), (17,), (64,), (200,), (17, 1, 64, 15))  # the
 MAX_TOKENS, MAX_DOCUMENTS = 200, 4
 
 
-def make_documents(lengths: Sequence[int], vocab: int) -> list[Document]:
+def make_documents(lengths: Sequence[int], vocab: int) -> list[TrainingDocument]:
     generator = np.random.default_rng(lengths)
     documents = []
     for length in lengths:
         weights = generator.choice(np.array([0, 0.5, 1], np.float32), length + 1)
         weights[0], weights[1], weights[-1] = 0, 1, 1
-        documents.append(Document(generator.integers(vocab, size=length + 1, dtype=np.int32), weights))
+        documents.append(TrainingDocument(generator.integers(vocab, size=length + 1, dtype=np.int32), weights))
     return documents
 
 

@@ -31,7 +31,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
         calls.append({"seconds": seconds, **named})
         return {(FOUND.kind, FOUND.tokens): FOUND}
 
-    monkeypatch.setattr("rnn_engine.loading.kernel_choices.Tuner.search", search)
+    monkeypatch.setattr("rnn_engine.loading.kernel_choices.KernelTuner.search", search)
     return calls
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rnn_engine.errors import StepError
 from rnn_engine.forward import GpuRunner
-from rnn_engine.gpu import BufferCopy, Download, Plan, Recorder, native
+from rnn_engine.gpu import BufferCopy, Plan, ReadBack, Recorder, native
 from rnn_engine.types import TokenRun, run_step
 from tests.support.gpu import make_gpu_runner
 from tests.support.models import random_model, tiny_shape
@@ -30,7 +30,7 @@ class Submissions:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.unfinished: set[int] = set()
         self.most = self.count = 0
-        submit, wait, take = Recorder.submit, Recorder.wait, Download.take
+        submit, wait, take = Recorder.submit, Recorder.wait, ReadBack.take
 
         def counted_submit(recorder: Recorder, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> int:
             submission = submit(recorder, plan, copies)
@@ -43,13 +43,13 @@ class Submissions:
             wait(recorder, submission)
             self._finish(submission)
 
-        def counted_take(download: Download) -> bytes:
+        def counted_take(download: ReadBack) -> bytes:
             self._finish(download.submission)
             return take(download)
 
         monkeypatch.setattr(Recorder, "submit", counted_submit)
         monkeypatch.setattr(Recorder, "wait", counted_wait)
-        monkeypatch.setattr(Download, "take", counted_take)
+        monkeypatch.setattr(ReadBack, "take", counted_take)
 
     def _finish(self, submission: int) -> None:
         self.unfinished = {other for other in self.unfinished if other > submission}

@@ -15,7 +15,7 @@ from rnn_engine.errors import DeviceError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.cost import cost_on
 from rnn_engine.forward.matmul import MatMulKernels
-from rnn_engine.forward.tuner import Tuner, _Task
+from rnn_engine.forward.tuner import KernelTuner, _Task
 from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass
 from rnn_engine.forward.variants import KernelLimits, MatMulVariant, MatMulWork, StreamVariant, variants
 from rnn_engine.gpu import DeviceInfo
@@ -64,7 +64,7 @@ def test_the_fastest_is_found_for_each_class_beside_the_fixed_choice(
     loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = Timed(monkeypatch, one_fast)
-    found = Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
+    found = KernelTuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
     assert found
     for (kind, tokens), choice in found.items():
         assert (choice.kind, choice.tokens, choice.variant) == (kind, tokens, FAST)
@@ -78,7 +78,7 @@ def test_matmuls_that_norm_a_single_token_are_left_out_for_it(monkeypatch: pytes
     runner, matmuls = load_with_matmuls(random_model(tiny_shape(), seed=3), normed=normed)
     timed = Timed(monkeypatch, one_fast)
     with closing(runner):
-        found = Tuner(runner, matmuls, LIMITS, counts=(1, 2)).search(1e6, silent, clock=timed.clock)
+        found = KernelTuner(runner, matmuls, LIMITS, counts=(1, 2)).search(1e6, silent, clock=timed.clock)
     keys = {part.kind for matmul in matmuls.bound if matmul.label.endswith("key") for part, _ in matmul.parts}
     values = {part.kind for matmul in matmuls.bound if matmul.label.endswith("value") for part, _ in matmul.parts}
     assert {(kind, 1) in found for kind in keys} == {False}
@@ -89,7 +89,7 @@ def test_a_gain_that_could_be_chance_leaves_the_fixed_choice(
     loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = Timed(monkeypatch, lambda variant: 0.98e-3 if variant == FAST else 1e-3)
-    found = Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
+    found = KernelTuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
     assert {choice.variant for choice in found.values()} == {loaded[1].tuning.matmul(1)}
     assert {choice.gain for choice in found.values()} == {1.0}
 
@@ -100,7 +100,7 @@ def test_the_search_ends_in_its_time(
 ) -> None:
     timed = Timed(monkeypatch, one_fast)
     shown: list[int] = []
-    found = Tuner(*loaded, LIMITS).search(seconds, lambda _, done, __: shown.append(done), clock=timed.clock)
+    found = KernelTuner(*loaded, LIMITS).search(seconds, lambda _, done, __: shown.append(done), clock=timed.clock)
     assert len(timed.tried) == seconds
     assert shown == sorted(shown)
     assert shown[-1] == seconds
@@ -111,7 +111,7 @@ def test_steps_of_one_sequence_of_all_slots_and_of_prompts_come_first(
     loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = Timed(monkeypatch, one_fast)
-    Tuner(*loaded, LIMITS).search(1e6, silent, clock=timed.clock)
+    KernelTuner(*loaded, LIMITS).search(1e6, silent, clock=timed.clock)
     counts = [tokens for _, tokens, _ in timed.tried]
     assert {1, 2, 64} == set(counts[: counts.index(4)])
     assert set(counts) == {count for count in TOKEN_COUNTS if count <= 64}
@@ -128,7 +128,7 @@ def test_a_search_that_is_interrupted_keeps_the_best_until_then(
         return one_fast(variant)
 
     timed = Timed(monkeypatch, press_ctrl_c)
-    found = Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
+    found = KernelTuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
     assert len(timed.tried) == 41
     assert FAST in {choice.variant for choice in found.values()}
 
@@ -142,7 +142,7 @@ def test_a_kernel_that_the_device_refuses_is_left_out(
         return 1e-3
 
     timed = Timed(monkeypatch, refuse)
-    found = Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
+    found = KernelTuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
     assert found
     assert FAST not in {choice.variant for choice in found.values()}
 
@@ -158,7 +158,7 @@ def test_a_fixed_choice_that_the_device_refuses_gives_way_to_the_fastest_that_wo
         return one_fast(variant)
 
     timed = Timed(monkeypatch, refuse)
-    tuner = Tuner(*loaded, LIMITS, counts=(1,))
+    tuner = KernelTuner(*loaded, LIMITS, counts=(1,))
     found = tuner.search(1e6, silent, clock=timed.clock)
     assert found
     for choice in found.values():
@@ -177,7 +177,7 @@ def test_a_device_that_refuses_all_kernels_leaves_the_fixed_choice(
         raise DeviceError("no")
 
     timed = Timed(monkeypatch, refuse)
-    assert Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock) == {}
+    assert KernelTuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock) == {}
     assert len(timed.tried) == len(set(timed.tried)) > 0
 
 
@@ -185,7 +185,7 @@ def test_what_is_known_is_not_searched_for(
     loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = Timed(monkeypatch, one_fast)
-    tuner = Tuner(*loaded, LIMITS, counts=(1,))
+    tuner = KernelTuner(*loaded, LIMITS, counts=(1,))
     found = tuner.search(1e6, silent, clock=timed.clock)
     first, *others = {kind for kind, _ in found}
     timed.tried.clear()
@@ -201,7 +201,7 @@ def test_the_kernels_that_were_found_compute_the_same() -> None:
     for variant in (fixed, FAST):
         runner, matmuls = load_with_matmuls(random_model(tiny_shape(), seed=3))
         with closing(runner):
-            tuner = Tuner(runner, matmuls, LIMITS, counts=(1,))
+            tuner = KernelTuner(runner, matmuls, LIMITS, counts=(1,))
             kinds = [part.kind for matmul in matmuls.bound for part, _ in matmul.parts]
             times = tuner.times(kinds[0], 1, (fixed, FAST), rounds=1)
             assert all(seconds > 0 for seconds in times.values())
@@ -214,7 +214,7 @@ def test_matmuls_of_bytes_are_searched_among_their_own(monkeypatch: pytest.Monke
     runner, matmuls = load_with_matmuls(random_model(tiny_shape(), seed=3), weights="int8,activations=int8")
     with closing(runner):
         timed = Timed(monkeypatch, one_fast)
-        found = Tuner(runner, matmuls, LIMITS, counts=(1, 8)).search(1e6, silent, clock=timed.clock)
+        found = KernelTuner(runner, matmuls, LIMITS, counts=(1, 8)).search(1e6, silent, clock=timed.clock)
     numbers = {kind.number for kind, _ in found}
     assert numbers == {"f32", "int8"}
     assert all(variant.number == kind.number for kind, _, variant in timed.tried)

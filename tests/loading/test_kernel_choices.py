@@ -65,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def search(monkeypatch: pytest.MonkeyPatch) -> Search:
     search = Search({(kind, 1): choice(kind, variant) for kind, variant in zip(KINDS, (FAST, FIXED), strict=True)})
     monkeypatch.setattr(
-        "rnn_engine.loading.kernel_choices.Tuner.search", lambda *given, **named: search(*given, **named)
+        "rnn_engine.loading.kernel_choices.KernelTuner.search", lambda *given, **named: search(*given, **named)
     )
     return search
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rnn_engine.backward import Document, TrainingState
+from rnn_engine.backward import TrainingDocument, TrainingState
 from rnn_engine.backward.contract import check_documents
 from rnn_engine.types import F32, ModelShape, State
 from tests.support.models import tiny_shape
@@ -14,7 +14,7 @@ from tests.support.models import tiny_shape
 WIDTH = 16
 
 
-def _target(document: Document) -> float:
+def _target(document: TrainingDocument) -> float:
     return float(document.tokens.mean()) / 10
 
 
@@ -43,7 +43,7 @@ class FakeTrainer:
     def _wkv(self) -> F32:
         return self._training.state["wkv"]
 
-    def loss(self, documents: Sequence[Document]) -> float:
+    def loss(self, documents: Sequence[TrainingDocument]) -> float:
         check_documents(documents, self.shape, self.max_documents, self.max_tokens)
         if np.abs(self._wkv).max() > self._breaks_above:
             return float("nan")
@@ -51,7 +51,7 @@ class FakeTrainer:
             sum(document.weights.sum() * np.square(self._wkv - _target(document)).mean() for document in documents)
         )
 
-    def accumulate(self, documents: Sequence[Document], scale: float) -> float:
+    def accumulate(self, documents: Sequence[TrainingDocument], scale: float) -> float:
         loss = self.loss(documents)
         self.calls.append(len(documents))
         for document in documents:

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from rnn_engine.backward import Document, Optimizer, Trainer, TrainingState
+from rnn_engine.backward import Optimizer, Trainer, TrainingDocument, TrainingState
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.reference import Array
 from rnn_engine.types import FieldKind, Model, State
@@ -35,12 +35,12 @@ class MakeTrainer(Protocol):
     ) -> Trainer: ...
 
 
-def make_document(seed: int, length: int) -> Document:
+def make_document(seed: int, length: int) -> TrainingDocument:
     """Return `length` random tokens. A part of the predictions counts half, and another part not at all."""
     generator = np.random.default_rng(seed)
     weights = generator.choice(np.array([0, 0.5, 1], np.float32), length)
     weights[0], weights[-1] = 0, 1
-    return Document(generator.integers(SHAPE.vocab_size, size=length, dtype=np.int32), weights)
+    return TrainingDocument(generator.integers(SHAPE.vocab_size, size=length, dtype=np.int32), weights)
 
 
 DOCUMENTS = [make_document(seed, length) for seed, length in enumerate((18, 2, 9))]
@@ -65,7 +65,7 @@ def assert_equal(found: State, expected: State) -> None:
         assert np.array_equal(found[name], values), name
 
 
-def expected_loss(document: Document, state: Mapping[str, Array]) -> float:
+def expected_loss(document: TrainingDocument, state: Mapping[str, Array]) -> float:
     """Return the loss of a document from `state`, computed from all logits in f64."""
     logits, _ = forward(MODEL, document.tokens[:-1].tolist(), state, np.float64)
     largest = logits.max(axis=-1)
@@ -138,7 +138,7 @@ class TrainerContract:
             assert relative_error(values, together[name]) < 1e-5
 
     def test_predictions_of_weight_0_do_not_count(self, trainer: Trainer) -> None:
-        silent = Document(DOCUMENTS[0].tokens, np.zeros_like(DOCUMENTS[0].weights))
+        silent = TrainingDocument(DOCUMENTS[0].tokens, np.zeros_like(DOCUMENTS[0].weights))
         assert trainer.accumulate([silent], 1.0) == 0.0
         assert all(not values.any() for values in trainer.gradient().values())
         alone = trainer.loss(DOCUMENTS[1:])
@@ -263,17 +263,20 @@ class TrainerContract:
             ([], "documents: .* at least one document"),
             ([make_document(0, 3)] * 5, "documents: 5 .* at most 4"),
             ([make_document(0, 62)], "tokens: 61 .* at most 60"),
-            ([DOCUMENTS[0], Document(np.array([7], np.int32), np.zeros(1, np.float32))], "document 1: tokens"),
-            ([Document(np.array([1, 40], np.int32), np.array([0, 1], np.float32))], "document 0: token 1: 40"),
-            ([Document(np.array([-1, 4], np.int32), np.array([0, 1], np.float32))], "document 0: token 0: -1"),
-            ([Document(np.array([1, 4], np.int32), np.array([0], np.float32))], "document 0: weights"),
-            ([Document(np.array([1, 4], np.int32), np.array([0, np.nan], np.float32))], "document 0: weight 1: nan"),
-            ([Document(np.array([1, 4], np.int32), np.array([0, -1], np.float32))], "document 0: weight 1: -1"),
-            ([Document(np.array([1, 4], np.int32), np.array([1, 1], np.float32))], "document 0: weight 0: 1"),
+            ([DOCUMENTS[0], TrainingDocument(np.array([7], np.int32), np.zeros(1, np.float32))], "document 1: tokens"),
+            ([TrainingDocument(np.array([1, 40], np.int32), np.array([0, 1], np.float32))], "document 0: token 1: 40"),
+            ([TrainingDocument(np.array([-1, 4], np.int32), np.array([0, 1], np.float32))], "document 0: token 0: -1"),
+            ([TrainingDocument(np.array([1, 4], np.int32), np.array([0], np.float32))], "document 0: weights"),
+            (
+                [TrainingDocument(np.array([1, 4], np.int32), np.array([0, np.nan], np.float32))],
+                "document 0: weight 1: nan",
+            ),
+            ([TrainingDocument(np.array([1, 4], np.int32), np.array([0, -1], np.float32))], "document 0: weight 1: -1"),
+            ([TrainingDocument(np.array([1, 4], np.int32), np.array([1, 1], np.float32))], "document 0: weight 0: 1"),
         ],
     )
     def test_documents_that_do_not_fit_are_refused(
-        self, trainer: Trainer, documents: list[Document], message: str
+        self, trainer: Trainer, documents: list[TrainingDocument], message: str
     ) -> None:
         with pytest.raises(InvalidRequestError, match=message):
             trainer.loss(documents)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rnn_engine.backward import Document
+from rnn_engine.backward import TrainingDocument
 from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.chat_template.jinja import JinjaTemplate
 from rnn_engine.demo import model_path
@@ -67,13 +67,13 @@ def write(path: Path, records: Sequence[Any]) -> Path:
 
 def documents(
     path: Path, records: Sequence[Any], maker: TextMaker = BYTES, settings: DataSettings = SETTINGS
-) -> tuple[Document, ...]:
+) -> tuple[TrainingDocument, ...]:
     """Return the documents of records beside one other record, which is held out."""
     held_out = write(path / "held-out.jsonl", [{"text": "held out"}])
     return read_data(write(path / "data.jsonl", records), maker, replace(settings, held_out=held_out)).training
 
 
-def learnt(document: Document, maker: TextMaker = BYTES) -> list[str]:
+def learnt(document: TrainingDocument, maker: TextMaker = BYTES) -> list[str]:
     """Return the text of a document in pieces, those that are learnt in brackets."""
     edges = [0, *(np.flatnonzero(np.diff(document.weights)) + 1), len(document.tokens)]
     pieces = []

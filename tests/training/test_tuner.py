@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.backward import Document, Optimizer, Trainer
+from rnn_engine.backward import Optimizer, Trainer, TrainingDocument
 from rnn_engine.errors import InvalidRequestError, StateError, StepError
 from rnn_engine.training.checkpoint import load_checkpoint, save_checkpoint
 from rnn_engine.training.data import DataReport, TrainingData
@@ -24,13 +24,13 @@ from tests.support.trainers import make_cpu_trainer
 RUN = {"model": "abc", "data": "def"}
 
 
-def document(*tokens: int) -> Document:
+def document(*tokens: int) -> TrainingDocument:
     weights = np.ones(len(tokens), np.float32)
     weights[0] = 0
-    return Document(np.array(tokens, np.int32), weights)
+    return TrainingDocument(np.array(tokens, np.int32), weights)
 
 
-def data(training: Sequence[Document], held_out: Sequence[Document]) -> TrainingData:
+def data(training: Sequence[TrainingDocument], held_out: Sequence[TrainingDocument]) -> TrainingData:
     return TrainingData(tuple(training), tuple(held_out), DataReport(), None, "")
 
 

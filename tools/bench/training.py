@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 
-from rnn_engine.backward import Document
+from rnn_engine.backward import TrainingDocument
 from rnn_engine.backward.gpu_trainer import GpuTrainer
 from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import Device, Dispatch, Plan, time_plan
@@ -43,7 +43,7 @@ def main(*, shape: str, tokens: int, counting: float, device: str, weights: str,
     """Measure a step of training and a prefill of a text of --tokens tokens."""
     generator = np.random.default_rng(1)
     ids = generator.integers(1, 65536, tokens + 1).astype(np.int32)
-    document = Document(ids, (np.arange(tokens + 1) > tokens * (1 - counting)).astype(np.float32))
+    document = TrainingDocument(ids, (np.arange(tokens + 1) > tokens * (1 - counting)).astype(np.float32))
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         file = write_random_model(SHAPES[shape], Path(folder) / f"{shape}.safetensors")
