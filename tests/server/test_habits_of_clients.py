@@ -63,6 +63,7 @@ THINKING: list[tuple[str, Body, bool | None]] = [
     (CHAT, {"reasoning_effort": "none"}, False),
     (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
     (MESSAGES, {"thinking": {"type": "adaptive"}}, True),
+    (MESSAGES, {"thinking": {"type": "adaptive", "display": "updates"}}, True),
     (MESSAGES, {"thinking": {"type": "disabled"}}, False),
     ("/api/chat", {"think": True, "stream": False}, True),
     ("/api/chat", {"think": False, "stream": False}, False),

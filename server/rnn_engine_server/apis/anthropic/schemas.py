@@ -244,9 +244,9 @@ class ThinkingBody(RequestBody):
     budget_tokens: int | None = Field(
         default=None, ge=0, description="End the model's reasoning after this many tokens, and begin the answer."
     )
-    display: Annotated[str | None, only(None, "summarized", because="reasoning is always returned whole")] = Field(
-        default=None, description="Only `summarized`, which returns the whole reasoning."
-    )
+    display: Annotated[
+        str | None, only(None, "summarized", "updates", because="reasoning is always returned whole")
+    ] = Field(default=None, description="`summarized` and `updates` return the whole reasoning.")
 
 
 def _parse_format(value: object) -> Grammar | None:
