@@ -228,6 +228,22 @@ async def test_thinking_is_told_to_the_chat_template(client: anthropic.AsyncAnth
     assert [block.type for block in message.content] == ["thinking", "text"]
 
 
+async def test_thoughts_are_left_empty_if_their_display_is_omitted(
+    client: anthropic.AsyncAnthropic, engine: FakeEngine
+) -> None:
+    engine.reply = lambda _: "<think>\nWhere?\n</think>\nYes."
+    asked: Any = {"messages": HI, "thinking": {"type": "adaptive", "display": "omitted"}, **MOST}
+    whole = await client.messages.create(**asked)
+    async with client.messages.stream(**asked) as stream:
+        kinds = [event.type async for event in stream]
+        assert without_ids(await stream.get_final_message()) == without_ids(whole)
+    assert [block.to_dict() for block in whole.content] == [
+        {"type": "thinking", "thinking": "", "signature": ""},
+        {"type": "text", "text": "Yes."},
+    ]
+    assert "thinking" not in kinds
+
+
 async def test_tokens_are_counted(client: anthropic.AsyncAnthropic, engine: FakeEngine) -> None:
     count = await client.messages.count_tokens(model="fake", messages=HI, system="Be short.")
     assert count.input_tokens == 39

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from aiohttp import web
@@ -57,13 +58,16 @@ class AnthropicDialect:
     """Formats an answer as Anthropic's message, or as the events of its stream: a `Dialect`.
 
     `form` says which parts, such as thoughts and calls, to look for in the answer. `stops` are the client's own stop
-    strings.
+    strings. `omits_thoughts` leaves the blocks of thoughts empty.
     """
 
-    def __init__(self, info: EngineInfo, form: AnswerForm, stops: Sequence[str]) -> None:
+    def __init__(
+        self, info: EngineInfo, form: AnswerForm, stops: Sequence[str], *, omits_thoughts: bool = False
+    ) -> None:
         self._model = info.model
         self._form = form
         self._stops = frozenset(stops)
+        self._omits_thoughts = omits_thoughts
         self._id = f"msg_{uuid.uuid4().hex[:24]}"
         self._reader = AnswerReader(form)
         self._blocks = _BlockStream()
@@ -79,7 +83,7 @@ class AnthropicDialect:
         [outcome] = outcomes
         reader = AnswerReader(self._form)
         pieces = [*reader.feed(outcome.text), *reader.finish()]
-        blocks = _blocks(whole_calls(reader, pieces))
+        blocks = _blocks(self._shown(whole_calls(reader, pieces)))
         reason, stop = self._end(reader, outcome.end)
         return {**self._message(blocks, reason, stop, _usage(outcome.started, outcome.end)), **extra}
 
@@ -90,13 +94,13 @@ class AnthropicDialect:
                 message = self._message([], None, None, _usage(event, None))
                 return _encode({"type": "message_start", "message": message}) + ping()
             case TextDelta():
-                return b"".join(map(_encode, self._blocks.tell(self._reader.feed(event.text))))
+                return b"".join(map(_encode, self._blocks.tell(self._shown(self._reader.feed(event.text)))))
             case Finished():
                 blocks = b"".join(
                     map(
                         _encode,
                         [
-                            *self._blocks.tell(self._reader.finish()),
+                            *self._blocks.tell(self._shown(self._reader.finish())),
                             *self._blocks.close(is_cut=self._reader.is_in_call),
                         ],
                     )
@@ -124,6 +128,11 @@ class AnthropicDialect:
             "stop_sequence": stop,
             "usage": usage,
         }
+
+    def _shown(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        if not self._omits_thoughts:
+            return pieces
+        return [replace(each, text="") if each.part is AnswerPart.REASONING else each for each in pieces]
 
     def _last(self, finished: Finished) -> AnthropicEvent:
         reason, stop = self._end(self._reader, finished)
@@ -163,7 +172,7 @@ class _BlockStream:
                 yield from self.close()
                 self._open, self._number = kind, self._number + 1
                 yield {"type": "content_block_start", "index": self._number, "content_block": _new_block(piece)}
-            if piece.part is not AnswerPart.CALL:
+            if piece.part is not AnswerPart.CALL and piece.text:
                 self._has_arguments = piece.part is AnswerPart.ARGUMENTS
                 yield self._extend(_delta(piece))
 
@@ -258,7 +267,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, MessagesRequest)
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body.chat)
-    dialect = AnthropicDialect(engine.info, form, body.stop)
+    dialect = AnthropicDialect(engine.info, form, body.stop, omits_thoughts=body.omits_thoughts)
     return await answer_in(dialect, request, body.chat, calls, resolved, keep_alive=ping)
 
 

@@ -244,9 +244,9 @@ class ThinkingBody(RequestBody):
     budget_tokens: int | None = Field(
         default=None, ge=0, description="End the model's reasoning after this many tokens, and begin the answer."
     )
-    display: Annotated[
-        str | None, only(None, "summarized", "updates", because="reasoning is always returned whole")
-    ] = Field(default=None, description="`summarized` and `updates` return the whole reasoning.")
+    display: Literal["summarized", "updates", "omitted"] | None = Field(
+        default=None, description="`omitted` leaves the text of the reasoning empty; others return it whole."
+    )
 
 
 def _parse_format(value: object) -> Grammar | None:
@@ -319,6 +319,10 @@ class AnthropicConversation(GenerationBody):
     @property
     def alternatives(self) -> int | None:
         return None
+
+    @property
+    def omits_thoughts(self) -> bool:
+        return self.thinking is not None and self.thinking.display == "omitted"
 
     @cached_property
     def chat(self) -> TranslatedChat:
