@@ -244,6 +244,20 @@ async def test_thoughts_are_left_empty_if_their_display_is_omitted(
     assert "thinking" not in kinds
 
 
+async def test_deferred_tools_are_offered_once_a_result_refers_to_them(
+    client: anthropic.AsyncAnthropic, engine: FakeEngine
+) -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "search", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1"}
+    reference = {"type": "tool_reference", "tool_name": "weather"}
+    for content, is_offered in (("None.", False), ([reference], True)):
+        results = {"role": "user", "content": [{**result, "content": content}]}
+        messages: Any = [*HI, {"role": "assistant", "content": [call]}, results]
+        deferred: Any = {**WEATHER, "defer_loading": True}
+        await client.messages.create(messages=messages, tools=[{**WEATHER, "name": "search"}, deferred], **MOST)
+        assert ('"weather"' in prompt_of(engine)) is is_offered
+
+
 async def test_tokens_are_counted(client: anthropic.AsyncAnthropic, engine: FakeEngine) -> None:
     count = await client.messages.count_tokens(model="fake", messages=HI, system="Be short.")
     assert count.input_tokens == 39

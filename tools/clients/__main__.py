@@ -1,109 +1,146 @@
-"""Run client packages against a server, each as its own documentation shows.
+"""Install client programs, each in a fresh environment, and use them with a server as their documentation shows.
 
-    uv venv clients && uv pip install --python clients/bin/python -r tools/clients/requirements-1.txt
-    (cd tools/clients/node && npm ci --ignore-scripts); npm install --ignore-scripts --global promptfoo
-    rnn-engine serve & clients/bin/python -m tools.clients --url http://127.0.0.1:65530
+    rnn-engine serve --device cpu & python -m tools.clients --url http://127.0.0.1:65530 langgraph codex
 
-The tool tries the packages that you name, or else all that are installed. Their requirements contradict each other, so
-there are four files of requirements, each for its own environment. `ai` is the AI SDK of Vercel; it, promptfoo and the
-packages whose names begin with npm run on node. The coding agents (claude, codex, opencode, aider) are those on the
-path; their prompts are long, so that a first answer may take minutes on a CPU.
+The tool tries the clients that you name, or else all. It needs uv, and npm for what runs on node, on the path. An
+environment is removed when its client was tried. Instructions of coding agents are long, so that a first answer may
+take minutes on a CPU.
 
-The demo model can answer the questions. A check passes if the package accepts the answer: if it parses into the type
-that was requested, or if the tool is called and its result is sent back. Exits with 1 if a check fails.
+The demo model can answer the questions. A check passes if the package accepts the answer: if it is right, if it parses
+into the type that was requested, or if the tool is called and its result is sent back. Exits with 1 if a check fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from importlib import import_module
-from importlib.metadata import version
-from importlib.util import find_spec
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from tools.clients import agent_checks, node_checks
-from tools.clients.questions import Check, Checks, Row
+from tools.clients import program_checks, promptfoo_checks
+from tools.clients.questions import Row
 
-PACKAGES: Mapping[str, tuple[str, str]] = {
-    "openai": ("openai", "openai_checks"),
-    "instructor": ("instructor", "instructor_checks"),
-    "langchain-openai": ("langchain_openai", "langchain_checks"),
-    "pydantic-ai-slim": ("pydantic_ai", "pydantic_ai_checks"),
-    "litellm": ("litellm", "litellm_checks"),
-    "llm": ("llm", "llm_checks"),
-    "llama-index-llms-openai-like": ("llama_index", "llama_index_checks"),
-    "openai-agents": ("agents", "openai_agents_checks"),
-    "dspy": ("dspy", "dspy_checks"),
-    "smolagents": ("smolagents", "smolagents_checks"),
-    "guidance": ("guidance", "guidance_checks"),
-    "lm-eval": ("lm_eval", "lm_eval_checks"),
-    "mistralai": ("mistralai", "mistralai_checks"),
-    "cohere": ("cohere", "cohere_checks"),
-    "langchain-cohere": ("langchain_cohere", "langchain_retrieval_checks"),
-    "llama-index-postprocessor-tei-rerank": (
-        "llama_index.postprocessor.tei_rerank",
-        "llama_index_retrieval_checks",
-    ),
-    "chromadb": ("chromadb", "chromadb_checks"),
-    "haystack-ai": ("haystack", "haystack_checks"),
-    "huggingface_hub": ("huggingface_hub", "huggingface_hub_checks"),
+_FOLDER = Path(__file__).parent
+_PROJECT = _FOLDER.parents[1]
+
+PYTHON: Mapping[str, str] = {
+    "aiperf": "aiperf",
+    "autogen": "autogen-ext[openai] autogen-agentchat",
+    "baml": "baml-py",
+    "chromadb": "chromadb openai",
+    "cohere": "cohere",
+    "crewai": "crewai",
+    "dspy": "dspy",
+    "google_adk": "google-adk litellm",
+    "guidance": "guidance openai",
+    "haystack": "haystack-ai cohere-haystack huggingface-api-haystack jina-haystack",
+    "huggingface_hub": "huggingface_hub numpy",
+    "inspect_ai": "inspect-ai openai",
+    "instructor": "instructor",
+    "langchain": "langchain-openai",
+    "langgraph": "langgraph langchain-openai",
+    "litellm": "litellm",
+    "llama_index": "llama-index-llms-openai-like",
+    "llm": "llm",
+    "lm_eval": f"lm-eval[api] transformers {_PROJECT}",
+    "mem0": "mem0ai",
+    "mistralai": "mistralai",
+    "nemoguardrails": "nemoguardrails langchain-openai",
+    "openai_agents": "openai-agents",
+    "pydantic_ai": "pydantic-ai-slim[openai]",
+    "smolagents": "smolagents[openai]",
 }
-"""Distribution -> what Python imports, and the module with its checks."""
+"""Name of the module with the checks -> the distributions that it needs, first the one that is checked."""
 
-ALL = [*PACKAGES, *node_checks.SCRIPTS, "promptfoo", *agent_checks.AGENTS]
+NODE = ("ai", "@tanstack/ai", "openai", "@anthropic-ai/sdk", "ollama")
+"""npm packages, whose checks are the scripts of the folder `node`."""
+
+ALL = [*PYTHON, *(f"npm:{name}" for name in NODE), "promptfoo", *program_checks.PROGRAMS]
 _SHOWN = 110  # characters of an outcome
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:65530", help="the server's root")
-    parser.add_argument("packages", nargs="*", help=f"packages to try, of {', '.join(ALL)}; all if none is given")
+    parser.add_argument("clients", nargs="*", help=f"clients to try, of {', '.join(ALL)}; all if none is given")
     arguments = parser.parse_args()
-    if unknown := set(arguments.packages) - set(ALL):
-        parser.error(f"unknown package: {', '.join(sorted(unknown))}")
-    url = f"{arguments.url.rstrip('/')}/v1"
-    print("| package | what | works | outcome |\n|---|---|---|---|", flush=True)
+    if unknown := set(arguments.clients) - set(ALL):
+        parser.error(f"unknown client: {', '.join(sorted(unknown))}; allowed: {', '.join(ALL)}")
+    root = arguments.url.rstrip("/")
+    print("| client | what | works | outcome |\n|---|---|---|---|", flush=True)
     failed = False
-    for package, row in _rows(url, arguments.packages or ALL):
-        failed |= not row.works
-        shown = " ".join(row.outcome.split())[:_SHOWN].replace("|", "\\|")
-        print(f"| {package} | {row.what} | {'yes' if row.works else 'no'} | `{shown}` |", flush=True)
+    for name in arguments.clients or ALL:
+        with tempfile.TemporaryDirectory(prefix="rnn-engine-client-") as folder:
+            for version, row in _try(name, root, Path(folder)):
+                failed |= not row.works
+                shown = " ".join(row.outcome.split())[:_SHOWN].replace("|", "\\|")
+                print(f"| {name} {version} | {row.what} | {'yes' if row.works else 'no'} | `{shown}` |", flush=True)
     sys.exit(failed)
 
 
-def _rows(url: str, wanted: Collection[str]) -> Iterator[tuple[str, Row]]:
-    """Run the checks of the packages in `wanted` that are installed. Yield the package with its version, and a row."""
-    for package, (imported, module) in PACKAGES.items():
-        if package in wanted and _is_installed(imported):
-            checks: Checks = import_module(f"tools.clients.{module}").CHECKS
-            for what, check in checks.items():
-                yield f"{package} {version(package)}", _run(what, check, url)
-    for package in node_checks.SCRIPTS:
-        if package in wanted and (found := node_checks.version(package)) is not None:
-            for row in node_checks.rows(package, url):
-                yield f"{package} {found}", row
-    if "promptfoo" in wanted and (found := node_checks.promptfoo_version()) is not None:
-        for row in node_checks.promptfoo_rows(url):
-            yield f"promptfoo {found}", row
-    for agent in agent_checks.AGENTS:
-        if agent in wanted and (found := agent_checks.version(agent)) is not None:
-            for row in agent_checks.rows(agent, url):
-                yield f"{agent} {found}", row
+def _try(name: str, root: str, folder: Path) -> Iterator[tuple[str, Row]]:
+    """Install a client in `folder` and run its checks. Yield the client's version with each outcome."""
+    if name in PYTHON:
+        version = _install_python(folder, PYTHON[name].split())
+        command = [folder / "bin" / "python", "-m", "tools.clients.run_checks", name, f"{root}/v1"]
+        environment = {**os.environ, "PYTHONPATH": str(_PROJECT), "HOME": str(folder), "OPENAI_API_KEY": "-"}
+        found = _lines(command, _PROJECT, environment)
+    elif name.startswith("npm:"):
+        package = name.removeprefix("npm:")
+        shutil.copytree(_FOLDER, folder, dirs_exist_ok=True)
+        _run(["npm", "ci", "--ignore-scripts"], folder / "node")
+        version = _npm_version(folder / "node", package)
+        script = package.strip("@").replace("/", "-")
+        found = _lines(["node", f"{script}.mjs", f"{root}/v1"], folder / "node", os.environ)
+    elif name == "promptfoo":
+        version = _install_npm(folder, name)
+        found = promptfoo_checks.rows(f"{root}/v1", str(folder / "node_modules" / ".bin" / name))
+    else:
+        package = program_checks.PROGRAMS[name].package
+        is_python = "==" in package
+        version = _install_python(folder, [package]) if is_python else _install_npm(folder, package)
+        programs = folder / "bin" if is_python else folder / "node_modules" / ".bin"
+        found = program_checks.rows(name, root, f"{programs}:{os.environ['PATH']}")
+    for row in found:
+        yield version, row
 
 
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # a package that has the module in it
-        return False
+def _install_python(folder: Path, requirements: list[str]) -> str:
+    _run(["uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], folder)
+    python = str(folder / "bin" / "python")
+    _run(["uv", "pip", "install", "--quiet", "--python", python, "pydantic", *requirements], folder)
+    distribution = requirements[0].partition("[")[0].partition("==")[0]
+    code = f"from importlib.metadata import version; print(version({distribution!r}))"
+    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _run(what: str, check: Check, url: str) -> Row:
-    try:
-        return Row(what, True, repr(check(url)))
-    except Exception as error:
-        return Row(what, False, f"{type(error).__name__}: {error}")
+def _install_npm(folder: Path, package: str) -> str:
+    _run(["npm", "install", "--silent", "--prefix", str(folder), f"{package}@latest"], folder)
+    return _npm_version(folder, package)
+
+
+def _npm_version(folder: Path, package: str) -> str:
+    return str(json.loads((folder / "node_modules" / package / "package.json").read_text())["version"])
+
+
+def _run(command: list[str], folder: Path) -> None:
+    subprocess.run(command, cwd=folder, check=True, stdout=sys.stderr)
+
+
+def _lines(command: list[object], folder: Path, environment: Mapping[str, str]) -> Iterator[Row]:
+    """Run the checks of a process, and yield the outcomes that it prints as lines of JSON."""
+    done = subprocess.run(
+        [str(part) for part in command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    for line in done.stdout.splitlines():
+        yield Row(**json.loads(line))
+    if done.returncode != 0:
+        yield Row("the checks", False, f"exit status {done.returncode}: {done.stderr[-400:]}")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,6 @@ await run({
   show: async () => (await client.show({ model: 'demo' })).capabilities,
   pull: async () => {
     const error = await client.pull({ model: 'other' }).catch((caught) => caught)
-    return holds(String(error), 'rnn-engine')
+    return holds(String(error), 'folder of models')
   },
 })

@@ -46,6 +46,7 @@ class Turn:
     calls: tuple[ToolCallBody, ...] = ()
     result: str | None = None
     call_id: str | None = None  # which call has the result
+    loaded: tuple[str, ...] = ()  # names of deferred tools that the result refers to
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,10 @@ def _parse_result(block: Mapping[str, Any], info: Info) -> Turn:
         raise RefusedError(block, "a block with all of its required fields")
     if block["type"] == "tool_result" and info.data.get("role", "user") != "user":
         raise RefusedError("tool_result", "such blocks only in messages of the user")
-    return Turn(result=tool_text(block.get("content"), info, "messages.content", "\n"), call_id=call_id)
+    content = block.get("content")
+    parts = content if isinstance(content, list) else []
+    loaded = tuple(str(part["tool_name"]) for part in parts if isinstance(part, dict) and "tool_name" in part)
+    return Turn(result=tool_text(content, info, "messages.content", "\n"), call_id=call_id, loaded=loaded)
 
 
 def _add(turn: Turn, block: Mapping[str, Any]) -> Turn:
@@ -187,13 +191,14 @@ class AnthropicMessage(RequestBody):
 class AnthropicTool(RequestBody):
     """A function that the model may ask its client to call."""
 
-    ignored: ClassVar = frozenset(
-        {"allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"}
-    )
+    ignored: ClassVar = frozenset({"allowed_callers", "cache_control", "eager_input_streaming", "input_examples"})
 
     type: Literal["custom"] | None = Field(default=None, description="Only `custom`.")
     name: ToolName
     description: str = Field(default="", description="What the tool is for.")
+    defer_loading: bool = Field(
+        default=False, description="Offer the tool only once a result has a `tool_reference` block with its name."
+    )
     strict: bool | None = Field(
         default=None,
         description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
@@ -338,9 +343,10 @@ class AnthropicConversation(GenerationBody):
             fields["thinking_budget_tokens"] = self.thinking.budget_tokens
         if self.output_config.effort is not None:
             fields["reasoning_effort"] = "xhigh" if self.output_config.effort == "max" else self.output_config.effort
-        return TranslatedChat.of(
-            self, messages=[*self._system, *self._turns], tools=[tool.body for tool in self.tools], **fields
-        )
+        turns = [turn for message in self.messages for turn in message.content.turns]
+        loaded = {name for turn in turns for name in turn.loaded}
+        tools = [tool.body for tool in self.tools if not tool.defer_loading or tool.name in loaded]
+        return TranslatedChat.of(self, messages=[*self._system, *self._turns], tools=tools, **fields)
 
     @property
     def _system(self) -> list[Message]:
