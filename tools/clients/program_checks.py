@@ -31,7 +31,7 @@ class Program(NamedTuple):
     package: str  # of npm; with == of Python
     set_up: str
     first: str
-    again: str = ""  # goes on with the conversation; empty if the program can't without a terminal
+    again: str  # goes on with the conversation
     tool: str = ""  # one that does no harm, whatever the model passes to it
     write: str = ""  # has a file written, with short instructions
     answers: bool = True  # False: the instructions are too long for the demo model's answers to be right
@@ -98,11 +98,6 @@ END""",
         'cn --config ~/config.yaml -p --resume "$1"',
         "List",
     ),
-    "cline": Program(
-        "cline",
-        f"cline auth openai -k - -m {MODEL} -b $ROOT/v1 > ~/auth",
-        'cline --plan --auto-approve false "$1"',
-    ),
     "aider": Program(
         "aider-chat==0.86.2",
         f"""export OPENAI_API_BASE=$ROOT/v1 OPENAI_API_KEY=-
@@ -136,17 +131,16 @@ def rows(name: str, root: str, path: str) -> Iterator[Row]:
         if program.tool:
             recorder.tool = program.tool
             yield ask(f"a call of `{program.tool}`", program.again, _SECOND_QUESTION)
-        if program.again:
-            before = _tokens(root)
-            row = ask("a conversation that goes on", program.again, _THIRD_QUESTION)
-            prompt, cached = (now - then for now, then in zip(_tokens(root), before, strict=True))
-            history = max((each.history for each in recorder.exchanges), key=len)
-            is_whole = FRANCE_QUESTION in history and _THIRD_QUESTION in history
-            if program.tool:
-                is_whole &= f'"name": "{program.tool}"' in history and any(part in history for part in _RESULTS)
-            works = row.works and is_whole and cached >= program.least_cached * prompt > 0
-            said = "the history" if is_whole else "no whole history"
-            yield Row(row.what, works, f"{said}, {cached} of {prompt} tokens cached: {row.outcome}")
+        before = _tokens(root)
+        row = ask("a conversation that goes on", program.again, _THIRD_QUESTION)
+        prompt, cached = (now - then for now, then in zip(_tokens(root), before, strict=True))
+        history = max((each.history for each in recorder.exchanges), key=len)
+        is_whole = FRANCE_QUESTION in history and _THIRD_QUESTION in history
+        if program.tool:
+            is_whole &= f'"name": "{program.tool}"' in history and any(part in history for part in _RESULTS)
+        works = row.works and is_whole and cached >= program.least_cached * prompt > 0
+        said = "the history" if is_whole else "no whole history"
+        yield Row(row.what, works, f"{said}, {cached} of {prompt} tokens cached: {row.outcome}")
         if program.write:
             row = ask("a file written by its tool", program.write, f"Write {_CONTENT} to {_FILE}")
             file = Path(folder, _FILE)
