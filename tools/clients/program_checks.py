@@ -104,6 +104,7 @@ END""",
 ASK='aider --model openai/{MODEL} --no-git --no-show-model-warnings --yes-always'""",
         '$ASK --message "$1"',
         '$ASK --restore-chat-history --message "$1"',
+        answers=False,
         least_cached=0.5,  # its instructions are repeated after the conversation
     ),
 }
