@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -39,7 +40,7 @@ from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.requests import ANONYMOUS, Client, Event, Finished, GenerateRequest, Started
-from rnn_engine.sampling.masks import ThinkingMask
+from rnn_engine.sampling.masks import ListedTokens, ThinkingMask
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Questions, Scheduler, Worker, parse_policy
 from rnn_engine.scheduler.inboxes import Admission
 from rnn_engine.scheduler.worker import Watchdog, stack_of
@@ -93,6 +94,10 @@ class RequestMasks:
     async def _with_mask(self, request: GenerateRequest) -> GenerateRequest:
         if (grammar := request.grammar) is None:
             return request
+        if grammar.kind == "tokens":
+            tokens = json.loads(grammar.text)
+            check_token_ids(f"{grammar.field} token", tokens, self._vocab_size)
+            return replace(request, grammar=None, token_mask=partial(ListedTokens, tokens, self._vocab_size))
         future = self._grammars.compile(grammar, request.cache_scope)  # else clients could guess what others use
         try:
             compiled = await asyncio.shield(asyncio.wrap_future(future))  # others may wait for it, too

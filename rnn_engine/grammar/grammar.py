@@ -13,7 +13,9 @@ from llguidance.gbnf_to_lark import is_lark_syntax
 from rnn_engine.errors import InvalidGrammarError, InvalidRequestError
 from rnn_engine.grammar.position import error_position
 
-GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "tagged", "lark", "gbnf", "kbnf"]
+GrammarKind: TypeAlias = Literal[
+    "json_schema", "json_object", "regex", "choice", "tagged", "lark", "gbnf", "kbnf", "tokens"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Grammar:
     | lark | a grammar in llguidance's variant of Lark, with the rule `start` |
     | gbnf | a grammar of llama.cpp, with the rule `root` |
     | kbnf | a grammar of kbnf, as ai00 takes them, with the rule `start` |
+    | tokens | a JSON list of token ids; the answer has only these |
     """
 
     kind: GrammarKind

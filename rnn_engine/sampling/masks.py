@@ -62,6 +62,30 @@ class TokenMask(Protocol):
         ...
 
 
+class ListedTokens:
+    """A `TokenMask` that allows the same tokens everywhere in a text."""
+
+    ended = False
+
+    def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
+        """Allow `tokens`, which are ids of a vocabulary with `vocab_size` tokens."""
+        self._mask = np.zeros(mask_words(vocab_size), np.uint32)
+        for token in tokens:
+            self._mask[token // 32] |= np.uint32(1 << token % 32)
+
+    def forced(self) -> Sequence[int]:
+        return ()
+
+    def next(self) -> Mask:
+        return self._mask
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def copy(self) -> ListedTokens:
+        return self
+
+
 class AllowedTokens:
     """A token mask whose type and shape were checked, with the number of tokens that it allows."""
 

@@ -66,6 +66,7 @@ class KoboldRequest(CompletionRequest):
         "grammar_retain_state": (False,),
         "images": ([],),
         "negative_prompt": ("",),
+        "prompt_logprobs": (0,),
         "render_special": (False,),
     }
     lacking: ClassVar = {

@@ -32,6 +32,7 @@ class FimRequest(CompletionRequest):
         **CompletionRequest.neutral,
         "echo": (False,),
         "logprobs": (),
+        "prompt_logprobs": (0,),
         "return_token_ids": (False,),
     }
 

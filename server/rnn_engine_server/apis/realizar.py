@@ -31,6 +31,7 @@ class BatchCompletionRequest(CompletionRequest):
     The fields of completions mean the same here.
     """
 
+    neutral: ClassVar = {**CompletionRequest.neutral, "prompt_logprobs": (0,)}
     aliases: ClassVar = {**CompletionRequest.aliases, "prompts": "prompt"}
 
 

@@ -15,9 +15,9 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in, stop_text
-from rnn_engine_server.apis.common.generation import text_of
+from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, text_of
 from rnn_engine_server.apis.openai.completions import prepare_completions
-from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB, TokenTexts
+from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import json_response, read_body
@@ -47,6 +47,7 @@ class TgiRequest(CompletionRequest):
         "truncate": "truncate_prompt_tokens",
     }
 
+    neutral: ClassVar = {**CompletionRequest.neutral, "prompt_logprobs": (0,)}
     unfolded: ClassVar = {
         "parameters": {"type": ["object", "null"], "description": "All fields except `stream` may be in here."},
         "do_sample": {

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from aiohttp import web
-from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
 
 from rnn_engine.bounds import MAX_DRAFT
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from rnn_engine.requests import MAX_PRIORITY, GenerateRequest
+from rnn_engine.loading.parts import MAX_LOGPROBS
+from rnn_engine.requests import MAX_PRIORITY, GenerateRequest, TokenInfo
 from rnn_engine_server.apis.common.sampling import GrammarBody
 from rnn_engine_server.apis.common.states import SaveAs
 from rnn_engine_server.auth.admission import PRINCIPAL
@@ -358,6 +360,115 @@ class ProgressBody(GenerationBody):
     @property
     def tells_times(self) -> bool:
         return self.timings_per_token
+
+
+def _parse_count(value: object) -> object:
+    return MAX_LOGPROBS if value == -1 else value
+
+
+LogprobCount: TypeAlias = Annotated[int | None, BeforeValidator(_parse_count)]
+"""A number of likeliest tokens. -1 stands for as many as there may be."""
+
+
+def _null_for_all(value: object) -> object:
+    return None if value == -1 else value
+
+
+class PromptBody(ProgressBody):
+    """The request fields about a prompt's tokens, which completions and chats have as with vLLM."""
+
+    neutral: ClassVar = {
+        name: values for name, values in ProgressBody.neutral.items() if name != "truncate_prompt_tokens"
+    }
+
+    truncate_prompt_tokens: Annotated[int | None, BeforeValidator(_null_for_all)] = Field(
+        default=None,
+        ge=1,
+        description="Use only this many of the prompt's last tokens; null and -1: all. `marks` count those that are "
+        "cut off, too.",
+    )
+    prompt_logprobs: LogprobCount = Field(
+        default=None,
+        ge=0,
+        description="Add `prompt_logprobs`: of each token of the prompt its log-probability and those of this many "
+        "likeliest ones, by token id; -1: as many as there may be. A token that is not among those has no `rank`. Not "
+        "with `stream`.",
+    )
+    return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
+    return_tokens_as_token_ids: bool = Field(
+        default=False, description="Tokens in log-probabilities are named by their ids, as `token_id:5`."
+    )
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs", self.prompt_logprobs, "null, since stream is true")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        if self.weighted is not None and self.scores_prompt:
+            field = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
+            raise InvalidRequestError(
+                field, getattr(self, field), "null, since the prompt is scored and the request has a list as its state"
+            )
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's tokens are returned with their log-probabilities."""
+        return self.prompt_logprobs is not None
+
+    def scoring(self, engine: EngineLike, limits: Limits, num_tokens: int) -> Mapping[str, Any]:
+        """Return the fields of an engine request that ask for log-probabilities, with prompts of `num_tokens` in all.
+
+        Raises InvalidRequestError if they would be more than the limits allow.
+        """
+        asked = [count for count in (self.alternatives, self.prompt_logprobs) if count is not None]
+        most = max(asked, default=None)
+        if self.scores_prompt:
+            limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + (most or 0)))
+        if most == MAX_LOGPROBS:
+            most = engine.info.max_logprobs
+        return {"logprobs": most, "score_from": 0 if self.scores_prompt else None}
+
+    def own_logprobs(self, tokens: Sequence[TokenInfo]) -> Sequence[TokenInfo]:
+        """Return an answer's tokens with as many alternatives as it shall have, where its prompt was to have more."""
+        if self.prompt_logprobs is None:
+            return tokens
+        return [replace(info, top=info.top[: self.alternatives or 0]) for info in tokens]
+
+
+class PromptLogprob(TypedDict):
+    """The log-probability of a token of the vocabulary at a place of a prompt."""
+
+    logprob: float
+    rank: int | None  # 1 is the likeliest; null if it is not known
+    decoded_token: str
+
+
+LEAST_LOGPROB = -9999.0  # what OpenAI returns for an impossible token; JSON has no infinity
+
+
+def prompt_logprobs(
+    engine: EngineLike, tokens: Sequence[TokenInfo], most: int
+) -> list[dict[str, PromptLogprob] | None]:
+    """Return the log-probabilities of a prompt's tokens as vLLM does: of each token and of the `most` likeliest ones.
+
+    They are by token id. A token before which there are no logits has None.
+    """
+    return [None if info.logprob is None else _of_place(engine, info, most) for info in tokens]
+
+
+def _of_place(engine: EngineLike, info: TokenInfo, most: int) -> dict[str, PromptLogprob]:
+    ranks = {token: rank for rank, (token, _) in enumerate(info.top, 1)}
+    found = {info.token: info.logprob or 0.0, **dict(info.top[:most])}
+    return {
+        str(token): {
+            "logprob": max(logprob, LEAST_LOGPROB),
+            "rank": ranks.get(token),
+            "decoded_token": engine.detokenize([token]).decode(errors="replace"),
+        }
+        for token, logprob in found.items()
+    }
 
 
 async def note_slot(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 from pydantic import Field, PlainValidator, WithJsonSchema, create_model
 from pydantic_core import from_json
 
+from rnn_engine.chat_template.tools import to_json
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, choice_grammar, json_grammar, written_grammar
 from rnn_engine.sampling.chain import parse_order
@@ -195,7 +196,6 @@ class SamplingBody(_SamplingFields):
     neutral: ClassVar = {
         "adaptive_decay": (0.9,),
         "adaptive_target": (-1, 0, -0.01),
-        "allowed_token_ids": (),
         "do_sample": (True,),
         "early_stopping": (False,),
         "encoder_repetition_penalty": (1,),
@@ -448,6 +448,22 @@ GuidedChoice: TypeAlias = Annotated[
 GuidedGrammar: TypeAlias = Annotated[
     Grammar | None, PlainValidator(partial(_written, name="guided_grammar")), WithJsonSchema(_TEXT)
 ]
+
+
+def _token_ids(value: object) -> Grammar | None:
+    """Return the grammar of all texts of the tokens with the ids in `value`."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value or not all(type(token) is int and token >= 0 for token in value):
+        raise RefusedError(value, "null, or token ids, at least one")
+    return Grammar("tokens", to_json(sorted(set(value))), "allowed_token_ids", is_written=False)
+
+
+AllowedTokenIds: TypeAlias = Annotated[
+    Grammar | None,
+    PlainValidator(_token_ids),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}, _NULL]}),
+]
 BnfSchema: TypeAlias = Annotated[
     Grammar | None, PlainValidator(partial(_kbnf, name="bnf_schema")), WithJsonSchema(_TEXT)
 ]
@@ -458,6 +474,7 @@ GRAMMAR_FIELDS = (
     "guided_json",
     "guided_regex",
     "guided_choice",
+    "allowed_token_ids",
     "guided_grammar",
     "grammar",
     "json_schema",
@@ -486,6 +503,10 @@ class GrammarBody(SamplingBody):
         default=None, description="A regular expression that the whole answer matches, in the syntax of Rust's `regex`."
     )
     guided_choice: GuidedChoice = Field(default=None, description="Texts. The answer is one of them.")
+    allowed_token_ids: AllowedTokenIds = Field(
+        default=None,
+        description="Ids of tokens. The answer has only these; it can only end early if one of them ends it.",
+    )
     guided_grammar: GuidedGrammar = Field(
         default=None, description="A grammar that the answer follows: llama.cpp's GBNF, or llguidance's Lark."
     )

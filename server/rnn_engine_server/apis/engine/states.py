@@ -16,7 +16,7 @@ from rnn_engine.operations.naming import advance_state, create_state
 from rnn_engine.requests import MAX_PRIORITY, TokenInfo
 from rnn_engine.types import F32
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import Input, check_prompts, tokens_of
+from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, Input, check_prompts, tokens_of
 from rnn_engine_server.apis.common.states import (
     NewStateBody,
     RetentionBody,
@@ -26,7 +26,7 @@ from rnn_engine_server.apis.common.states import (
     resolve_state,
     state_entry,
 )
-from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB, token_text
+from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import LEASE, json_response, long_json_response, read_body

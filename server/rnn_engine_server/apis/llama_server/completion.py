@@ -15,10 +15,10 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import PARAMETERS
 from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome, answer_in
-from rnn_engine_server.apis.common.generation import note_slot, text_of
+from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, note_slot, text_of
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.apis.openai.completions import prepare_completions
-from rnn_engine_server.apis.openai.dialect import LEAST_LOGPROB, TokenTexts
+from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import read_body
@@ -45,6 +45,7 @@ class LlamaCompletionRequest(CompletionRequest):
         "preserved_tokens",
         "t_max_prompt_ms",
     }
+    neutral: ClassVar = {**CompletionRequest.neutral, "prompt_logprobs": (0,)}
     aliases: ClassVar = {
         **CompletionRequest.aliases,
         "max_completion_tokens": "max_tokens",

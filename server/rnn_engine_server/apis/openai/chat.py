@@ -15,11 +15,12 @@ from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerPart
 from rnn_engine.errors import check_range
 from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
+from rnn_engine.loading.parts import MAX_LOGPROBS
 from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, text_before_chat, tool_grammar
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
 from rnn_engine.sampling.masks import Thinking
 from rnn_engine_server.apis.common.answering import ChoiceOutcome
-from rnn_engine_server.apis.common.generation import note_slot, text_of
+from rnn_engine_server.apis.common.generation import note_slot, prompt_logprobs, text_of
 from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
 from rnn_engine_server.apis.openai.dialect import ContentTokens, answer, chat_logprobs
 from rnn_engine_server.apis.openai.schemas import (
@@ -64,9 +65,10 @@ class ChatFormatter:
         self._readers = [AnswerReader(form) for _ in calls]
         self._tokens = [ContentTokens() for _ in calls]
         self._wants_tokens = body.logprobs or body.return_token_ids
+        self._echo = (body.messages[-1].content or "") if body.echo and body.continues else ""
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> ChatChunkChoice:  # noqa: ARG002
-        choice = chat_chunk(index, {"role": "assistant", "content": None, "refusal": None})
+        choice = chat_chunk(index, {"role": "assistant", "content": self._echo or None, "refusal": None})
         if self._body.return_token_ids:
             choice["prompt_token_ids"] = list(self._calls[index].prompt)
         return choice
@@ -160,7 +162,8 @@ class ChatFormatter:
                 calls.append({"id": _call_id(), "type": "function", "function": {"name": piece.text, "arguments": ""}})
             elif piece.part is AnswerPart.ARGUMENTS:
                 calls[-1]["function"]["arguments"] += piece.text
-        content, thoughts = _joined(pieces, AnswerPart.CONTENT), _joined(pieces, AnswerPart.REASONING)
+        content = self._echo + _joined(pieces, AnswerPart.CONTENT)
+        thoughts = _joined(pieces, AnswerPart.REASONING)
         message: AssistantMessage = {"role": "assistant", "content": content, "refusal": None}
         if calls and not content:
             message["content"] = None
@@ -180,7 +183,9 @@ class ChatFormatter:
     def _logprobs(self, tokens: Sequence[TokenInfo]) -> ChatLogprobs | None:
         if not self._body.logprobs:
             return None
-        return chat_logprobs(self._engine, tokens, as_ids=self._body.return_tokens_as_token_ids)
+        return chat_logprobs(
+            self._engine, self._body.own_logprobs(tokens), as_ids=self._body.return_tokens_as_token_ids
+        )
 
 
 def chat_chunk(index: int, delta: ChatDelta) -> ChatChunkChoice:
@@ -210,9 +215,15 @@ async def converse(request: web.Request, body: ChatRequest) -> web.StreamRespons
     await note_slot(request, engine, body, calls)
     prompt = calls[0].prompt
     read = await work(request, len(prompt), lambda: text_of(engine, tuple(prompt))) if body.verbose else ""
-    extra: dict[str, object] = {"__verbose": {"prompt": read}} if body.verbose else {}
-    if body.return_token_ids:
-        extra["prompt_token_ids"] = list(prompt)  # where vLLM has them
+
+    def extra(first: ChoiceOutcome) -> Mapping[str, object]:
+        fields: dict[str, object] = {"__verbose": {"prompt": read}} if body.verbose else {}
+        if body.return_token_ids:
+            fields["prompt_token_ids"] = list(prompt)  # where vLLM has them
+        if body.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(engine, first.prompt, body.prompt_logprobs)
+        return fields
+
     return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved, extra)
 
 
@@ -285,14 +296,16 @@ def _prepare(
     prompts = [render_chat(engine, limits, body, template, start.resolved) for start in starts]
     earlier = _earlier_replies(engine, body)
     members = [_call(engine, body, prompt, start, earlier) for prompt, start in zip(prompts, starts, strict=True)]
-    limits.check("max_prompt_tokens", "messages", sum(len(member.prompt) for member in members) * body.n)
+    num_tokens = sum(len(member.prompt) for member in members) * body.n
+    limits.check("max_prompt_tokens", "messages", num_tokens)
     tools = body.choice.callable_tools(body.offered)
     grammar = _tool_grammar(body, template, tools, prompts[0]) if tools else body.answer_grammar
     thinking = _thinking(engine, body, prompts[0], grammar)
     written = template.tool_format if tools else None
     call = replace(mix_calls(body, starts, members), grammar=grammar, thinking=thinking, tool_format=written)
-    calls = body.copies_of([call], limits, engine.tokenize)
-    check_range("top_logprobs", body.top_logprobs or 0, 0, engine.info.max_logprobs)
+    calls = body.copies_of([replace(call, **body.scoring(engine, limits, num_tokens))], limits, engine.tokenize)
+    if body.top_logprobs not in (None, MAX_LOGPROBS):
+        check_range("top_logprobs", body.top_logprobs, 0, engine.info.max_logprobs)
     calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     form = AnswerForm(
         prompts[0].thought,
@@ -324,15 +337,15 @@ def _call(
 
     The prompt is that of the entry `start` in a mix of states, if it has one, else `prompt`, the conversation's.
     """
+    cut = max(len(prompt.tokens) - (body.truncate_prompt_tokens or len(prompt.tokens)), 0)
     call = GenerateRequest(
-        prompt=prompt.tokens,
+        prompt=prompt.tokens[cut:],
         initial_state=start.initial_state,
-        turn_positions=sorted(prompt.turns.values()),
-        checkpoint_positions=_checkpoint_positions(body, prompt.turns),
+        turn_positions=_after(cut, sorted(prompt.turns.values())),
+        checkpoint_positions=_after(cut, _checkpoint_positions(body, prompt.turns)),
         max_tokens=body.max_tokens,
         stop=[text.encode() for text in body.stops(prompt.stop)],
         stop_tokens=(0, *prompt.stop_tokens),
-        logprobs=body.alternatives,
         penalised_prompt=earlier,
         priority=body.priority,
     )
@@ -340,6 +353,11 @@ def _call(
         return call
     own = engine.tokenize(start.prompt) or empty_prompt(start.initial_state)
     return replace(call, prompt=own, turn_positions=(), checkpoint_positions=())
+
+
+def _after(cut: int, positions: Sequence[int]) -> Sequence[int]:
+    """Return those of the positions in a prompt that are left if its first `cut` tokens are cut off."""
+    return [position - cut for position in positions if position >= cut] if cut else positions
 
 
 def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Tool], prompt: ChatPrompt) -> Grammar:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
@@ -11,7 +12,7 @@ from rnn_engine.errors import check_range, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
 from rnn_engine_server.apis.common.answering import ChoiceOutcome
-from rnn_engine_server.apis.common.generation import AnyPrompt, text_of, tokens_of
+from rnn_engine_server.apis.common.generation import AnyPrompt, prompt_logprobs, text_of, tokens_of
 from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
 from rnn_engine_server.apis.openai.dialect import CompletionTokens, answer
 from rnn_engine_server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
@@ -39,6 +40,7 @@ class CompletionFormatter:
         calls: Sequence[GenerateRequest],
         echoes: Sequence[str],
     ) -> None:
+        self._engine = engine
         self._body = body
         self._calls = calls
         self._echoes = echoes
@@ -64,9 +66,11 @@ class CompletionFormatter:
         return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
 
     def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> CompletionChoice:
-        tokens = [*outcome.prompt, *outcome.tokens, *_stop_token(finished)]
+        tokens = [*(outcome.prompt if self._body.echo else ()), *outcome.tokens, *_stop_token(finished)]
         choice = self._choice(index, self._echo(index) + outcome.text, tokens)
         choice = self._with_ids(self._with_prompt_ids(choice, index), outcome.tokens)
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self._engine, outcome.prompt, self._body.prompt_logprobs)
         return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
 
     def _echo(self, index: int) -> str:
@@ -76,7 +80,9 @@ class CompletionFormatter:
         return {"index": index, "text": text, "logprobs": self._logprobs(index, tokens), "finish_reason": None}
 
     def _logprobs(self, index: int, tokens: Sequence[TokenInfo]) -> CompletionLogprobs | None:
-        return None if self._body.logprobs is None else self._tokens[index].describe(tokens)
+        if self._body.logprobs is None:
+            return None
+        return self._tokens[index].describe(self._body.own_logprobs(tokens))
 
     def _with_prompt_ids(self, choice: CompletionChoice, index: int) -> CompletionChoice:
         if self._body.return_token_ids:
@@ -139,9 +145,8 @@ def _calls(
     members = [[_call(engine, body, prompt, start) for start in starts] for prompt in body.prompt]
     num_tokens = sum(len(call.prompt) for calls in members for call in calls) * body.copies
     limits.check("max_prompt_tokens", "prompt", num_tokens)
-    if body.scores_prompt:
-        limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + (body.alternatives or 0)))
-    mixes = [mix_calls(body, starts, calls) for calls in members]
+    scoring = body.scoring(engine, limits, num_tokens)
+    mixes = [replace(mix_calls(body, starts, calls), **scoring) for calls in members]
     calls = body.copies_of(mixes, limits, engine.tokenize)
     for call in calls[:: body.copies]:  # the copies of a prompt are alike
         call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
@@ -167,8 +172,6 @@ def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start:
         checkpoint_positions=[position - cut for position in marks if position >= cut],
         max_tokens=body.max_tokens,
         stop=body.stop_bytes,
-        logprobs=body.alternatives,
-        score_from=0 if body.scores_prompt else None,
         grammar=body.answer_grammar,
         grammar_prefix=body.grammar_prefix_tokens,
         priority=body.priority,

@@ -7,9 +7,10 @@ import hashlib
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring
+from typing import TypeAlias
 
 from aiohttp import web
 
@@ -33,15 +34,13 @@ from rnn_engine_server.apis.common.answering import (
     RunningTally,
     answer_in,
 )
-from rnn_engine_server.apis.common.generation import GenerationBody
+from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, GenerationBody
 from rnn_engine_server.apis.common.states import ResolvedState
 from rnn_engine_server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.errors import describe
 from rnn_engine_server.core.schema import Usage
 from rnn_engine_server.core.streams import DONE, encode_event
-
-LEAST_LOGPROB = -9999.0  # what OpenAI returns for an impossible token; JSON has no infinity
 
 
 def token_text(token: int, data: bytes, *, as_id: bool = False) -> str:
@@ -271,6 +270,10 @@ class ChunkEncoder:
 # Generations answered as OpenAI does: choices in an object, or in the chunks of a stream.
 
 
+Extra: TypeAlias = Callable[[ChoiceOutcome], Mapping[str, object]]
+"""Returns the fields of an answer beside its choices, from the outcome of the first one."""
+
+
 class OpenAIDialect:
     """Formats the answers of OpenAI's completions and chats, whole or as streams: a `Dialect`."""
 
@@ -283,12 +286,12 @@ class OpenAIDialect:
         include_usage: bool,
         times_each: bool,
         tally: RunningTally | None = None,
-        extra: Mapping[str, object],
+        extra: Extra,
     ) -> None:
         """Format the answers to the engine requests `calls`.
 
         With `times_each`, each stream event has the times, not only a choice's last one; with a `tally`, it has the
-        token counts so far. `extra` has further fields of an answer that is not streamed.
+        token counts so far. `extra` returns further fields of an answer that is not streamed.
         """
         self._envelope = ResponseEnvelope(info, formatter)
         self._formatter = formatter
@@ -309,7 +312,7 @@ class OpenAIDialect:
         ]
         if self._is_single:
             extra = {**outcomes[0].times, **extra}
-        return self._envelope.whole(choices, usage, {**extra, **self._extra})
+        return self._envelope.whole(choices, usage, {**extra, **self._extra(outcomes[0])})
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
         told = self._clocks[index].tell(event)
@@ -333,11 +336,11 @@ async def answer(
     formatter: ChoiceFormatter,
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
-    extra: Mapping[str, object] | None = None,
+    extra: Extra = lambda _: {},
 ) -> web.StreamResponse:
     """Run the engine requests `calls`, one for each choice, and answer in OpenAI's form.
 
-    See `answer_in`. `extra` has further fields of an answer that is not streamed.
+    See `answer_in`. `extra` returns further fields of an answer that is not streamed.
     """
     info = engine_of(request, body.cache_salt).info
     dialect = OpenAIDialect(
@@ -347,6 +350,6 @@ async def answer(
         include_usage=body.include_usage,
         times_each=body.tells_times,
         tally=RunningTally(body.copies) if body.tells_usage else None,
-        extra=extra or {},
+        extra=extra,
     )
     return await answer_in(dialect, request, body, calls, resolved)

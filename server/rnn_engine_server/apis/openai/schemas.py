@@ -14,7 +14,15 @@ from rnn_engine.chat_template import ChatTemplate, Conversation, Role, WorldTemp
 from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Tag
-from rnn_engine_server.apis.common.generation import GenerationBody, ProgressBody, Prompts, Stop, check_prompts
+from rnn_engine_server.apis.common.generation import (
+    GenerationBody,
+    LogprobCount,
+    PromptBody,
+    PromptLogprob,
+    Prompts,
+    Stop,
+    check_prompts,
+)
 from rnn_engine_server.apis.common.histories import history
 from rnn_engine_server.apis.common.messages import Message, ToolFields, check_messages, leave_out_of_message, parse_role
 from rnn_engine_server.apis.common.states import StateEntry
@@ -31,29 +39,19 @@ from rnn_engine_server.core.schema import (
 from rnn_engine_server.core.settings import Limits
 
 
-def _null_for_all(value: object) -> object:
-    return None if value == -1 else value
-
-
-class CompletionRequest(ProgressBody):
+class CompletionRequest(PromptBody):
     """A request to continue texts or tokens."""
 
-    ignored: ClassVar = ProgressBody.ignored | {"add_special_tokens", "request_id"}
-    neutral: ClassVar = {
-        name: values for name, values in ProgressBody.neutral.items() if name != "truncate_prompt_tokens"
-    }
+    ignored: ClassVar = PromptBody.ignored | {"add_special_tokens", "request_id"}
 
     prompt: Prompts = Field(
         description="What to continue. A list of prompts makes a list of choices, prompt by prompt."
     )
     echo: bool = Field(default=False, description="Begin the answer with the prompt.")
-    logprobs: int | None = Field(
+    logprobs: LogprobCount = Field(
         default=None,
-        description="Log-probabilities of the tokens (with `echo` of the prompt's, too) and of this many others.",
-    )
-    return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
-    return_tokens_as_token_ids: bool = Field(
-        default=False, description="Tokens in log-probabilities are named by their ids, as `token_id:5`."
+        description="Log-probabilities of the tokens (with `echo` of the prompt's, too) and of this many others; -1: "
+        "of as many as there may be.",
     )
     grammar_prefix_tokens: int = Field(
         default=0,
@@ -74,12 +72,6 @@ class CompletionRequest(ProgressBody):
         description="Positions in the prompt, in tokens, whose states are kept in preference to others: the last seven "
         "before its end.",
     )
-    truncate_prompt_tokens: Annotated[int | None, BeforeValidator(_null_for_all)] = Field(
-        default=None,
-        ge=1,
-        description="Use only this many of the prompt's last tokens; null and -1: all. `marks` count those that are "
-        "cut off, too.",
-    )
     suffix: Annotated[Literal[""] | None, only(None, "", because="the model can't fill in text before an end")] = Field(
         default=None, description='Only null or "".'
     )
@@ -98,15 +90,10 @@ class CompletionRequest(ProgressBody):
     def check(self, limits: Limits) -> None:
         super().check(limits)
         check_prompts(limits, "prompt", self.prompt, self.truncate_prompt_tokens)
-        if self.weighted is not None and self.scores_prompt:
-            raise InvalidRequestError(
-                "logprobs", self.logprobs, "null, since the request has echo and a list as its state"
-            )
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the prompt's tokens are returned with their log-probabilities."""
-        return self.echo and self.logprobs is not None
+        return super().scores_prompt or (self.echo and self.logprobs is not None)
 
     @property
     def num_prompts(self) -> int:
@@ -137,6 +124,7 @@ class CompletionChoice(TypedDict):
     seed: NotRequired[int]
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]
 
 
 class Completion(TypedDict):
@@ -192,10 +180,10 @@ def _one_or_more(value: object) -> object:
 _REASONING = {"enabled": "enable_thinking", "effort": "reasoning_effort", "max_tokens": "thinking_budget_tokens"}
 
 
-class ChatRequest(ProgressBody, ToolFields):
+class ChatRequest(PromptBody, ToolFields):
     """A request for the next message of a conversation."""
 
-    ignored: ClassVar = ProgressBody.ignored | {
+    ignored: ClassVar = PromptBody.ignored | {
         "cache_prompt",
         "n_keep",
         "prediction",
@@ -203,19 +191,18 @@ class ChatRequest(ProgressBody, ToolFields):
         "verbosity",
     }
     neutral: ClassVar = {
-        **ProgressBody.neutral,
+        **PromptBody.neutral,
         "add_special_tokens": (False,),
         "best_of": (1,),
         "chat_template": (),
         "detokenize": (True,),
         "documents": ([],),
-        "echo": (False,),
         "moderation": (),
         "separate_reasoning": (True,),
         "web_search_options": (),
     }
     aliases: ClassVar = {
-        **ProgressBody.aliases,
+        **PromptBody.aliases,
         **ToolFields.aliases,
         "max_completion_tokens": "max_tokens",
         "thinking_token_budget": "thinking_budget_tokens",
@@ -285,13 +272,12 @@ class ChatRequest(ProgressBody, ToolFields):
         "RWKV World. Null: yes. Without effect with a grammar, which ends the answer.",
     )
     logprobs: bool = Field(default=False, description="Add the log-probability of every token.")
-    top_logprobs: int | None = Field(
-        default=None, ge=0, description="Add this many of the likeliest tokens, too. Only with `logprobs`."
+    top_logprobs: LogprobCount = Field(
+        default=None,
+        ge=0,
+        description="Add this many of the likeliest tokens, too; -1: as many as there may be. Only with `logprobs`.",
     )
-    return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
-    return_tokens_as_token_ids: bool = Field(
-        default=False, description="Tokens in log-probabilities are named by their ids, as `token_id:5`."
-    )
+    echo: bool = Field(default=False, description="Begin an answer that continues the last message with its text.")
     verbose: bool = Field(
         default=False,
         description="Add `__verbose` to an answer that is not streamed: its `prompt` is the text that the model read.",
@@ -494,6 +480,7 @@ class ChatCompletion(_VerboseField):
     save_error: NotRequired[ErrorDetail]
     timings: NotRequired[Timings]
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]
 
 
 class InputTokens(TypedDict):
