@@ -206,10 +206,14 @@ class AsyncLLM:
             named = [("prompt", prompts)]
         else:
             named = [(f"prompts.{number}", prompt) for number, prompt in enumerate(prompts)]
-        asked = [
-            continuation(self.engine, prompt, each, start, field=field)
-            for (field, prompt), each in zip(named, _params_of(params, len(named)), strict=True)
-        ]
+
+        def ask() -> list[Asked]:
+            return [
+                continuation(self.engine, prompt, each, start, field=field)
+                for (field, prompt), each in zip(named, _params_of(params, len(named)), strict=True)
+            ]
+
+        asked = await asyncio.to_thread(ask)
         done = await self._complete_all(asked, start, keep_state=keep_state, progress=progress, on_done=on_done)
         return done[0] if _is_prompt(prompts) else done
 
@@ -285,10 +289,14 @@ class AsyncLLM:
             named = [("messages", messages)]
         else:
             named = [(f"messages.{number}", conversation) for number, conversation in enumerate(messages)]
-        asked = [
-            answer(self.engine, conversation, each, start, options, field=field)
-            for (field, conversation), each in zip(named, _params_of(params, len(named)), strict=True)
-        ]
+
+        def ask() -> list[Asked]:
+            return [
+                answer(self.engine, conversation, each, start, options, field=field)
+                for (field, conversation), each in zip(named, _params_of(params, len(named)), strict=True)
+            ]
+
+        asked = await asyncio.to_thread(ask)
         done = await self._complete_all(asked, start, keep_state=keep_state, progress=progress, on_done=on_done)
         return done[0] if _is_conversation(messages) else done
 
@@ -305,7 +313,7 @@ class AsyncLLM:
         A piece has whole characters. Leaving the iteration ends the generation. Of a chat, thoughts are left out.
         """
         start = Start.of(self.engine, state, mix)
-        asked = self._ask(prompt, params, start)
+        asked = await asyncio.to_thread(self._ask, prompt, params, start)
         reader = AnswerReader(asked.form)
         async with aclosing(self.engine.generate(asked.request, wait_for_room=True)) as events:
             async for event in events:
@@ -351,7 +359,7 @@ class AsyncLLM:
         """
         described, parse = (schema, json.loads) if isinstance(schema, Mapping) else _of_type(schema)
         start = Start.of(self.engine, state)
-        asked = self._ask(prompt, params, start, json_grammar(described, "schema"))
+        asked = await asyncio.to_thread(self._ask, prompt, params, start, json_grammar(described, "schema"))
         done = await self._complete(asked, start, keep_state=False)
         if done.finish_reason == "length":
             raise StepError(f"the JSON was not complete after max_tokens={params.max_tokens} tokens: {done.text!r}")
@@ -415,10 +423,10 @@ class AsyncLLM:
         context is run once for all choices.
         """
         start = Start.of(self.engine, state).only
-        tokens = tokens_of_each(self.engine, choices, "choices")
+        tokens = await asyncio.to_thread(tokens_of_each, self.engine, choices, "choices")
         scores = await score_choices(
             self.engine,
-            prompt_tokens(self.engine, context, "context"),
+            await asyncio.to_thread(prompt_tokens, self.engine, context, "context"),
             tokens,
             initial_state=None if start is None else start.for_request,
             calibrate=calibrate,
@@ -443,7 +451,8 @@ class AsyncLLM:
             check_whole("top_n", top_n, 1, 2**31 - 1)
         if not documents:
             return []
-        prompts = relevance_prompts(self.engine, [(query, document) for document in documents])
+        pairs = [(query, document) for document in documents]
+        prompts = await asyncio.to_thread(relevance_prompts, self.engine, pairs)
         found = await score_relevance(self.engine, prompts)
         way = method(self.engine)
         ranked = [RankedDocument(documents[n], n, each.score, way) for n, each in enumerate(found)]
@@ -455,7 +464,7 @@ class AsyncLLM:
         A score has `total`, `mean`, `perplexity` and `per_byte`; `given.tokens` has the tokens.
         """
         start = Start.of(self.engine, state).only
-        tokens = tokens_of_each(self.engine, texts, "texts")
+        tokens = await asyncio.to_thread(tokens_of_each, self.engine, texts, "texts")
         initial = None if start is None else start.for_request
         return list(await score_choices(self.engine, (), tokens, initial_state=initial)) if tokens else []
 
@@ -468,7 +477,7 @@ class AsyncLLM:
         run once.
         """
         start = Start.of(self.engine, state).only
-        tokens = tokens_of_pairs(self.engine, pairs)
+        tokens = await asyncio.to_thread(tokens_of_pairs, self.engine, pairs)
         initial = None if start is None else start.for_request
         return await score_pairs(self.engine, tokens, initial_state=initial, alternatives=alternatives)
 
@@ -488,7 +497,7 @@ class AsyncLLM:
         if task is not None:
             settings = replace(settings, task=task)
         start = Start.of(self.engine, state).only
-        tokens = tokens_of_each(self.engine, texts, "texts")
+        tokens = await asyncio.to_thread(tokens_of_each, self.engine, texts, "texts")
         if not tokens:
             raise InvalidRequestError("texts", [], "at least one text")
         initial = None if start is None else start.for_request
@@ -521,11 +530,13 @@ class AsyncLLM:
         Without a prompt, returns `state` itself, or the empty state.
         """
         start = Start.of(self.engine, state).only
-        if _is_messages(prompt):
-            conversation = Conversation(parse_messages(prompt), answers=False)
-            tokens: Sequence[int] = prompt_after(self.engine, start, conversation).tokens
-        else:
-            tokens = prompt_tokens(self.engine, prompt)
+
+        def read() -> Sequence[int]:
+            if not _is_messages(prompt):
+                return prompt_tokens(self.engine, prompt)
+            return prompt_after(self.engine, start, Conversation(parse_messages(prompt), answers=False)).tokens
+
+        tokens = await asyncio.to_thread(read)
         if not tokens:
             return state or State(self.engine.info.shape.initial_state(), self.state_files)
         ran = await run_tokens(self.engine, start, tokens, wait_for_room=True)

@@ -9,7 +9,7 @@ import json
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -371,6 +371,41 @@ async def test_the_twin_returns_the_same(llm: LLM) -> None:
         found = await twin.generate([FRANCE, SPELL], GREEDY)
         assert [done.tokens for done in found] == [done.tokens for done in expected]
         assert "".join([piece async for piece in twin.stream(FRANCE, GREEDY)]) == expected[0].text
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.generate([FRANCE, SPELL], GREEDY),
+        lambda llm: llm.chat("Hi", GREEDY),
+        lambda llm: anext(llm.stream(FRANCE, GREEDY)),
+        lambda llm: llm.json("Hi", bool, GREEDY),
+        lambda llm: llm.rank("The capital of France is", [" Paris", " Rome"]),
+        lambda llm: llm.rerank("Paris?", ["It is in France."]),
+        lambda llm: llm.logprobs([FRANCE]),
+        lambda llm: llm.score([("A", " B")]),
+        lambda llm: llm.embed([FRANCE]),
+        lambda llm: llm.state(FRANCE),
+    ],
+    ids="generate chat stream json rank rerank logprobs score embed state".split(),  # noqa: SIM905
+)
+async def test_the_loop_goes_on_while_texts_are_tokenized(
+    call: Callable[[AsyncLLM], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await AsyncLLM.load(device="cpu", num_slots=2) as twin:
+        has_begun, goes_on, tokenize = threading.Event(), threading.Event(), twin.engine.tokenize
+
+        def wait_for_the_loop(text: str) -> list[int]:
+            has_begun.set()
+            assert goes_on.wait(60), "the event loop waits for the tokenizer"
+            return tokenize(text)
+
+        monkeypatch.setattr(twin.engine, "tokenize", wait_for_the_loop)
+        running = asyncio.ensure_future(call(twin))
+        while not has_begun.is_set():
+            await asyncio.sleep(0)
+        goes_on.set()
+        await running
 
 
 def test_the_twins_have_the_same_methods_and_arguments() -> None:

@@ -17,7 +17,7 @@ from openai.types.responses import (
 )
 
 from rnn_engine.interface import EngineLike
-from rnn_engine_server.apis.openai.response_schemas import Response, ResponseEvent, ResponseItemList
+from rnn_engine_server.apis.openai.response_schemas import Response, ResponseEvent, ResponseItemList, ResponseList
 from rnn_engine_server.auth.keys import ApiKey
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
@@ -267,6 +267,27 @@ async def test_input_items_come_in_pages(serve: Serve) -> None:
     assert error["param"] == "after"
     error = await error_of(await client.get(f"{PATH}/{made['id']}/input_items?order=ascending"), 400)
     assert (error["param"], "expected asc or desc" in error["message"]) == ("order", True)
+
+
+async def test_responses_are_listed_in_pages(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings(KEYS)))
+    own, others = ({"Authorization": f"Bearer {key}"} for key in (ANN, BOB))
+    made = [await (await client.post(PATH, json={"input": text}, headers=own)).json() for text in "abc"]
+    ids = [each["id"] for each in made]
+
+    async def listed(**query: str | int) -> Body:
+        found: Body = await (await client.get(PATH, params=query, headers=own)).json()
+        check_shape(ResponseList, found)
+        return found
+
+    ends = {"first_id": ids[2], "last_id": ids[0], "has_more": False}
+    assert await listed() == {"object": "list", "data": made[::-1], **ends}
+    page = await listed(limit=1, after=ids[2])
+    assert ([each["id"] for each in page["data"]], page["has_more"]) == ([ids[1]], True)
+    assert [each["id"] for each in (await listed(order="asc", limit=2))["data"]] == ids[:2]
+    wrong = await client.get(PATH, params={"after": "resp_x"}, headers=own)
+    assert (await error_of(wrong, 400))["param"] == "after"
+    assert (await (await client.get(PATH, headers=others)).json())["data"] == []
 
 
 async def test_items_may_be_referred_to(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:

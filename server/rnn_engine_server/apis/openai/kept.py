@@ -151,6 +151,11 @@ class ConversationStore:
         with self._file.changing():
             return self._file.find(owner, response_id, "response")
 
+    def response_ids(self, owner: str) -> list[str]:
+        """Return the ids of the responses of an owner, the oldest first."""
+        with self._file.changing():
+            return self._file.ids(owner, "response")
+
     def response_json(self, owner: str, response_id: str) -> bytes:
         """Return a response as JSON. Raises NotFoundError."""
         with self._file.changing():
@@ -360,10 +365,10 @@ async def call_for_path(request: web.Request, method: Callable[Concatenate[str, 
     return await asyncio.to_thread(method, request[PRINCIPAL].name, request.match_info["id"], *values)
 
 
-_MOST_ITEMS = 100  # of a page
+MOST_ITEMS = 100  # of a page
 
 PAGE_QUERY = {
-    "limit": f"How many items to return: 20 by default, at most {_MOST_ITEMS}.",
+    "limit": f"How many items to return: 20 by default, at most {MOST_ITEMS}.",
     "order": "`desc` (the default) returns the last item first, `asc` the first.",
     "after": "The id of an item: return only the items after it.",
 }
@@ -375,7 +380,7 @@ def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
 
     Raises InvalidRequestError.
     """
-    page, has_more = query_page(request, {item.id: item for item in items}, 20, _MOST_ITEMS)
+    page, has_more = query_page(request, {item.id: item for item in items}, 20, MOST_ITEMS)
     return item_list(page, has_more=has_more)
 
 

@@ -202,6 +202,11 @@ class KeptFile:
     def select_one(self, kept_id: str) -> Kept | None:
         return next(iter(self.select("id = ?", kept_id)), None)
 
+    def ids(self, owner: str, kind: Kind) -> list[str]:
+        """Return the ids of an owner's rows of one kind, the oldest first."""
+        query = "SELECT id FROM kept WHERE owner = ? AND kind = ? ORDER BY created, id"
+        return [kept_id for (kept_id,) in self._connection.execute(query, (owner, kind))]
+
     def write(self, new: Kept, old: Kept | None = None) -> None:
         """Write a row, in place of its `old` form if there is one, and make room for it."""
         marks = ", ".join("?" for _ in fields(Kept))

@@ -368,6 +368,16 @@ class ResponseItemList(TypedDict):
     has_more: bool
 
 
+class ResponseList(TypedDict):
+    """A page of the responses that are kept."""
+
+    object: Literal["list"]
+    data: list[Response]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class DeletedResponse(TypedDict):
     """The answer to a request to delete a response."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from aiohttp import web
@@ -13,7 +14,14 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine_server.apis.common.answering import answer_in
 from rnn_engine_server.apis.openai.background import BACKGROUND, BACKGROUND_RUN, new_seed, stream_events
 from rnn_engine_server.apis.openai.chat import prepare_chat, tell_input_tokens
-from rnn_engine_server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, call_for_path, hold_history, item_page
+from rnn_engine_server.apis.openai.kept import (
+    CONVERSATIONS,
+    MOST_ITEMS,
+    PAGE_QUERY,
+    call_for_path,
+    hold_history,
+    item_page,
+)
 from rnn_engine_server.apis.openai.kept_file import History
 from rnn_engine_server.apis.openai.response_dialect import ResponsesDialect
 from rnn_engine_server.apis.openai.response_items import KeptItem
@@ -22,6 +30,7 @@ from rnn_engine_server.apis.openai.response_schemas import (
     Response,
     ResponseEvent,
     ResponseItemList,
+    ResponseList,
     ResponsesRequest,
 )
 from rnn_engine_server.apis.openai.schemas import ChatRequest, InputTokens
@@ -34,6 +43,7 @@ from rnn_engine_server.core.bodies import (
     hold_more,
     json_response,
     query_count,
+    query_page,
     read_body,
     to_json,
 )
@@ -145,6 +155,19 @@ async def _stored(request: web.Request) -> web.Response:
     return encoded_response(begun)
 
 
+async def list_responses(request: web.Request) -> web.Response:
+    store, owner = request.app[CONVERSATIONS], request[PRINCIPAL].name
+    ids = await asyncio.to_thread(store.response_ids, owner)
+    page, has_more = query_page(request, {each: each for each in ids}, 20, MOST_ITEMS)
+    found: list[bytes] = []
+    for response_id in page:
+        with suppress(NotFoundError):  # it was deleted meanwhile
+            found.append(await asyncio.to_thread(store.response_json, owner, response_id))
+            hold_more(request, "the responses", len(found[-1]))
+    ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None, "has_more": has_more}
+    return encoded_response(b'{"object":"list","data":[' + b",".join(found) + b"]," + to_json(ends)[1:])
+
+
 async def delete_response(request: web.Request) -> web.Response:
     store, response_id = request.app[CONVERSATIONS], request.match_info["id"]
     await request.app[BACKGROUND].cancel(await call_for_path(request, store.response))
@@ -188,6 +211,15 @@ ROUTES = (
         InputTokens,
         request=ResponsesRequest,
         also=("/responses/input_tokens",),
+    ),
+    Route(
+        "GET",
+        "/v1/responses",
+        list_responses,
+        "The responses that are kept, the newest first.",
+        ResponseList,
+        query=PAGE_QUERY,
+        uses_model=False,
     ),
     Route(
         "GET",
