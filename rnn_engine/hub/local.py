@@ -15,6 +15,7 @@ from typing import Final
 from rnn_engine import demo
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import cache_folder
+from rnn_engine.tensor_files.parts import part_names
 
 WEIGHTS: Final = (".pth", ".safetensors", ".st", ".gguf", ".bin")
 _FOLDER_TEXTS: Final = (".json", ".txt")  # in a repository of one model in Hugging Face's form
@@ -61,16 +62,22 @@ class Wanted:
             matches = [path for path in weights if fnmatch(path, self.file)]
             if not matches:
                 raise ModelError(f"{self}: no such weights file; {self.repository} has {_listing(weights)}")
-            return [max(matches, key=age)]
+            return _with_parts(max(matches, key=age), weights)
         for kind in _FOLDER_WEIGHTS if _DESCRIPTION in paths else ():
             top = [path for path in paths if "/" not in path]
             if matches := [path for path in top if fnmatch(path, kind)]:
                 return [path for path in top if path in matches or path.endswith(_FOLDER_TEXTS)]
-        if len(weights) != 1:
+        if len({part_names(path)[0] for path in weights}) != 1:
             raise ModelError(
                 f"{self}: expected one weights file; choose one as {self.repository}:FILE. It has {_listing(weights)}"
             )
         return weights
+
+
+def _with_parts(path: str, paths: Sequence[str]) -> list[str]:
+    """Return a file of weights and, if it is one part of a split model, the other parts that are among `paths`."""
+    names = part_names(path)
+    return [each for each in paths if each in names]
 
 
 def age(path: str) -> tuple[str, str]:
@@ -172,6 +179,8 @@ def locate_model(named: str | Path) -> Path:
     path = Path(named)
     if named in demo.MODELS and not path.exists():
         return demo.MODELS[str(named)]
+    if path.is_dir() and not (path / _DESCRIPTION).exists():
+        return model_path(path, [each.name for each in path.glob("*.gguf")])
     if isinstance(named, Path) or path.exists() or not could_be_wanted(named):
         return path
     found = find_local(Wanted.parse(named))
@@ -181,8 +190,11 @@ def locate_model(named: str | Path) -> Path:
 
 
 def model_name(path: Path) -> str:
-    """Return the default name of the model at `path`: the file's name without its ending, or the folder's name."""
-    return path.resolve().name if path.is_dir() else path.stem
+    """Return the default name of the model at `path`: the file's name without its ending, or the folder's name.
+
+    The number of a part is no part of a model's name.
+    """
+    return path.resolve().name if path.is_dir() else re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
 
 
 def find_local(wanted: Wanted) -> Path | None:
@@ -202,11 +214,11 @@ def find_local(wanted: Wanted) -> Path | None:
 
 
 def model_path(folder: Path, paths: list[str]) -> Path:
-    """Return the path to open for a model: its only file of weights, or `folder` if it has several.
+    """Return the path to open for a model: its only file of weights, or its first part, or `folder` if it has several.
 
     `paths` are the model's files, relative to `folder`.
     """
-    weights = [path for path in paths if path.endswith(WEIGHTS)]
+    weights = sorted({part_names(path)[0] for path in paths if path.endswith(WEIGHTS)})
     return folder / weights[0] if len(weights) == 1 else folder
 
 
@@ -218,7 +230,8 @@ def _models(repository: str, folder: Path, paths: list[str]) -> Iterator[LocalMo
     try:
         groups = [Wanted(repository).choose(paths)]
     except ModelError:
-        groups = [[path] for path in paths if path.endswith(WEIGHTS)]
+        weights = [path for path in paths if path.endswith(WEIGHTS)]
+        groups = [_with_parts(first, weights) for first in sorted({part_names(path)[0] for path in weights})]
     for group in groups:
         size = sum((folder / path).stat().st_size for path in group)
         yield LocalModel(repository, model_path(folder, group), size)

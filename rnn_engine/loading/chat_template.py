@@ -16,7 +16,7 @@ from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import read_text
 from rnn_engine.model.huggingface import read_json
-from rnn_engine.tensor_files.formats import open_source
+from rnn_engine.tensor_files.formats import GgufParts, open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
 
 _log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def _gguf_metadata(path: Path) -> Mapping[str, object]:
     except ModelError:
         return {}  # it is reported when its tensors are read
     source.close()
-    found = source.metadata if isinstance(source, GgufFile) else {}
+    found = source.metadata if isinstance(source, GgufFile | GgufParts) else {}
     return {key: value.decode(errors="replace") if isinstance(value, bytes) else value for key, value in found.items()}
 
 

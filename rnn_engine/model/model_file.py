@@ -23,7 +23,7 @@ from rnn_engine.model.stored import StoredTensor, Swap
 from rnn_engine.quantised import Blocks
 from rnn_engine.quantised.rows import Matrix, StoredRows
 from rnn_engine.tensor_files.binary_file import FileStamp
-from rnn_engine.tensor_files.formats import open_source
+from rnn_engine.tensor_files.formats import GgufParts, open_source
 from rnn_engine.tensor_files.ggml_file import GgmfFile
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.source import TensorInfo, TensorSource, show, show_all
@@ -182,7 +182,7 @@ def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _F
         stored, layout = _locate(path, source, config, find_layout)
         tensors = {name: place.describe(source.tensors[place.name]) for name, place in stored.items()}
         checked = check_tensors(layout or find_layout(tensors), tensors)
-        if isinstance(source, GgufFile):
+        if isinstance(source, GgufFile | GgufParts):
             check_metadata(source.metadata, checked.shape)
         if isinstance(source, GgmfFile):
             check_sizes(source.sizes, checked.shape)
@@ -221,7 +221,7 @@ def _locate(
     Returns the layout, too, if the names in the file show it. Raises ModelError if two stored tensors are the same
     tensor of the model.
     """
-    if isinstance(source, GgufFile):
+    if isinstance(source, GgufFile | GgufParts):
         return locate_llama_cpp(source.metadata, source.tensors), None
     if isinstance(source, GgmfFile):
         return locate_rwkv_cpp(source.tensors), None

@@ -19,10 +19,11 @@ from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.ggml_file import MAGIC, GgmfFile
 from rnn_engine.tensor_files.gguf_file import GgufFile
+from rnn_engine.tensor_files.parts import part_names
 from rnn_engine.tensor_files.prefab_file import PREFAB_START, PrefabFile
 from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.safetensors_file import open_safetensors
-from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo, TensorSource
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo, TensorSource, count, show_all
 
 
 class JoinedFiles:
@@ -55,6 +56,14 @@ class JoinedFiles:
         with ExitStack() as stack:
             for source in self._sources:
                 stack.callback(source.close)
+
+
+class GgufParts(JoinedFiles):
+    """The files of a model that llama.cpp has split. The first one has the metadata."""
+
+    def __init__(self, parts: Sequence[GgufFile]) -> None:
+        super().__init__(parts)
+        self.metadata = parts[0].metadata
 
 
 _HEAD_BYTES = 64
@@ -100,10 +109,28 @@ _REFUSALS = (
 
 
 def open_source(path: Path) -> TensorSource:
-    """Open a model file in any known format, to read its tensors.
+    """Open a model file in any known format, to read its tensors; of a split GGUF model all parts, given any of them.
 
     Raises ModelError if the file is missing, can't be read, or has no known format.
     """
+    source = _open_file(path)
+    try:
+        if not isinstance(source, GgufFile) or source.num_parts == 1:
+            return source
+        names = part_names(path.name)
+        if len(names) != source.num_parts:
+            raise ModelError(
+                f"{path} is one of {source.num_parts} parts of a model; expected the name that llama.cpp gives it, "
+                f"such as model-00001-of-{source.num_parts:05}.gguf"
+            )
+    except BaseException:
+        source.close()
+        raise
+    source.close()
+    return _open_parts([path.with_name(name) for name in names])
+
+
+def _open_file(path: Path) -> TensorSource:
     _check_kind(path)
     file = BinaryFile(path)
     try:
@@ -111,6 +138,28 @@ def open_source(path: Path) -> TensorSource:
     except BaseException:
         file.close()
         raise
+
+
+def _open_parts(paths: Sequence[Path]) -> GgufParts:
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise ModelError(
+            f"{paths[0].parent} lacks {count(missing, 'part')} of the model: {show_all(missing)}; "
+            "is the download complete?"
+        )
+    with ExitStack() as undo:
+        parts: list[GgufFile] = []
+        names: set[str] = set()
+        for number, path in enumerate(paths):
+            part = _open_file(path)
+            undo.callback(part.close)
+            if not isinstance(part, GgufFile) or part.metadata.get("split.no") != number:
+                raise ModelError(f"{path} is not part {number + 1} of {len(paths)} of a GGUF model, as its name says")
+            if twice := names & part.tensors.keys():
+                raise ModelError(f"{path}: {show_all(sorted(twice))} is in an earlier part, too")
+            names |= part.tensors.keys()
+            parts.append(part)
+        undo.pop_all()
+    return GgufParts(parts)
 
 
 def read_source(file: BinaryFile) -> TensorSource:

@@ -191,21 +191,17 @@ _ALIGNMENT_KEY: Final = "general.alignment"
 _DEFAULT_ALIGNMENT: Final = 32
 _MOST_ALIGNMENT: Final = 1 << 20
 _PARTS_KEY: Final = "split.count"
+_MOST_PARTS: Final = 99_999  # that their names can number
 
 
 class GgufFile(GgmlFile):
     """An open GGUF file, from which metadata and tensors are read."""
 
     def __init__(self, file: BinaryFile) -> None:
-        """Read the file's header. Raises ModelError if the file is damaged, or one of several parts of a model."""
+        """Read the file's header. Raises ModelError if the file is damaged."""
         super().__init__(file)
         header = read_header(file)
         self.metadata: Metadata = header.metadata
-        if self.metadata.get(_PARTS_KEY, 1) not in (0, 1):
-            raise ModelError(
-                f"{file.path} is one of {show(str(self.metadata[_PARTS_KEY]))} parts of a model ({_PARTS_KEY}); "
-                "expected one file, as llama-gguf-split --merge makes"
-            )
         alignment = self._alignment()
         data_start = expected = _align(header.size, alignment)
         for entry in header.entries:
@@ -217,6 +213,14 @@ class GgufFile(GgmlFile):
                 )
             end = self._add(entry.name, entry.dimensions, self._element(entry), start)
             expected = _align(end, alignment)
+
+    @property
+    def num_parts(self) -> int:
+        """The number of files that the model is split into. Raises ModelError if the file gives no possible number."""
+        parts = self.metadata.get(_PARTS_KEY, 1)
+        if type(parts) is not int or not 0 <= parts <= _MOST_PARTS:
+            raise self._damaged(f"{_PARTS_KEY} is {show(str(parts))}; expected a number up to {_MOST_PARTS}")
+        return max(parts, 1)
 
     def _alignment(self) -> int:
         alignment = self.metadata.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from rnn_engine.errors import InvalidRequestError, ModelError, TokenizerError
-from rnn_engine.tensor_files.formats import open_source
+from rnn_engine.tensor_files.formats import GgufParts, open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tokenizer.world import (
     WORLD_PADDED_SIZE,
@@ -42,7 +42,7 @@ def read_pieces(path: Path) -> list[bytes] | None:
     except ModelError as error:
         raise TokenizerError(str(error)) from error
     source.close()
-    if not isinstance(source, GgufFile) or source.metadata.get("tokenizer.ggml.model") != "rwkv":
+    if not isinstance(source, GgufFile | GgufParts) or source.metadata.get("tokenizer.ggml.model") != "rwkv":
         return None
     tokens = source.metadata.get("tokenizer.ggml.tokens")
     types = source.metadata.get("tokenizer.ggml.token_type")

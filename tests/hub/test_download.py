@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import ModelError
-from rnn_engine.hub import Wanted
+from rnn_engine.hub import Wanted, list_local
 from rnn_engine.hub.download import Hub
 from tests.support.hub import StandInHub
 
@@ -92,6 +92,16 @@ def test_a_model_of_several_files_comes_as_a_folder(hub: StandInHub, folder: Pat
     for name, data in files.items():
         assert (folder / REPOSITORY / name).read_bytes() == data
     assert not (folder / REPOSITORY / "README.md").exists()
+
+
+def test_all_parts_of_a_split_model_come(hub: StandInHub, folder: Path) -> None:
+    parts = {f"model-0000{number}-of-00002.gguf": WEIGHTS[: 100 * number] for number in (1, 2)}
+    hub.repositories[REPOSITORY] = {**parts, "README.md": b"about it"}
+    assert Hub().pull(Wanted.parse(REPOSITORY)) == folder / REPOSITORY / "model-00001-of-00002.gguf"
+    for name, data in parts.items():
+        assert (folder / REPOSITORY / name).read_bytes() == data
+    [found] = list_local()
+    assert (found.path, found.num_bytes) == (folder / REPOSITORY / "model-00001-of-00002.gguf", 300)
 
 
 def test_a_missing_repository_is_told(hub: StandInHub) -> None:

@@ -64,6 +64,16 @@ def test_a_folder_is_its_texts_and_one_kind_of_weights(files: list[str], wanted:
     assert Wanted.parse("a/b").choose(["README.md", *texts, *files]) == [*texts, *wanted]
 
 
+def test_a_split_model_comes_with_all_its_parts() -> None:
+    parts = [f"Q4/model-q4-0000{number}-of-00002.gguf" for number in (1, 2)]
+    other = "model-q8-00001-of-00001.gguf"
+    assert Wanted("a/b").choose(["README.md", *parts]) == parts
+    for pattern in ("*q4*", parts[0], parts[1]):
+        assert Wanted("a/b", pattern).choose([other, *parts]) == parts
+    with pytest.raises(ModelError, match="expected one weights file"):
+        Wanted("a/b").choose([other, *parts])
+
+
 def test_a_repository_without_weights_is_told() -> None:
     with pytest.raises(ModelError, match="It has none"):
         Wanted.parse("a/b").choose(["README.md"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.weight_choice import WeightChoice, describe_blocks, stored_format
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from rnn_engine.hub import locate_model, model_name
 from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.model import ModelFile
+from rnn_engine.tokenizer.load import read_pieces
 from rnn_engine.types import TokenRun, run_step
 from tests.support.gguf import encode, llama_cpp_tensors, metadata, save_gguf, write_gguf
 from tests.support.models import TensorModel, random_model, tiny_shape
@@ -207,7 +210,8 @@ def test_what_no_kernel_multiplies_with_becomes_f16_and_is_told(tmp_path: Path) 
         ("rwkv7.wkv.head_size", "16", "rwkv7.wkv.head_size is 16; expected an integer"),
         ("rwkv7.attention.layer_norm_epsilon", 1e-3, "rwkv7.attention.layer_norm_epsilon is 0.001"),
         ("general.alignment", 12, "general.alignment is 12; expected a multiple of 8"),
-        ("split.count", 3, r"one of 3 parts of a model (split.count)"),
+        ("split.count", 3, "one of 3 parts of a model; expected the name that llama.cpp gives it"),
+        ("split.count", "3", "split.count is 3; expected a number up to 99999"),
     ],
 )
 def test_metadata_that_contradicts_is_refused_by_its_key(key: str, value: object, message: str, tmp_path: Path) -> None:
@@ -215,6 +219,48 @@ def test_metadata_that_contradicts_is_refused_by_its_key(key: str, value: object
     with pytest.raises(ModelError, match=re.escape(message)) as refused:
         open_model(path)
     assert str(path) in str(refused.value)
+
+
+LETTERS = [b"", *(bytes([byte]) for byte in range(97, 123))]
+
+
+def save_parts(folder: Path) -> list[Path]:
+    save_gguf(V7, folder / "model.gguf", "F16", tokens=LETTERS, tensors_a_part=25)
+    return sorted(folder.glob("model-*.gguf"))
+
+
+def test_a_split_model_is_opened_by_any_of_its_parts(tmp_path: Path) -> None:
+    parts = save_parts(tmp_path)
+    assert len(parts) == 3
+    with open_model(save_gguf(V7, tmp_path / "whole.gguf", "F16")) as whole:
+        for path in parts:
+            assert read_pieces(path) == LETTERS
+            with open_model(path) as opened:
+                assert opened.fingerprint == whole.fingerprint
+                assert opened.num_bytes == sum(part.stat().st_size for part in parts)
+
+
+def test_a_folder_stands_for_its_only_split_model(tmp_path: Path) -> None:
+    parts = save_parts(tmp_path)
+    assert locate_model(str(tmp_path)) == parts[0]
+    assert model_name(parts[0]) == "model"
+    save_gguf(V7, tmp_path / "other.gguf")
+    assert locate_model(str(tmp_path)) == tmp_path  # two models
+
+
+def test_a_part_that_is_missing_or_another_is_named(tmp_path: Path) -> None:
+    first, second, third = save_parts(tmp_path)
+    moved = second.rename(tmp_path / "moved.gguf")
+    with pytest.raises(ModelError, match=rf"lacks 1 part of the model: {second.name}; is the download complete\?"):
+        open_model(third)
+    with pytest.raises(ModelError, match=r"one of 3 parts of a model; expected the name that llama.cpp gives it"):
+        open_model(moved)
+    shutil.copy(first, second)
+    with pytest.raises(ModelError, match=rf"{second.name} is not part 2 of 3 of a GGUF model, as its name says"):
+        open_model(first)
+    second.write_bytes(moved.read_bytes()[:1000])
+    with pytest.raises(ModelError, match=rf"{second.name}: damaged or truncated GGUF file"):
+        open_model(first)
 
 
 def test_more_tokens_than_the_model_has_are_refused(tmp_path: Path) -> None:

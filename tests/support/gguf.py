@@ -88,11 +88,17 @@ def save_gguf(
     fused: bool = True,
     tokens: Sequence[bytes] = (),
     more: Mapping[str, object] | None = None,
+    tensors_a_part: int = 0,
 ) -> Path:
-    """Write `model` with its large matrices in the type `matrices`. `more` adds to or replaces the usual metadata."""
+    """Write `model` with its large matrices in the type `matrices`. `more` adds to or replaces the usual metadata.
+
+    With `tensors_a_part`, the model is split into files with as many tensors, whose names begin with that of `path`.
+    """
     tensors = llama_cpp_tensors(model, rescale_every=rescale_every, fused=fused)
     described = metadata(model.shape, rescale_every=rescale_every) | dict(more or {})
-    return write_gguf(path, _architecture(model.shape), described, tensors, matrices, tokens)
+    return write_gguf(
+        path, _architecture(model.shape), described, tensors, matrices, tokens, tensors_a_part=tensors_a_part
+    )
 
 
 def write_gguf(
@@ -103,12 +109,14 @@ def write_gguf(
     matrices: str = "F32",
     tokens: Sequence[bytes] = (),
     encoded: Mapping[str, GGMLQuantizationType] | None = None,
+    *,
+    tensors_a_part: int = 0,
 ) -> Path:
     """Write tensors under their given names. Those that llama.cpp quantises are written in the type `matrices`.
 
     If `encoded` has a type for a tensor, its values are bytes of that type.
     """
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
     for key, value in described.items():
         _add_value(writer, key, value)
     if tokens:

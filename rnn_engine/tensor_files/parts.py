@@ -1,0 +1,16 @@
+"""The names of the files into which llama.cpp splits a large GGUF model."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def part_names(name: str) -> list[str]:
+    """Return the names of all parts of a split GGUF model, in order, given that of one of them; else only `name`."""
+    match = _PART.fullmatch(name)
+    if match is None or not 0 < int(match[2]) <= int(match[3]):
+        return [name]
+    return [f"{match[1]}-{number:05}-of-{match[3]}.gguf" for number in range(1, int(match[3]) + 1)]
