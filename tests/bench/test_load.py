@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from xml.etree.ElementTree import fromstring
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from rnn_engine_server.core.app import ServerSettings, make_app
-from tools.bench.load import Clients, Traffic, arrivals, conversations, summarise
+from tools.bench.load import (
+    BETWEEN,
+    FIRST,
+    FIRST_95,
+    SPEED,
+    Clients,
+    Line,
+    Traffic,
+    arrivals,
+    conversations,
+    draw,
+    summarise,
+)
 from tools.bench.modelled import make_engine
-from tools.bench.plot import BETWEEN, FIRST, FIRST_95, SPEED, Line, draw
 from tools.live_server.asking import Answer
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 TRAFFIC = Traffic(systems=2, system_words=3, turns=2, question_words=2, answer_tokens=2, pause=0.001)
 
@@ -70,24 +79,10 @@ async def test_a_single_answer_of_one_token_has_figures() -> None:
     assert [figures[name] for name in (FIRST, FIRST_95, BETWEEN, "longest gaps, 99 %")] == [500, 500, 0, 0]
 
 
-def line(server: str, size: float, first: float, between: float = 3.0) -> Line:
-    return Line(server, "closed", size, {FIRST: first, FIRST_95: 2 * first, BETWEEN: between, SPEED: 100.0})
-
-
-def test_a_plot_has_a_curve_for_each_figure_and_server() -> None:
-    lines = [line("cache", 1, 20.0), line("cache", 64, 30.0), line("none", 1, 200.0), line("none", 64, 2000.0)]
-    panels = fromstring(draw(lines, "a & b")).findall(f"{SVG}g")
-    assert len(panels) == 3
-    curves = {path.get("class"): path.get("d") for path in panels[0].iter(f"{SVG}path")}
-    assert {"side0", "side1", "side0 high", "side1 high"} < set(curves)
-    (low_x, low_y), (high_x, high_y) = (point.split(",") for point in str(curves["side1"])[1:].split())
-    assert float(low_x) < float(high_x)
-    assert float(low_y) > float(high_y)  # the greater figure stands higher
-
-
-@pytest.mark.parametrize("figure", [0.0, 50.0])
-def test_a_plot_of_figures_that_are_all_the_same_can_be_drawn(figure: float) -> None:
-    assert "tokens/s" in draw([line("cache", 2, 20.0, figure)], "one load")
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    figures = {FIRST: 20.0, BETWEEN: 3.0, SPEED: 100.0}
+    draw([Line("cache", load, size, figures) for load in ("closed", "open") for size in (1, 64)], tmp_path / "load.svg")
+    assert "conversations/s" in (tmp_path / "load.svg").read_text()
 
 
 class Server:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rnn_engine.tokenizer.world import WorldTokenizer
 from rnn_engine.types import TokenDraw, TokenRun
-from tools.bench.grammars import DOCUMENT, RecitingRunner
 from tools.bench.host import InstantRunner
-from tools.bench.modelled import DeviceClock, RealClock, WordTokenizer
+from tools.bench.modelled import DeviceClock, WordTokenizer
 
 SLOTS = 3
 
@@ -36,18 +34,6 @@ def test_a_modelled_device_does_one_step_after_the_other() -> None:
         runner.collect(ticket)
         seconds.append(clock.now() - begun)
     assert seconds == pytest.approx([300.0, 500.0], abs=50.0)
-
-
-def test_the_reciting_runner_generates_its_document_and_then_token_0() -> None:
-    tokenizer = WorldTokenizer()
-    runner = RecitingRunner(1, tokenizer, 0.0, RealClock())
-    runner.write_state(0, None)
-    tokens = [0]
-    while len(tokens) == 1 or tokens[-1] != 0:
-        readout = runner.collect(runner.submit([TokenRun(0, tokens[-1:], rows=1)]))
-        assert readout.full_row(0).argmax() == readout.ids[0, 0]
-        tokens.append(int(readout.ids[0, 0]))
-    assert b"".join(map(tokenizer.decode_bytes, tokens[1:-1])).decode() == DOCUMENT
 
 
 def test_words_of_an_answer_are_the_tokens_that_were_generated() -> None:

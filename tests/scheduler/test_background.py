@@ -14,10 +14,10 @@ from rnn_engine.scheduler.background import LENGTHENING, PROMPT_SECONDS, QUIET_S
 from rnn_engine.scheduler.meter import Meter, StepTimes
 from rnn_engine.scheduler.phases import DECODE
 from rnn_engine.types import Batch, Ticket
+from tests.support.background_traffic import BATCH, CHATS, Traffic
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients
 from tests.support.fake_runner import FakeRunner, table_logits
-from tools.bench.background import BATCH, CHATS, Traffic
 from tools.bench.modelled import SHAPE, DeviceClock, ModelledRunner
 
 TOKENIZER = ByteTokenizer()

@@ -3,8 +3,6 @@
 The scheduler, the engine and HTTP streaming run over a runner that answers at once or after a modelled time. Seconds of
 the processor are those of all threads of a process. On a machine that also does other work they are a better measure
 than seconds of the clock.
-
-The mode `llm` is the exception: it has a model, the demo model on numpy. Set OPENBLAS_NUM_THREADS=1 for it.
 """
 
 from __future__ import annotations
@@ -14,23 +12,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from statistics import median
 
 import click
 import numpy as np
 
-from rnn_engine import LLM
-from rnn_engine import SamplingParams as TextParams
-from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble, freeze_modules
-from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import NOTHING_DRAWN, Batch, Drawn, Readout, TokenLogprobs, TokenRun
 from tests.support.models import tiny_shape
 from tools.bench.modelled import MARK, Clock, DeviceClock, ModelledRunner, RealClock, WordTokenizer
-from tools.bench.turns import Figures, compared, take_turns
+from tools.bench.turns import Figures, compared
 from tools.live_server.asking import patient_session
 from tools.live_server.caller import TEXT
 from tools.live_server.process import ServerProcess
@@ -38,7 +31,6 @@ from tools.live_server.process import ServerProcess
 WARM_UP = 0.5  # seconds
 HOST_SHAPE = tiny_shape(layers=1, width=768, head_size=64, vocab=65536)
 _NUM_PREPARED = 256  # rows of tokens that an `InstantRunner` draws
-_PROMPTS, _PROMPT_TOKENS, _TURNS = 200, 100, 5  # of the mode `llm`: 1,000 prompts for each side
 
 _NUCLEUS = {"temperature": 1.0, "top_p": 0.5, "top_k": 128}
 SAMPLERS: Mapping[str, Mapping[str, float]] = {
@@ -169,45 +161,7 @@ def measure_http(load: Load) -> Figures:
         return asyncio.run(measure(server))
 
 
-def measure_llm(load: Load) -> Figures:
-    """Measure `LLM.generate`, with a progress bar on a terminal, and a scheduler driven directly, in turns.
-
-    Both run the same prompts with the demo model on numpy. Return the medians of the rounds.
-    """
-    params = TextParams(**_NUCLEUS, max_tokens=load.tokens, stop_token_ids=(), seed=1)  # type: ignore[arg-type]
-    with open_model(model_path()) as model:
-        runner = load_runner(model, "cpu", num_slots=load.slots)
-    prompts = np.random.default_rng(0).integers(1, model.shape.vocab_size, (_PROMPTS, _PROMPT_TOKENS)).tolist()
-    scheduler = Scheduler(runner, lambda _: b"?")
-
-    def drive_scheduler() -> None:
-        for number, prompt in enumerate(prompts):
-            sampling = SamplingParams(**_NUCLEUS, seed=1)  # type: ignore[arg-type]
-            request = GenerateRequest(prompt, max_tokens=load.tokens, stop_tokens=(), sampling=sampling)
-            scheduler.submit(number, request)
-        while scheduler.num_live + scheduler.num_waiting:
-            scheduler.step()
-
-    def rate(run: Callable[[], object]) -> Figures:
-        begun, cpu_begun = time.perf_counter(), time.process_time()
-        run()
-        seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu_begun
-        return {"tok/s": _PROMPTS * load.tokens / seconds, "tok/CPU s": _PROMPTS * load.tokens / cpu}
-
-    with LLM(device="cpu", num_slots=load.slots, cache=None) as llm:
-        sides = {
-            "scheduler": lambda: rate(drive_scheduler),
-            "LLM": lambda: rate(lambda: llm.generate(prompts, params)),
-        }
-        runs = take_turns(sides, _TURNS)
-    figures = {f"{side}, {unit}": median(rates) for side, found in runs.items() for unit, rates in found.items()}
-    for unit, rates in runs["LLM"].items():
-        ratios = [one / other for one, other in zip(rates, runs["scheduler"][unit], strict=True)]
-        figures[f"LLM / scheduler, {unit}"] = median(ratios)
-    return figures
-
-
-MODES = {"scheduler": measure_scheduler, "engine": measure_engine, "http": measure_http, "llm": measure_llm}
+MODES = {"scheduler": measure_scheduler, "engine": measure_engine, "http": measure_http}
 
 
 async def _repeat(answer: Callable[[], AsyncIterator[int]], load: Load, cpu_seconds: Callable[[], float]) -> Figures:

@@ -1,7 +1,7 @@
-"""`python -m tools.bench.jobs`: what batches cost chats, what they reach by themselves, and how keys share them.
+"""`python -m tools.bench.jobs`: what batches cost chats, and what they reach by themselves.
 
 `chats` asks a chat each second, alone and beside a batch in turns. `lines` runs the lines of two batches, of chats and
-of completions, and the same lines by `LLM`. `keys` runs a batch of each of two keys at a time.
+of completions, and the same lines by `LLM`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from statistics import mean, median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -22,7 +20,6 @@ import psutil
 from aiohttp import ClientSession, FormData
 
 from rnn_engine import LLM, SamplingParams
-from rnn_engine_server.auth.keys import ApiKey, Scope
 from tools.bench.turns import Runs, print_table, rounds_option, take_turns
 from tools.live_server.asking import Answer, ask, patient_session
 from tools.live_server.caller import CHAT, TEXT, expect, some_words
@@ -32,7 +29,6 @@ _SYSTEMS, _SYSTEM_WORDS = 4, 60  # the texts that the lines of a batch begin wit
 _LINE_WORDS, _LINE_TOKENS = (5, 60), (8, 48)  # least and most, of a question and its answer
 _CHAT_WORDS, _CHAT_TOKENS = 40, 32
 _POLL_SECONDS = 0.2
-_KEYS = {"ann": "key-of-ann", "bob": "key-of-bob"}
 
 
 def make_lines(url: str, count: int, seed: int = 0) -> list[Mapping[str, object]]:
@@ -232,33 +228,6 @@ def _params(body: Mapping[str, Any]) -> SamplingParams:
 
 def _rates(num_tokens: int, seconds: float, cpu: float) -> dict[str, float]:
     return {"tokens": num_tokens, "tok/s": num_tokens / seconds, "tok/CPU s": num_tokens / cpu}
-
-
-@main.command("keys", context_settings=_UNKNOWN)
-@click.option("--seconds", default=20.0, show_default=True, help="Seconds for which both batches run.")
-@_options
-def keys_command(seconds: float, options: Sequence[str]) -> None:
-    """Run a batch of each of two API keys at a time, and show how many lines of each are answered."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "keys"
-        keys = [ApiKey.of(key, name, Scope.MANAGE) for name, key in _KEYS.items()]
-        file.write_text("".join(f"{key.line}\n" for key in keys), "utf-8")
-        with ServerProcess(["--api-key-file", str(file), *options]) as server:
-            shares = asyncio.run(_measure_keys(server.url, seconds))
-    for name, done in shares.items():
-        click.echo(f"{name}: {done} lines, {100 * done / sum(shares.values()):.1f} %")
-
-
-async def _measure_keys(url: str, seconds: float) -> dict[str, int]:
-    async with patient_session(_KEYS["ann"]) as ann, patient_session(_KEYS["bob"]) as bob:
-        both = [Batches(ann, url), Batches(bob, url)]
-        ids = [await batches.begin(CHAT, make_lines(CHAT, 20_000, seed)) for seed, batches in enumerate(both)]
-        for batches, batch_id in zip(both, ids, strict=True):
-            await batches.until_running(batch_id)
-        before = [await batches.completed(batch_id) for batches, batch_id in zip(both, ids, strict=True)]
-        await asyncio.sleep(seconds)
-        after = [await batches.completed(batch_id) for batches, batch_id in zip(both, ids, strict=True)]
-    return {name: last - first for name, first, last in zip(_KEYS, before, after, strict=True)}
 
 
 if __name__ == "__main__":

@@ -19,16 +19,34 @@ from typing import TypeAlias
 
 import click
 from aiohttp import ClientSession
+from matplotlib.figure import Figure
 
-from tools.bench.plot import BETWEEN, FIRST, FIRST_95, SPEED, Line, draw
-from tools.bench.turns import Figures, comma_separated
+from tools.bench.turns import Figures, comma_separated, show
 from tools.live_server.asking import Answer, ask, patient_session
 from tools.live_server.caller import CHAT, some_words
 from tools.live_server.process import CLI, ServerProcess
 
+FIRST, FIRST_95, BETWEEN, SPEED = "first token ms", "first token 95 %", "between tokens ms", "tokens/s"
+_PLOTTED = (FIRST, BETWEEN, SPEED)
+_LOADS = {"closed": "clients", "open": "conversations/s"}
 _Options: TypeAlias = dict[str, tuple[str, ...]]  # a server's name in the table -> its options
 _CACHES: _Options = {"cache": (), "no cache": ("--cache-device-bytes", "0", "--cache-host-bytes", "0")}
 _MODELLED_CACHES: _Options = {"cache": (), "no cache": ("--states", "0")}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The figures of one load by their names."""
+
+    server: str
+    load: str  # of `_LOADS`
+    size: float  # clients of a closed load, conversations a second of an open one
+    figures: Figures
+
+    def __str__(self) -> str:
+        """Return a row of a Markdown table."""
+        cells = (f"{self.size:g} {_LOADS[self.load]}", self.server, *map(show, self.figures.values()))
+        return f"| {' | '.join(cells)} |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +195,7 @@ _numbers = comma_separated(float)
 @click.option("--seconds", default=15.0, show_default=True, help="Seconds of each load in which clients ask.")
 @click.option("--modelled", is_flag=True, help="Start tools.bench.serve, whose steps take a modelled time.")
 @click.option("--replicas", callback=comma_separated(str), default="", help="Sizes of modelled fleets to start.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw the figures as an SVG.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the figures, such as to load.svg.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def main(
     clients: list[float],
@@ -206,7 +224,21 @@ def main(
                 click.echo(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
             click.echo(lines[-1])
     if plot is not None:
-        plot.write_text(draw(lines, f"{' '.join(command)} {' '.join(options)}"), "utf-8")
+        draw(lines, plot)
+
+
+def draw(lines: Sequence[Line], output: Path) -> None:
+    """Draw a row of panels for closed loads, and one for open ones, on logarithmic axes."""
+    loads = [load for load in _LOADS if any(line.load == load for line in lines)]
+    figure = Figure(figsize=(12, 4 * len(loads)), layout="constrained")
+    for row, load in zip(figure.subplots(len(loads), len(_PLOTTED), squeeze=False), loads, strict=True):
+        for axes, name in zip(row, _PLOTTED, strict=True):
+            for server in dict.fromkeys(line.server for line in lines):
+                own = [line for line in lines if (line.load, line.server) == (load, server)]
+                axes.plot([line.size for line in own], [line.figures[name] for line in own], "o-", label=server)
+            axes.set(xlabel=_LOADS[load], title=name, xscale="log", yscale="log")
+            axes.legend()
+    figure.savefig(output)
 
 
 async def _measure(server: ServerProcess, load: str, size: float, seconds: float) -> Figures:

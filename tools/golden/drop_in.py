@@ -1,8 +1,7 @@
-"""`python -m tools.golden.drop_in [SCRIPT ...]`: compare `rnn_engine.compat.rwkv` with the package `rwkv`.
+"""`python -m tools.golden.drop_in`: compare `rnn_engine.compat.rwkv` with the package `rwkv`.
 
-Without arguments, both run one script with random models of every version. Else both run each SCRIPT, such as
-ChatRWKV's API_DEMO.py, with a random RWKV-7 in place of its model, and what they print is compared. Models have World's
-vocabulary. It needs the packages of requirements.txt.
+Both run one script with random models of every version, which have World's vocabulary. It needs the packages of
+requirements.txt.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -63,33 +60,8 @@ for name, temperature, penalty in (("greedy", 0.0, 0.0), ("penalised", 0.0, 0.4)
 np.savez(sys.argv[2], **results)
 """
 
-_DEMO = """
-import runpy, sys
-from contextlib import redirect_stdout
-from types import SimpleNamespace
 
-import numpy as np
-
-def load(model, strategy, **_):
-    with redirect_stdout(sys.stderr):
-        return RWKV(model=sys.argv[1], strategy="cpu fp32")
-
-sys.modules["rwkv.model"] = SimpleNamespace(RWKV=load)
-sys.modules["rwkv.utils"] = SimpleNamespace(PIPELINE=PIPELINE, PIPELINE_ARGS=PIPELINE_ARGS)
-sys.modules.setdefault("rwkv", SimpleNamespace())
-np.random.seed(0)
-print("-" * 40)
-runpy.run_path(sys.argv[2], run_name="__main__")
-"""
-
-
-def main(*scripts: str) -> None:
-    if scripts:
-        with TemporaryDirectory() as folder:
-            path = _write_pth(tiny_shape(vocab=65536), Path(folder) / "model.pth")
-            for script in scripts:
-                _compare_printed(script, *(_print(imports, path, script) for imports in (_PACKAGE, _OURS)))
-        return
+def main() -> None:
     shapes = (tiny_v4(vocab=65536), tiny_v5(vocab=65536), tiny_v6(vocab=65536), tiny_shape(vocab=65536))
     for shape in (*shapes, deep_embedded(tiny_shape(vocab=65536))):
         with TemporaryDirectory() as folder:
@@ -115,28 +87,6 @@ def _run(imports: str, path: Path, version: str) -> dict[str, NDArray[Any]]:
         return {name: arrays[name] for name in arrays.files}
 
 
-def _print(imports: str, path: Path, script: str) -> list[str]:
-    """Return the words that a script prints with a model, without what importing and loading print."""
-    command = [sys.executable, "-W", "ignore", "-c", imports + _DEMO, str(path.with_suffix("")), script]
-    done = subprocess.run(command, env=os.environ | switches("v7"), check=True, capture_output=True, text=True)
-    return done.stdout.partition("-" * 40)[2].split()
-
-
-def _compare_printed(script: str, package: Sequence[str], ours: Sequence[str]) -> None:
-    """Print how many words are the same; end with an error if one is not, or a number differs by more than 1e-3."""
-    same = sum(1 for _ in takewhile(lambda pair: _is_same(*pair), zip(package, ours, strict=False)))
-    print(f"{script}: {same} of {len(package)} words are the same")
-    if not same == len(package) == len(ours):
-        sys.exit(f"{script}: then come {package[same : same + 5]} and {ours[same : same + 5]}")
-
-
-def _is_same(one: str, other: str) -> bool:
-    try:
-        return abs(float(one.strip("[]")) - float(other.strip("[]"))) <= 1e-3
-    except ValueError:
-        return one == other
-
-
 def _compare(version: str, package: dict[str, NDArray[Any]], ours: dict[str, NDArray[Any]]) -> None:
     """Print the greatest difference of each kind of result; end with an error if it is beyond what may be."""
     if package.keys() != ours.keys():
@@ -156,4 +106,4 @@ def _compare(version: str, package: dict[str, NDArray[Any]], ours: dict[str, NDA
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -6,14 +6,12 @@ source is changed on the way in by `_REPLACED`, and its kernel's recurrence is w
 pip install torch==2.13.0                # with this project, in an environment of its own
 pip install --no-deps rwkv-emb==0.2.6
 python -m tools.golden.retrieval tests/golden/retrieval
-python -m tools.golden.retrieval --errors
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,15 +21,12 @@ from unittest.mock import MagicMock, patch
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
 from torch import Tensor
 
-from rnn_engine.reference import Array
 from rnn_engine.versions.table import VERSIONS
 from rnn_engine.versions.v7.layout import AdapterRanks
-from rnn_engine.versions.v7_retrieval import LAYER_INDEX, ScoreHead, TaskHeads
+from rnn_engine.versions.v7_retrieval import LAYER_INDEX
 from tests.support.models import TensorModel, embedding_shape, random_model, reranker_shape, tiny_shape
-from tests.support.reference import forward, relative_error
 
 _PACKAGE: Final = "rwkv_emb"
 _REPLACED: Final = (
@@ -122,53 +117,11 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "folder", type=Path, nargs="?", help="folder for the files; existing files of the same names are replaced"
-    )
-    parser.add_argument("--errors", action="store_true", help="print errors at the sizes of 0.1B instead of writing")
+    parser.add_argument("folder", type=Path, help="folder for the files; existing files of the same names are replaced")
     options = parser.parse_args()
-    if (options.folder is None) is not options.errors:
-        parser.error("expected either a folder or --errors")
     with TemporaryDirectory() as copies:
-        if options.errors:
-            print_errors(Path(copies))
-        else:
-            options.folder.mkdir(parents=True, exist_ok=True)
-            write(options.folder, Path(copies))
-
-
-def print_errors(folder: Path) -> None:
-    """Print how far the package and the numpy pass, both in f32, are from the numpy pass in f64.
-
-    The models are random and have the sizes of 0.1B. Errors of vectors are relative to their greatest number.
-    """
-    sizes = tiny_shape(12, 768, 64, vocab=65536, ranks=AdapterRanks(w=64, a=64, v=32, g=128))
-    shapes = embedding_shape(sizes), reranker_shape(replace(sizes, num_layers=6))
-    models = [random_model(shape, seed, np.float16, layer0_v=False, bits=11) for seed, shape in enumerate(shapes, 31)]
-    paths = [_save(model, folder / f"{model.shape.version}.pth") for model in models]
-    (copies := folder / "f32").mkdir()
-    embedding, reranker = _open(paths[0], paths[1], copies)
-    heads, score_head = TaskHeads(models[0]), ScoreHead(models[1])
-
-    def run(ids: list[int], dtype: DTypeLike) -> tuple[Array, float]:
-        """Return the vector and the score that the numpy pass gives."""
-        features, state = forward(models[0], ids, dtype=dtype)
-        read = {name: np.asarray(values, dtype) for name, values in models[1].shape.initial_state().items()}
-        last, _ = forward(models[1], [0], {**read, "wkv": state["wkv"][:6]}, dtype)
-        return heads.apply(features[-1:], "retrieval")[0], float(score_head.apply(last)[0])
-
-    generator = np.random.default_rng(33)
-    print("| tokens | side | error of the vector | of the score |\n|---|---|---|---|")
-    for length in (12, 40, 120):
-        ids = [*generator.integers(1, 65535, length).tolist(), 65535]
-        vector, state = embedding.forward(ids, None, True, _TASKS["retrieval"])
-        score = float(reranker(state[1][:, None].clone())[0])
-        exact, exact_score = run(ids, np.float64)
-        sides = {"rwkv-emb on torch": (vector.numpy().reshape(-1), score), "numpy": run(ids, np.float32)}
-        for side, (found, found_score) in sides.items():
-            print(
-                f"| {len(ids)} | {side} | {relative_error(found, exact):.1e} | {abs(found_score - exact_score):.1e} |"
-            )
+        options.folder.mkdir(parents=True, exist_ok=True)
+        write(options.folder, Path(copies))
 
 
 def _open(embedding: Path, reranker: Path, copies: Path) -> tuple[Any, Any]:

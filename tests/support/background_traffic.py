@@ -1,26 +1,14 @@
-"""`python -m tools.bench.background`: what background requests cost the others in the scheduler, without HTTP.
-
-Chats come at a fixed interval, alone and beside a batch whose lines never end, in turns. Times are seconds of the
-processor of all threads, so other processes on the machine matter little. A software device such as llvmpipe computes
-on threads of this process; the time of a GPU is not counted.
-"""
+"""Chats that come to a scheduler at a fixed interval, beside batches whose lines never end."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
-from statistics import mean
 
-import click
-
-from rnn_engine.demo import model_path
-from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.requests import Client, Finished, GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import Runner
 from tools.bench.modelled import DeviceClock
-from tools.bench.turns import Figures, print_table, rounds_option, take_turns
 
 CHATS, BATCH = Client("chats"), Client("batch", is_background=True)
 _PROMPT, _ANSWER = 60, 32  # tokens of a chat
@@ -89,41 +77,3 @@ class Traffic:
                     self.between.append((moments[-1] - moments[0]) / (request.max_tokens - 1))
                 else:
                     self.tokens[request.client] += len(request.prompt) + request.max_tokens
-
-
-@click.command()
-@click.option("--seconds", default=10.0, show_default=True, help="Seconds of the processor of each turn.")
-@click.option("--every", default=1.0, show_default=True, help="Seconds of the processor between two chats.")
-@click.option("--slots", default=8, show_default=True)
-@click.option("--device", default="auto", show_default=True, help="As of `rnn-engine serve`.")
-@rounds_option
-def main(seconds: float, every: float, slots: int, device: str, rounds: int) -> None:
-    """Measure chats alone and beside a batch, with the demo model."""
-    clock = DeviceClock(time.process_time)
-
-    def measure(batches: Sequence[Client], every: float | None) -> Callable[[], Figures]:
-        with open_model(model_path()) as model:
-            runner = load_runner(model, device, num_slots=slots, warm_up=True)
-        traffic = Traffic(runner, slots, clock, batches)  # used for all turns, since its scheduler learns
-
-        def run() -> Figures:
-            before = sum(traffic.tokens.values())
-            traffic.firsts.clear()
-            traffic.between.clear()
-            traffic.run(seconds, every)
-            tokens = sum(traffic.tokens.values()) - before
-            firsts, between = traffic.firsts or [float("nan")], traffic.between or [float("nan")]
-            return {
-                "first token, ms": 1e3 * mean(firsts),
-                "between tokens, ms": 1e3 * mean(between),
-                "batch, tok/s": tokens / seconds if batches else float("nan"),
-            }
-
-        return run
-
-    sides = {"chats": measure((), every), "chats and batch": measure((BATCH,), every), "batch": measure((BATCH,), None)}
-    print_table(take_turns(sides, rounds))
-
-
-if __name__ == "__main__":
-    main()
