@@ -289,8 +289,8 @@ lora_option = click.option(
     multiple=True,
     metavar="FILE[:ALPHA]",
     callback=_loras,
-    help="A LoRA to merge into the weights: a file of ai00 or BlinkDL with its alpha, or a folder of PEFT. May be "
-    "given several times.",
+    help="A LoRA to merge into the weights: a file of ai00 or BlinkDL with its alpha, one of RWKV-PEFT (PiSSA, DiSHA, "
+    "Bone), or a folder of PEFT. May be given several times.",
 )
 tokenizer_option = click.option(
     "--tokenizer",

@@ -1,7 +1,8 @@
 """Open LoRAs, small files that change a model's weights, and merge them into the model's tensors at load.
 
-A low-rank pair adds to a matrix W [out, in]: W += alpha / R * B A, with A [R, in] and B [out, R]. A plain tensor
-replaces the model's own, or is added to it. PEFT does not do here: it needs torch, and a whole model in memory.
+A low-rank pair adds to a matrix W [out, in]: W += alpha / R * B A, with A [R, in] and B [out, R]. PiSSA's pairs at the
+start of training are subtracted. The shards of a DiSHA or Bone add to parts of W. A plain tensor replaces the model's
+own, or is added to it. PEFT does not do here: it needs torch, and a whole model in memory.
 """
 
 from __future__ import annotations
@@ -176,7 +177,32 @@ class Plain:
             weight += np.float32(self.scale) * values.astype(np.float32)
 
 
-Change: TypeAlias = Pair | Plain
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """A change of one matrix W [out, in] by a tensor of R rows or blocks, of RWKV-PEFT's DiSHA or of its older Bone.
+
+    A matrix D [R, out] is added to every R columns of W: W[:, j R + i] += D[i] (DiSHA "bone"). Blocks d [in / R, R, R]
+    change W by blocks [R, R]: W_ab += W_ab d_b + d_b (DiSHA "bat", Bone).
+    """
+
+    name: str
+    scale: float | None = None
+
+    def merge(self, weight: F32, read: Read) -> None:
+        shards = read(self.name).astype(np.float32)
+        rank = shards.shape[-2]
+        if shards.ndim == 2:
+            for start in range(0, weight.shape[1], rank):
+                columns = weight[:, start : start + rank]
+                columns += shards[: columns.shape[1]].T
+            return
+        for start in range(0, len(weight), rank):
+            rows = weight[start : start + rank]
+            blocks = rows.reshape(rank, -1, rank).swapaxes(0, 1)  # [in / R, R, R]
+            rows += (blocks @ shards + shards).swapaxes(0, 1).reshape(rows.shape)
+
+
+Change: TypeAlias = Pair | Plain | Shards
 
 
 class Lora:
@@ -234,10 +260,13 @@ def check_changes(
         allowed = ", ".join(dtype.name for dtype in WEIGHT_DTYPES)
         raise ModelError(f"{count(wrong, 'tensor')} of the wrong element type: {show_all(wrong)}; expected {allowed}")
     for name, change in changes.items():
-        if isinstance(change, Pair):
-            _check_pair(name, change, stored, model[name])
-        else:
-            _check_plain(name, change, stored[change.name], model[name])
+        match change:
+            case Pair():
+                _check_pair(name, change, stored, model[name])
+            case Shards():
+                _check_shards(name, change, stored[change.name], model[name])
+            case Plain():
+                _check_plain(name, change, stored[change.name], model[name])
 
 
 def refuse_unknown(names: Sequence[str]) -> None:
@@ -274,6 +303,21 @@ def _check_pair(name: str, pair: Pair, stored: Mapping[str, TensorInfo], target:
         )
 
 
+def _check_shards(name: str, shards: Shards, info: TensorInfo, target: TensorInfo) -> None:
+    if len(target.shape) != 2:
+        raise ModelError(f"{show(shards.name)} is for {name}, which is {list(target.shape)}; expected a matrix")
+    outer, inner = target.shape
+    match info.shape:
+        case (rank, size) if 0 < rank <= inner and size == outer:
+            return
+        case (number, rank, size) if 0 < rank == size and number * rank == inner and outer % rank == 0:
+            return
+    raise ModelError(
+        f"{show(shards.name)} is {list(info.shape)}; expected [R, {outer}], or [{inner} / R, R, R] with an R that "
+        f"divides {inner} and {outer}"
+    )
+
+
 def _check_plain(name: str, plain: Plain, info: TensorInfo, target: TensorInfo) -> None:
     shape = squeeze(info, len(target.shape)).shape
     oriented = (*shape[:-2], shape[-1], shape[-2]) if plain.swapped and len(shape) >= 2 else shape
@@ -285,7 +329,8 @@ def _check_plain(name: str, plain: Plain, info: TensorInfo, target: TensorInfo) 
 
 Tensors = Mapping[str, TensorInfo]
 
-_FILE_PAIR: Final = re.compile(r"(?P<module>.+)\.lora[._](?P<half>[01AB])")
+_FILE_PAIR: Final = re.compile(r"(?P<module>.+)\.(?P<init>init_)?lora[._](?P<half>[01AB])")
+_SHARDS: Final = re.compile(r"(?P<module>.+)\.(disha|bone)")
 _PEFT_PREFIX: Final = "base_model.model."
 _PEFT_PAIR: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
 _OTHER_HALF: Final = {"0": "1", "1": "0", "A": "B", "B": "A"}  # ai00's two halves, and those of all others
@@ -330,26 +375,37 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
 
 
 def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors) -> dict[str, Change]:
-    """Map BlinkDL's names of a model's tensors to their changes in a LoRA file of ai00 or BlinkDL.
+    """Map BlinkDL's names of a model's tensors to their changes in a file of ai00, BlinkDL or RWKV-PEFT.
 
     A low-rank pair is named after the matrix that it changes, without `.weight`. The alpha of `choice` applies to the
-    projections; the alpha of any other tensor is 1.
+    projections; the alpha of any other tensor is 1. PiSSA's initial pairs have the scale -1. In a file with shards,
+    other matrices replace the model's.
     """
     targets: dict[str, _Target] = {}
     for spec in specs:
         for name in {spec.name, spec.ai00_name or spec.name} if spec.name in model else ():
             targets[name.removesuffix(".weight")] = _Target(spec.name, spec.ai00_swaps)
-    changes = _read_pairs(_FILE_PAIR, tensors, targets, lambda _, name, rank: _alpha(choice, name) / rank)
-    plain = {name: info for name, info in tensors.items() if not _FILE_PAIR.fullmatch(name)}
-    for name, change in _read_plain(choice, specs, plain, model).items():
+
+    def scale(match: re.Match[str], name: str, rank: int) -> float:
+        return -1.0 if match["init"] else _alpha(choice, name) / rank
+
+    changes = _read_pairs(_FILE_PAIR, tensors, targets, scale)
+    shards = {name: match["module"] for name in tensors if (match := _SHARDS.fullmatch(name))}
+    refuse_unknown([name for name, module in shards.items() if module not in targets])
+    for name, module in shards.items():
+        _add(changes, targets[module].name, Shards(name))
+    plain = {name: info for name, info in tensors.items() if not _FILE_PAIR.fullmatch(name) and name not in shards}
+    for name, change in _read_plain(choice, specs, plain, model, replaces=len(shards) > 0).items():
         _add(changes, name, change)
     return changes
 
 
-def _read_plain(choice: LoraChoice, specs: Sequence[TensorSpec], plain: Tensors, model: Tensors) -> dict[str, Change]:
-    """Map BlinkDL's names of a model's tensors to changes by full-sized tensors in a LoRA file of ai00 or BlinkDL.
+def _read_plain(
+    choice: LoraChoice, specs: Sequence[TensorSpec], plain: Tensors, model: Tensors, *, replaces: bool
+) -> dict[str, Change]:
+    """Map BlinkDL's names of a model's tensors to changes by full-sized tensors in a file of ai00 or BlinkDL.
 
-    A stored vector replaces the model's; a stored matrix is added to the model's.
+    A stored vector replaces the model's; a stored matrix is added to the model's, unless it `replaces` that.
     """
     width = TensorInfo(model["emb.weight"].shape, np.dtype(np.float16))
     located = locate_tensors(choice.path, specs, {"emb.weight": width, **plain})
@@ -357,7 +413,7 @@ def _read_plain(choice: LoraChoice, specs: Sequence[TensorSpec], plain: Tensors,
     refuse_unknown([place.name for name, place in stored.items() if name not in model])
     vectors = {spec.name for spec in specs if len(spec.dims) == 1 or spec.dims == ("H", "N")}
     return {
-        name: Plain(place.name, None if name in vectors else _alpha(choice, name), place.swapped)
+        name: Plain(place.name, None if replaces or name in vectors else _alpha(choice, name), place.swapped)
         for name, place in stored.items()
     }
 
@@ -383,7 +439,9 @@ def _read_peft(
             targets[spec.name] = _Target(spec.name, swapped=False)
             targets[fla_name(spec.name)] = _Target(spec.name, is_transposed(spec.name))
     modules = {name.removesuffix(".weight"): target for name, target in targets.items()}
-    changes = _read_pairs(_PEFT_PAIR, tensors, modules, lambda module, _, rank: config.scale(module, rank, alpha))
+    changes = _read_pairs(
+        _PEFT_PAIR, tensors, modules, lambda match, _, rank: config.scale(match["module"], rank, alpha)
+    )
     whole = {name: name.removeprefix(_PEFT_PREFIX) for name in tensors if not _PEFT_PAIR.fullmatch(name)}
     refuse_unknown([name for name, stored in whole.items() if stored not in targets])
     for name, stored in whole.items():
@@ -395,7 +453,7 @@ def _read_pairs(
     pattern: re.Pattern[str],
     tensors: Tensors,
     targets: Mapping[str, _Target],
-    scale: Callable[[str, str, int], float],  # module, BlinkDL's name, rank -> the product's factor
+    scale: Callable[[re.Match[str], str, int], float],  # the match, BlinkDL's name, rank -> the product's factor
 ) -> dict[str, Change]:
     """Map BlinkDL's names of a model's tensors to the low-rank pairs for them: those whose names match `pattern`.
 
@@ -415,7 +473,7 @@ def _read_pairs(
         is_ai00 = half == "0"
         rank = pair_rank(down, tensors[down], 1 if is_ai00 else 0)
         transposes = target.swapped and (is_ai00 or pattern is _PEFT_PAIR)
-        _add(changes, target.name, Pair(down, up, scale(match["module"], target.name, rank), is_ai00, transposes))
+        _add(changes, target.name, Pair(down, up, scale(match, target.name, rank), is_ai00, transposes))
     return changes
 
 

@@ -74,6 +74,68 @@ def test_plain_vectors_replace_and_matrices_add(path: Path, tmp_path: Path) -> N
     assert_merged(path, [LoraChoice(as_ai00, 0.5)], expected)
 
 
+def test_pissas_initial_pairs_are_subtracted(path: Path, tmp_path: Path) -> None:
+    initial = draw_pair(MODEL, f"{KEY}.weight", rank=4, seed=3)
+    trained = save({f"{KEY}.lora_A": PAIR[0], f"{KEY}.lora_B": PAIR[1], MIX: draw(1, 64)}, tmp_path / "pissa.pth")
+    start = save({f"{KEY}.init_lora_A": initial[0], f"{KEY}.init_lora_B": initial[1]}, tmp_path / "init.pth")
+    weight = MODEL.tensor(f"{KEY}.weight") - initial[1] @ initial[0] + PAIR[1] @ PAIR[0]
+    assert_merged(path, [LoraChoice(trained, 4.0), LoraChoice(start)], {f"{KEY}.weight": weight, MIX: draw(1, 64)})
+
+
+@pytest.mark.parametrize("rank", [1, 6, 64])  # 6 does not divide the 64 and the 100 columns
+def test_a_disha_is_added_to_every_few_columns(rank: int, path: Path, tmp_path: Path) -> None:
+    key, value, head = draw(1, rank, 64), draw(2, rank, 64), draw(3, 96, 64)
+    file = save({f"{KEY}.disha": key, f"{FFN}.disha": value, "head.weight": head}, tmp_path / "disha.pth")
+    expected = {"head.weight": head}  # what else was trained replaces the model's
+    for name, shards in ((KEY, key), (FFN, value)):
+        weight = expected[f"{name}.weight"] = MODEL.tensor(f"{name}.weight").copy()
+        for column in range(weight.shape[1]):
+            weight[:, column] += shards[column % rank]
+    assert_merged(path, [LoraChoice(file)], expected)
+
+
+@pytest.mark.parametrize("kind", ["disha", "bone"])
+@pytest.mark.parametrize("rank", [1, 4, 64])
+def test_blocks_change_the_weight_by_blocks(rank: int, kind: str, path: Path, tmp_path: Path) -> None:
+    blocks = draw(1, 64 // rank, rank, rank)
+    file = save({f"{KEY}.{kind}": blocks}, tmp_path / "bat.pth")
+    weight = MODEL.tensor(f"{KEY}.weight").copy()
+    for row in range(0, 64, rank):
+        for number, block in enumerate(blocks):
+            part = weight[row : row + rank, number * rank : (number + 1) * rank]
+            part += part @ block + block
+    assert_merged(path, [LoraChoice(file)], {f"{KEY}.weight": weight})
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        ((0, 64), KEY),
+        ((65, 64), KEY),
+        ((4, 63), KEY),
+        ((16, 4, 5), KEY),
+        ((15, 4, 4), KEY),
+        ((20, 5, 5), FFN),
+        ((4,), KEY),
+    ],
+)
+def test_shards_that_do_not_fit_are_named(shape: tuple[int, ...], name: str, path: Path, tmp_path: Path) -> None:
+    file = save({f"{name}.disha": draw(1, *shape)}, tmp_path / "disha.pth")
+    with pytest.raises(ModelError, match=rf"{name}.disha is \[.*\]; expected \[R, 64\], or \["):
+        open_merged(path, [LoraChoice(file)])
+
+
+def test_shards_of_what_is_no_matrix_are_named(path: Path, tmp_path: Path) -> None:
+    file = save({f"{MIX}.disha": draw(1, 4, 64), "blocks.9.att.key.bone": draw(1, 4, 64)}, tmp_path / "disha.pth")
+    with pytest.raises(ModelError, match=r"1 tensor that the model has no place for: blocks\.9\.att\.key\.bone"):
+        open_merged(path, [LoraChoice(file)])
+    file = save({f"{MIX}.disha": draw(1, 4, 64)}, tmp_path / "vector.pth")
+    with pytest.raises(
+        ModelError, match=r"blocks.0.att.x_r.disha is for blocks.0.att.x_r, which is \[64\]; expected a"
+    ):
+        open_merged(path, [LoraChoice(file)])
+
+
 def test_ai00s_names_of_an_older_version(tmp_path: Path) -> None:
     model = random_model(tiny_v6(), seed=2)
     mix, bonus = draw(1, 64), draw(2, 4, 16)
