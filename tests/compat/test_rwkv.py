@@ -1,7 +1,4 @@
-"""The interface of the package `rwkv`: results against its golden files, and its quirks.
-
-`tools.golden.drop_in` compares whole scripts with the package itself.
-"""
+"""The interface of the package `rwkv`: results against its golden files, and its quirks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Random requests to every route.
+"""Damaged requests to every route, made from the examples of the OpenAPI document.
 
-Bodies fit their schemas at first; then a value, byte, path, header or method is damaged.
+A body is an example with a few other fields of its schema, and then a value, byte, path, header or method is damaged.
+Bodies at and beyond the bounds of the schemas are the subject of `tools.fuzz.document`.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 from urllib.parse import quote, urlencode
 
 from rnn_engine_server.apis.routes import ALL_ROUTES
@@ -24,23 +25,13 @@ from rnn_engine_server.openapi.document import EXAMPLES
 from tools.fuzz.mutations import HOSTILE, mutate_bytes, mutate_value
 from tools.live_server.asking import encode_request
 
-Schema: TypeAlias = Mapping[str, Any]
-
 NAMES = tuple(f"fuzz {number}" for number in range(6))
 """Names of states, which are made, used and removed again and again."""
 
-_TEXTS = ("Hello", "a", "User: Hi\n\nAssistant:", "one two three", "é", "", " ", "none", "user")
-_TEXTS_OF = {
-    "role": ("user", "assistant", "system", "tool", "User"),
-    "name": NAMES,
-    "names": NAMES,
-    "state": (*NAMES, "none", "pirate"),
-    "model": ("demo", "demo", "demo", "demo:pirate", "a"),
-    "completion_window": ("24h", "1m"),
-    "save_as": NAMES,
-}
-_OPTIONAL = 2  # the average number of optional fields in an object
-
+_VALUES: tuple[object, ...] = (
+    *("Hello", "", " ", "none", "user", "auto", *NAMES),
+    *(0, 1, 3, 0.5, True, False, None, [], {}, ["a"], [1, 2]),
+)
 _IDS_OF = {
     "input_file_id": "/v1/files",
     "training_file": "/v1/files",
@@ -52,6 +43,7 @@ _IDS_OF = {
 
 _RECENT = 8  # ids of a path, from which one is chosen
 _PARAMETER = re.compile(r"\{([a-z]+)(:[^}]+)?\}")
+_ID = re.compile(rb'"(?:id|name)": ?"([^"\\]{1,80})"')
 _BOUNDARY = "fuzz"
 
 LEFT_OUT = frozenset(
@@ -106,37 +98,19 @@ class KnownIds:
     """The ids and names of the objects that a server has made, by the path that lists them, such as `/v1/files`."""
 
     def __init__(self) -> None:
-        self._ids: defaultdict[str, list[str]] = defaultdict(list)
+        self._ids: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=_RECENT))
 
     def learn(self, route: str, status: int | None, body: bytes) -> None:
         """Take the ids in an answer to `route`, a method and a path as in the table of routes."""
         path = route.partition(" ")[2]
-        if status != 200 or path.endswith("}"):
-            return
-        try:
-            answer = json.loads(body)
-        except ValueError:
-            return
-        for found in _objects(answer):
-            own = found.get("id", found.get("name"))
-            if isinstance(own, str) and own not in self._ids[path][-_RECENT:]:
-                self._ids[path].append(own)
+        if status == 200 and not path.endswith("}"):
+            self._ids[path].extend(found.decode() for found in _ID.findall(body))
 
     def choose(self, path: str, random: Random) -> str:
         """Return an id of an object under `path`, mostly a recent one; now and then, what can't be one."""
-        known = self._ids[path][-_RECENT:]
-        if known and random.random() < 0.8:
-            return random.choice(known)
+        if self._ids[path] and random.random() < 0.8:
+            return random.choice(self._ids[path])
         return str(random.choice((*NAMES, *HOSTILE)))
-
-
-def _objects(answer: Any) -> Iterator[Mapping[str, Any]]:  # noqa: ANN401
-    """Yield an answer's object, and the objects of the list that it has."""
-    if isinstance(answer, dict):
-        yield answer
-        for listed in answer.values():
-            if isinstance(listed, list):
-                yield from (each for each in listed if isinstance(each, dict))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +188,12 @@ class CaseMaker:
         return self._value(route.request, random)
 
     def _value(self, kind: type[RequestBody], random: Random) -> Any:  # noqa: ANN401
-        schema: Schema = kind.model_json_schema()
-        body = make_value(schema, random, schema.get("$defs", {}))
-        if random.random() < 0.5:
-            example = EXAMPLES.get(kind.__name__, {})
-            body |= {name: value for name, value in example.items() if name not in _TEXTS_OF}
+        """Return an example of a body, often with other fields that its schema knows, of random values."""
+        body: dict[str, Any] = dict(EXAMPLES[kind.__name__])
+        known = [*kind.model_fields, "unknown"]
+        body |= {random.choice(known): random.choice(_VALUES) for _ in range(random.choice((0, 0, 1, 2)))}
         body |= {name: self.ids.choose(path, random) for name, path in _IDS_OF.items() if name in body}
+        body |= {name: random.choice(NAMES) for name in ("state", "name", "save_as") if name in body}
         return _lower(body)
 
     def _lines(self, random: Random) -> str:
@@ -228,7 +202,7 @@ class CaseMaker:
         lines: list[object] = []
         for number in range(random.randint(0, 12)):
             if route.request is None or random.random() < 0.5:
-                question, answer = ({"role": role, "content": random.choice(_TEXTS)} for role in ("user", "assistant"))
+                question, answer = ({"role": role, "content": "Hello"} for role in ("user", "assistant"))
                 line: object = {"messages": [question, answer]}
             else:
                 body = {**self._value(route.request, random), "stream": False}
@@ -255,50 +229,3 @@ def _lower(body: Any) -> Any:  # noqa: ANN401
         most = _MOST.get(name)
         lowered[name] = most if most is not None and isinstance(value, int) and most < value < _TAKEN else value
     return lowered
-
-
-def make_value(schema: Schema, random: Random, definitions: Mapping[str, Schema], name: str = "") -> Any:  # noqa: ANN401
-    """Return a random value that is valid under `schema`. `name` is the field that holds the value."""
-    if "$ref" in schema:
-        return make_value(definitions[schema["$ref"].rpartition("/")[2]], random, definitions, name)
-    if "anyOf" in schema:
-        return make_value(random.choice(schema["anyOf"]), random, definitions, name)
-    if "const" in schema:
-        return schema["const"]
-    if "enum" in schema:
-        return random.choice(schema["enum"])
-    match schema.get("type"):
-        case "object":
-            return _make_object(schema, random, definitions)
-        case "array":
-            count = random.randint(1, 3) if schema.get("items") else 0
-            return [make_value(schema["items"], random, definitions, name) for _ in range(count)]
-        case "string":
-            return random.choice(_TEXTS_OF.get(name, _TEXTS))
-        case "integer":
-            return _make_integer(schema, random)
-        case "number":
-            return random.choice((0, 1, 0.5, random.random(), random.uniform(-2, 2)))
-        case "boolean":
-            return random.random() < 0.5
-    return None
-
-
-def _make_object(schema: Schema, random: Random, definitions: Mapping[str, Schema]) -> dict[str, Any]:
-    required = schema.get("required", ())
-    fields = schema.get("properties", {})
-    made = {
-        name: make_value(field, random, definitions, name)
-        for name, field in fields.items()
-        if name in required or random.random() < _OPTIONAL / len(fields)
-    }
-    if not fields and isinstance(schema.get("additionalProperties"), Mapping):
-        for name in random.sample(("1", "2", "user", "assistant", "a"), random.randint(0, 2)):
-            made[name] = make_value(schema["additionalProperties"], random, definitions, name)
-    return made
-
-
-def _make_integer(schema: Schema, random: Random) -> int:
-    least = schema.get("minimum", 0)
-    most = schema.get("maximum", least + 20)
-    return random.randint(least, min(most, least + 20))

@@ -4,5 +4,4 @@ Gradients come from torch's autograd, by the same formulas.
 
 pip install -r tools/golden/requirements.txt    # in an environment of its own
 python -m tools.golden tests/golden             # from the root of the project
-python -m tools.golden.drop_in                  # compare rnn_engine.compat.rwkv with the package
 """
