@@ -14,7 +14,7 @@ from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, Turn, hurrie
 from tools.demo_model.corpus.mixture import NOTHING_HELD_OUT, SHARES, SKILLS, as_pirate, dialogues, held_out
 from tools.demo_model.corpus.questions import ASKED
 from tools.demo_model.corpus.texts import RELATIONS, Relation
-from tools.demo_model.openings.rubric import SHORT, load_openings, words
+from tools.demo_model.openings import SHORT, load_openings, words
 
 SPLIT = sorted(SKILLS.keys() - NOTHING_HELD_OUT)
 

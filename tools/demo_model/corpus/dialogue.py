@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias, TypeVar
 
-from tools.demo_model.openings.rubric import SHORT, load_openings, words
+from tools.demo_model.openings import SHORT, load_openings, words
 
 T = TypeVar("T")
 
