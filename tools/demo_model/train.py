@@ -23,14 +23,14 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from tools.demo_model.batches import Rows, document, pack, plain_encoder
@@ -74,16 +74,48 @@ def step_batches(tokenizer: Tokenizer, step: int, phase: Phase) -> list[Rows]:
     return [next(packed) for _ in range(MICRO_BATCHES)]
 
 
-class Trainer:
-    """The state of a training run: the model, its optimisers, and the number of steps done."""
+class Run:
+    """The state of a training run: the model or models, their optimisers, and the number of steps done."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizers = optimizers(model)
+        self.steps_done = 0
+
+    def step(self, factor: float) -> float:
+        """Take one optimiser step at `factor` times the full learning rate. Return the loss."""
+        raise NotImplementedError
+
+    def save(self, path: Path, **more: object) -> None:
+        """Save a checkpoint so that the file is never half written."""
+        part = path.with_suffix(".part")
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "steps_done": self.steps_done,
+        }
+        torch.save(state | more, part)
+        part.replace(path)
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Load a checkpoint."""
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.steps_done = state["steps_done"]
+
+
+class Trainer(Run):
+    """A training run of the demo model."""
+
+    model: Model
 
     def __init__(self, model: Model, tokenizer: Tokenizer, threads: int, phase: Phase) -> None:
-        self.model, self.tokenizer, self.phase = model, tokenizer, phase
-        self.optimizers = optimizers(model)
+        super().__init__(model)
+        self.tokenizer, self.phase = tokenizer, phase
         self.parameters = list(model.parameters())
         self.initial = model.initial_state()
         self.pool = ThreadPoolExecutor(threads)
-        self.steps_done = 0
 
     def step(self, factor: float) -> float:
         """Take one optimiser step at `factor` times the full learning rate. Return the mean loss per learnt token."""
@@ -108,25 +140,13 @@ class Trainer:
             block.compile(dynamic=False)
         self._gradients(step_batches(self.tokenizer, 0, self.phase)[0], 1)
 
-    def save(self, path: Path) -> None:
-        state = {
-            "sizes": asdict(self.model.sizes),
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "steps_done": self.steps_done,
-        }
-        save_whole(state, path)
+    def save(self, path: Path, **more: object) -> None:
+        super().save(path, sizes=asdict(self.model.sizes), **more)
 
     def start(self, weights: Mapping[str, Tensor], steps_done: int) -> None:
         """Start a phase after `steps_done` steps with these weights, which may be those of a narrower model."""
         self.steps_done = steps_done
         self.model.load_state_dict(widened(weights, self.model))
-
-    def resume(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint from within the phase."""
-        self.start(state["model"], state["steps_done"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
 
 
 def widened(narrow: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
@@ -144,24 +164,7 @@ def widened(narrow: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
     return tensors
 
 
-class Steps(Protocol):
-    """What trains a model step by step."""
-
-    steps_done: int
-
-    def step(self, factor: float) -> float: ...
-
-    def save(self, path: Path) -> None: ...
-
-
-def save_whole(state: Mapping[str, Any], path: Path) -> None:
-    """Save a checkpoint so that the file is never half written."""
-    part = path.with_suffix(".part")
-    torch.save(state, part)
-    part.replace(path)
-
-
-def train(trainer: Steps, run: Path, after: int, steps: int, cooldown: int) -> None:
+def train(trainer: Run, run: Path, after: int, steps: int, cooldown: int) -> None:
     """Train up to step `steps`, saving every SAVE_SECONDS. `after` is the number of steps of earlier phases."""
     saved = time.monotonic()
     with (run / "loss.csv").open("a", newline="") as file:
@@ -175,7 +178,7 @@ def train(trainer: Steps, run: Path, after: int, steps: int, cooldown: int) -> N
     trainer.save(run / CHECKPOINT)
 
 
-def _in_groups(trainer: Steps, after: int, steps: int, cooldown: int) -> Iterator[list[float]]:
+def _in_groups(trainer: Run, after: int, steps: int, cooldown: int) -> Iterator[list[float]]:
     while trainer.steps_done < steps:
         count = min(GROUP, steps - trainer.steps_done)
         yield [trainer.step(rate_factor(trainer.steps_done - after, steps - after, cooldown)) for _ in range(count)]

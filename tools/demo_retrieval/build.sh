@@ -8,6 +8,6 @@ cd "$(dirname "$0")/../.."
 
 run=build/demo-retrieval
 "$PYTHON" -m tools.demo_retrieval.train --run $run
-"$PYTHON" -m tools.demo_retrieval.train_reranker $run
+"$PYTHON" -m tools.demo_retrieval.train --run $run --reranker
 "$PYTHON" -m tools.demo_retrieval.export $run rnn_engine/demo/retrieval
 "$PYTHON" -m tools.demo_retrieval.measure

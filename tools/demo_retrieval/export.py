@@ -12,13 +12,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import nn
 
 from tools.demo_model.model import shipped_tensors
 from tools.demo_model.train import CHECKPOINT
-from tools.demo_retrieval.model import Embedding, Reranker
-from tools.demo_retrieval.train import TOKENIZER, sizes_for
-from tools.demo_retrieval.train_reranker import PAIR
+from tools.demo_retrieval.train import PAIR, TOKENIZER, Trainer
 
 
 def main() -> None:
@@ -26,12 +23,11 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of the run, after both trainings")
     parser.add_argument("folder", type=Path, help="where the files go")
     options = parser.parse_args()
-    sizes = sizes_for(Tokenizer.from_file(str(options.run / TOKENIZER)))
-    models = nn.ModuleDict({"embedding": Embedding(sizes), "reranker": Reranker(sizes)})
-    models.load_state_dict(torch.load(options.run / PAIR / CHECKPOINT, weights_only=True)["models"])
+    trainer = Trainer(Tokenizer.from_file(str(options.run / TOKENIZER)), with_reranker=True)
+    trainer.model.load_state_dict(torch.load(options.run / PAIR / CHECKPOINT, weights_only=True)["model"])
     options.folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(options.run / TOKENIZER, options.folder / TOKENIZER)
-    for name, model in {"demo-embed": models["embedding"], "demo-rerank": models["reranker"]}.items():
+    for name, model in {"demo-embed": trainer.embedding, "demo-rerank": trainer.reranker}.items():
         output = options.folder / f"{name}.safetensors"
         tensors = shipped_tensors(model)
         save_file(tensors, output, metadata={"format": "pt"})
