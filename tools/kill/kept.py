@@ -5,20 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from random import Random
 from typing import Any, Final
 
-from aiohttp import ClientError, ClientSession
-
-from rnn_engine.files import TEMPORARY_SUFFIX
-from tools.live_server.asking import device_of
-from tools.live_server.caller import Caller, SurpriseError
-from tools.live_server.process import ServerProcess
+from tools.kill.lives import Act, Lives
+from tools.live_server.caller import Caller
 from tools.reliability_table import Row, command_line, where
 
 _RESPONSES: Final = "/v1/responses"
@@ -27,9 +20,7 @@ _BATCHES: Final = "/v1/messages/batches"
 _NUM_WRITERS: Final = 3  # each with a conversation of its own
 _NUM_QUESTIONS: Final = 10  # whose answers are known
 _BATCH_REQUESTS: Final = 4
-_MOST_CHANGES: Final = 10  # that are acknowledged before a kill
-_LONGEST_DELAY: Final = 0.5  # seconds from the last of them to the kill
-_PATIENCE: Final = 120.0  # seconds in which they have to be acknowledged, and jobs have to end
+_PATIENCE: Final = 120.0  # seconds in which jobs have to end
 _GREEDY: Final = {"temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
 _MAX_TOKENS: Final = 24
 
@@ -62,42 +53,35 @@ class _Talk:
 
 
 @dataclass
-class KeptCampaign:
-    """All lives of a server, each from a start to a kill or stop, with what was acknowledged and the faults."""
+class KeptLives(Lives):
+    """Lives of a server with conversations, responses and message batches."""
 
-    folder: Path
-    options: tuple[str, ...]
-    random: Random
     talks: Sequence[_Talk] = field(default_factory=lambda: [_Talk() for _ in range(_NUM_WRITERS)])
     answers: list[str] = field(default_factory=list)  # to the questions, of a server that nobody has killed
     queued: dict[str, int] = field(default_factory=dict)  # responses in the background not checked yet -> question
     batches: list[str] = field(default_factory=list)  # message batches that were not checked
-    acknowledged: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
     checked: Counter[str] = field(default_factory=Counter)
-    kills: int = 0
-    device: str = ""
-    faults: list[str] = field(default_factory=list)
 
-    async def live(self, *, kill: bool) -> None:
-        """Run one life: start the server, check what was acknowledged before, and change it until a kill."""
-        cut_short = list(self.folder.glob(f"*{TEMPORARY_SUFFIX}"))
-        with ServerProcess(("--job-folder", str(self.folder), *self.options)) as server:
-            left = [path.name for path in cut_short if path.exists()]
-            self._note(not left, f"files of writes that were cut short are left: {left}")
-            async with ClientSession() as session:
-                caller = Caller(session, server.url, self.random, 0)
-                try:
-                    await self._check(caller)
-                    self.device = await device_of(session, server.url)
-                except (SurpriseError, ClientError) as error:
-                    self.faults.append(f"after a start: {error}")
-                if kill:
-                    await self._change_until_killed(caller, server)
-                    self.kills += 1
-                else:
-                    self._note(server.stop() == 0, "the server did not end with 0 at SIGTERM")
+    most_changes = 10
+    longest_delay = 0.5
 
-    async def _check(self, caller: Caller) -> None:
+    def serve_options(self) -> Sequence[str]:
+        return ("--job-folder", str(self.folder))
+
+    @property
+    def acknowledged(self) -> Counter[str]:
+        return self.changes
+
+    def acts(self, make_caller: Callable[[], Caller]) -> Sequence[Act]:
+        caller = make_caller()
+        return [
+            *(partial(self._talk, caller, talk) for talk in self.talks),
+            partial(self._queue, caller),
+            partial(self._batch, caller),
+        ]
+
+    async def check(self, caller: Caller) -> None:
         if not self.answers:
             for number in range(_NUM_QUESTIONS):
                 response = await caller.call("POST", _RESPONSES, {**_ask(number), "store": False})
@@ -107,7 +91,7 @@ class KeptCampaign:
         for response_id, number in self.queued.items():
             response = await self._ended(caller, f"{_RESPONSES}/{response_id}", "status", ("queued", "in_progress"))
             right = response["status"] in ("completed", "incomplete") and _text(response) == self.answers[number]
-            self._note(right, f"{response_id}: {response['status']}, {_text(response)!r}")
+            self.note(right, f"{response_id}: {response['status']}, {_text(response)!r}")
             self.checked["responses in the background"] += 1
         self.queued.clear()
         for batch_id in self.batches:
@@ -125,12 +109,12 @@ class KeptCampaign:
         page = await caller.call("GET", f"{_CONVERSATIONS}/{talk.id}/items?order=asc&limit=100")
         found = [item["content"][0]["text"] for item in page["data"]]
         is_whole = len(found) in (len(talk.texts), len(talk.texts) + talk.adds)
-        self._note(is_whole and found[: len(talk.texts)] == talk.texts, f"{talk.id}: {found} in place of {talk.texts}")
+        self.note(is_whole and found[: len(talk.texts)] == talk.texts, f"{talk.id}: {found} in place of {talk.texts}")
         self.checked["conversations"] += 1
         talk.texts, talk.adds = found, 0
         for response_id, text in talk.responses.items():
             response = await caller.call("GET", f"{_RESPONSES}/{response_id}")
-            self._note(_text(response) == text, f"{response_id}: {_text(response)!r} in place of {text!r}")
+            self.note(_text(response) == text, f"{response_id}: {_text(response)!r} in place of {text!r}")
             self.checked["responses"] += 1
         talk.responses.clear()
 
@@ -140,7 +124,7 @@ class KeptCampaign:
             results = [json.loads(line) async for line in response.content]
         found = sorted((each["custom_id"], each["result"]["message"]["content"][0]["text"]) for each in results)
         expected = [(str(number), self.answers[number]) for number in range(_BATCH_REQUESTS)]
-        self._note(found == expected, f"{batch_id}: {batch['request_counts']}, {found}")
+        self.note(found == expected, f"{batch_id}: {batch['request_counts']}, {found}")
         await caller.call("DELETE", f"{_BATCHES}/{batch_id}")
         self.checked["message batches"] += 1
 
@@ -149,22 +133,6 @@ class KeptCampaign:
             while (found := await caller.call("GET", path))[name] in unfinished:
                 await asyncio.sleep(0.01)
         return found
-
-    async def _change_until_killed(self, caller: Caller, server: ServerProcess) -> None:
-        acts = [partial(self._talk, caller, talk) for talk in self.talks]
-        acts += [partial(self._queue, caller), partial(self._batch, caller)]
-        tasks = [asyncio.create_task(_again_and_again(act, lambda: server.running)) for act in acts]
-        wanted = self.acknowledged.total() + self.random.randrange(_MOST_CHANGES)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
-                while self.acknowledged.total() < wanted:
-                    await asyncio.sleep(0.001)
-        self._note(self.acknowledged.total() >= wanted, f"too few changes were acknowledged in {_PATIENCE:g} s")
-        await asyncio.sleep(self.random.uniform(0, _LONGEST_DELAY))
-        self._note(server.running, "the server ended by itself")
-        server.kill()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            self._note(outcome is None, f"while changing: {outcome!r}")
 
     async def _talk(self, caller: Caller, talk: _Talk) -> None:
         """Change a conversation in one way, or begin one."""
@@ -188,7 +156,7 @@ class KeptCampaign:
             talk.responses[response["id"]] = _text(response)
             talk.texts += [_question(number), _text(response)]
             talk.adds = 0
-        self.acknowledged["changes of conversations"] += 1
+        self.changes["changes of conversations"] += 1
 
     async def _queue(self, caller: Caller) -> None:
         """Ask for a response in the background, if few of them wait to be checked."""
@@ -196,7 +164,7 @@ class KeptCampaign:
             number = self.random.randrange(_NUM_QUESTIONS)
             body = {**_ask(number), "background": True, "stream": False}
             self.queued[(await caller.call("POST", _RESPONSES, body))["id"]] = number
-            self.acknowledged["responses in the background"] += 1
+            self.changes["responses in the background"] += 1
         await asyncio.sleep(0.05)
 
     async def _batch(self, caller: Caller) -> None:
@@ -204,16 +172,12 @@ class KeptCampaign:
         if not self.batches:
             requests = [{"custom_id": str(number), "params": _message(number)} for number in range(_BATCH_REQUESTS)]
             self.batches.append((await caller.call("POST", _BATCHES, {"requests": requests}))["id"])
-            self.acknowledged["message batches"] += 1
+            self.changes["message batches"] += 1
         await asyncio.sleep(0.05)
-
-    def _note(self, held: bool, fault: str) -> None:
-        if not held:
-            self.faults.append(fault)
 
     def row(self) -> Row:
         """Return the campaign's row for the table of docs/reliability.md."""
-        done = ", ".join(f"{count} {what}" for what, count in sorted(self.acknowledged.items()))
+        done = ", ".join(f"{count} {what}" for what, count in sorted(self.changes.items()))
         checked = ", ".join(f"{count} {what}" for what, count in sorted(self.checked.items()))
         return Row(
             "SIGKILL while conversations, responses and message batches are kept",
@@ -223,13 +187,3 @@ class KeptCampaign:
             where(self.device),
             command_line("tools.kill"),
         )
-
-
-async def _again_and_again(act: Callable[[], Awaitable[None]], goes_on: Callable[[], bool]) -> None:
-    """Call `act` until `goes_on` returns False, or the connection breaks."""
-    while goes_on():
-        try:
-            await act()
-        except (ClientError, ConnectionError):
-            if goes_on():
-                raise

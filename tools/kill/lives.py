@@ -1,0 +1,164 @@
+"""A server that is killed during changes and started again over the same folder, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import ClassVar, TypeAlias
+
+from aiohttp import ClientError, ClientSession
+
+from rnn_engine.files import TEMPORARY_SUFFIX
+from tools.kill.ledger import Ledger, StateWriter
+from tools.live_server.asking import device_of
+from tools.live_server.caller import Caller, KnownAnswers, SurpriseError
+from tools.live_server.process import ServerProcess
+from tools.reliability_table import Row, command_line, where
+
+Act: TypeAlias = Callable[[], Awaitable[None]]
+
+_PATIENCE = 120.0  # seconds in which the changes of a life have to be acknowledged
+_WRITERS = 4
+_PROMPTS = 40  # whose answers are compared: more than host memory keeps, so that most come from files
+_KNOWN = 10  # answers that are compared after each start
+
+
+@dataclass
+class Lives:
+    """A test run over all lives of a server, each from a start to a kill or stop, with the faults that were found."""
+
+    folder: Path
+    options: tuple[str, ...]
+    random: Random
+    starts: list[float] = field(default_factory=list)  # seconds
+    kills: int = 0
+    device: str = ""
+    faults: list[str] = field(default_factory=list)
+
+    most_changes: ClassVar[int]  # that are acknowledged before a kill
+    longest_delay: ClassVar[float]  # seconds from the last of them to the kill
+
+    async def live(self, *, kill: bool) -> None:
+        """Run one life: start the server, check what was acknowledged before, and change it until a kill, or stop."""
+        cut_short = [path for path in self.folder.rglob(f"*{TEMPORARY_SUFFIX}") if path.is_file()]
+        begun = time.monotonic()
+        with ServerProcess((*self.serve_options(), *self.options)) as server:
+            self.starts.append(time.monotonic() - begun)
+            left = [path.name for path in cut_short if path.exists()]
+            self.note(not left, f"files of writes that were cut short are left: {left}")
+            async with ClientSession() as session:
+                try:
+                    await self.check(self._caller(session, server.url))
+                    self.device = await device_of(session, server.url)
+                except (SurpriseError, ClientError) as error:
+                    self.faults.append(f"after a start: {error}")
+                if kill:
+                    await self._change_until_killed(session, server)
+                    self.kills += 1
+                else:
+                    self.note(server.stop() == 0, "the server did not end with 0 at SIGTERM")
+
+    def serve_options(self) -> Sequence[str]:
+        """Return the server's options, with a place of its files in `folder`."""
+        raise NotImplementedError
+
+    async def check(self, caller: Caller) -> None:
+        """Compare what the server has with what was acknowledged. Raises SurpriseError for an unexpected answer."""
+        raise NotImplementedError
+
+    def acts(self, make_caller: Callable[[], Caller]) -> Sequence[Act]:
+        """Return changes that are made again and again, in parallel, until the server is killed."""
+        raise NotImplementedError
+
+    @property
+    def acknowledged(self) -> Counter[str]:
+        """The changes that the server has acknowledged, by their kind."""
+        raise NotImplementedError
+
+    def note(self, held: bool, fault: str) -> None:
+        if not held:
+            self.faults.append(fault)
+
+    async def _change_until_killed(self, session: ClientSession, server: ServerProcess) -> None:
+        acts = self.acts(lambda: self._caller(session, server.url))
+        tasks = [asyncio.create_task(_again_and_again(act, lambda: server.running)) for act in acts]
+        wanted = self.acknowledged.total() + self.random.randrange(self.most_changes)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                while self.acknowledged.total() < wanted:
+                    await asyncio.sleep(0.001)
+        self.note(self.acknowledged.total() >= wanted, f"too few changes were acknowledged in {_PATIENCE:g} s")
+        await asyncio.sleep(self.random.uniform(0, self.longest_delay))
+        self.note(server.running, "the server ended by itself")
+        server.kill()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            self.note(outcome is None, f"while changing: {outcome!r}")
+
+    def _caller(self, session: ClientSession, url: str) -> Caller:
+        return Caller(session, url, Random(self.random.random()), 0)
+
+
+async def _again_and_again(act: Act, goes_on: Callable[[], bool]) -> None:
+    """Call `act` until `goes_on` returns False, or the connection breaks."""
+    while goes_on():
+        try:
+            await act()
+        except (ClientError, ConnectionError):
+            if goes_on():
+                raise
+
+
+@dataclass
+class StateLives(Lives):
+    """Lives of a server with persistent states and cached answers."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    answers: KnownAnswers = field(default_factory=lambda: KnownAnswers(_PROMPTS))
+
+    most_changes = 12
+    longest_delay = 0.1
+
+    def serve_options(self) -> Sequence[str]:
+        folders = ("--cache-folder", f"{self.folder}/cache", "--state-folder", f"{self.folder}/states")
+        return (*folders, "--cache-device-bytes", "0", "--cache-host-bytes", "2M", "--cache-disk-bytes", "16M")
+
+    @property
+    def acknowledged(self) -> Counter[str]:
+        return self.ledger.acknowledged
+
+    async def check(self, caller: Caller) -> None:
+        listed = (await caller.call("GET", "/v1/states"))["data"]
+        writable = [entry for entry in listed if entry["persistent"] and not entry["read_only"]]
+        self.faults += self.ledger.check({entry["name"]: entry["digest"] for entry in writable})
+        for _ in range(_KNOWN):
+            await self.answers.ask(caller)
+
+    def acts(self, make_caller: Callable[[], Caller]) -> Sequence[Act]:
+        asker = make_caller()
+        writers = [StateWriter(make_caller(), self.ledger, number) for number in range(_WRITERS)]
+        return [*(writer.write for writer in writers), lambda: self.answers.ask(asker)]
+
+    def row(self) -> Row:
+        """Return the run's row for the table of docs/reliability.md."""
+        ledger, answers, states = self.ledger, self.answers, self.ledger.checks
+        return Row(
+            "SIGKILL at random moments during writes",
+            f"{self.kills} kills, {ledger.acknowledged.total()} writes acknowledged, {ledger.cut_off.total()} cut off",
+            f"{len(self.faults)} of {states + answers.asked} states and answers",
+            f"{states} states checked, {answers.asked} answers compared, {answers.cached} of them from the cache",
+            where(self.device),
+            command_line("tools.kill"),
+        )
+
+    def lines(self) -> Iterator[str]:
+        """Yield the details that the table's row leaves out: start times, and the writes by kind."""
+        yield f"{len(self.starts)} starts, {statistics.median(self.starts):.2f} s, at most {max(self.starts):.2f} s"
+        yield from (f"acknowledged: {kind}: {count}" for kind, count in sorted(self.ledger.acknowledged.items()))
+        yield from (f"cut off: {what} was found: {count}" for what, count in sorted(self.ledger.cut_off.items()))
