@@ -23,44 +23,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tools.clients import program_checks, promptfoo_checks
-from tools.clients.questions import Row
+from tools.clients.questions import Row, read_clients
 
 _FOLDER = Path(__file__).parent
 _PROJECT = _FOLDER.parents[1]
 
-PYTHON: Mapping[str, str] = {
-    "aiperf": "aiperf",
-    "autogen": "autogen-ext[openai] autogen-agentchat",
-    "baml": "baml-py",
-    "chromadb": "chromadb openai",
-    "cohere": "cohere",
-    "crewai": "crewai",
-    "dspy": "dspy",
-    "google_adk": "google-adk litellm",
-    "guidance": "guidance openai",
-    "haystack": "haystack-ai cohere-haystack huggingface-api-haystack jina-haystack",
-    "huggingface_hub": "huggingface_hub numpy",
-    "inspect_ai": "inspect-ai openai",
-    "instructor": "instructor",
-    "langchain": "langchain-openai",
-    "langgraph": "langgraph langchain-openai",
-    "litellm": "litellm",
-    "llama_index": "llama-index-llms-openai-like",
-    "llm": "llm",
-    "lm_eval": f"lm-eval[api] transformers {_PROJECT}",
-    "mem0": "mem0ai",
-    "mistralai": "mistralai",
-    "nemoguardrails": "nemoguardrails langchain-openai",
-    "openai_agents": "openai-agents",
-    "pydantic_ai": "pydantic-ai-slim[openai]",
-    "smolagents": "smolagents[openai]",
-}
-"""Name of the module with the checks -> the distributions that it needs, first the one that is checked."""
-
-NODE = ("ai", "@tanstack/ai", "openai", "@anthropic-ai/sdk", "ollama")
-"""npm packages, whose checks are the scripts of the folder `node`."""
-
-ALL = [*PYTHON, *(f"npm:{name}" for name in NODE), "promptfoo", *program_checks.PROGRAMS]
+_CLIENTS = read_clients(PROJECT=_PROJECT)
+PYTHON: Mapping[str, str] = _CLIENTS["python"]
+ALL = [*PYTHON, *(f"npm:{name}" for name in _CLIENTS["node"]), "promptfoo", *program_checks.PROGRAMS]
 _SHOWN = 110  # characters of an outcome
 
 

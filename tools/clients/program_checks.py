@@ -8,7 +8,6 @@ file. No other client may use the server in the meantime.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import tempfile
 import urllib.request
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.clients.questions import FRANCE_QUESTION, MODEL, Row
+from tools.clients.questions import FRANCE_QUESTION, Row, read_clients
 from tools.clients.recorder import Recorder
 
 _SECOND_QUESTION, _THIRD_QUESTION = "What is 1 + 1?", "What is the capital of Spain?"
@@ -26,88 +25,19 @@ _RESULTS = ('"type": "function_call_output"', '"type": "tool_result"', '"role": 
 
 
 class Program(NamedTuple):
-    """How a program is installed and used: scripts of the shell, in which $ROOT is the server's, and $1 a question."""
+    """How a program is installed and used, as clients.toml says."""
 
-    package: str  # of npm; with == of Python
+    package: str
     set_up: str
     first: str
-    again: str  # goes on with the conversation
-    tool: str = ""  # one that does no harm, whatever the model passes to it
-    write: str = ""  # has a file written, with short instructions
-    answers: bool = True  # False: the instructions are too long for the demo model's answers to be right
-    least_cached: float = 0.9  # share of the prompt of the third question
+    again: str
+    tool: str = ""
+    write: str = ""
+    answers: bool = True
+    least_cached: float = 0.9
 
 
-_OPENCODE = {
-    "provider": {
-        "rnn-engine": {
-            "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": "ROOT/v1"},
-            "models": {MODEL: {}},
-        }
-    },
-    "agent": {"writer": {"mode": "primary", "prompt": "You are an agent.", "tools": {"*": False, "write": True}}},
-}
-
-PROGRAMS = {
-    "claude": Program(
-        "@anthropic-ai/claude-code",
-        "export ANTHROPIC_BASE_URL=$ROOT ANTHROPIC_AUTH_TOKEN=-",
-        'claude -p "$1"',
-        'claude -p --continue "$1"',
-        "ListAgents",
-        answers=False,
-    ),
-    "codex": Program(
-        "@openai/codex",
-        """mkdir -p ~/.codex; cat > ~/.codex/config.toml <<END
-model = "demo"
-model_provider = "rnn-engine"
-[model_providers.rnn-engine]
-name = "rnn-engine"
-base_url = "$ROOT/v1"
-wire_api = "responses"
-END""",
-        'codex exec --skip-git-repo-check "$1"',
-        'codex exec --skip-git-repo-check resume --last "$1"',
-        "get_goal",
-    ),
-    "opencode": Program(
-        "opencode-ai",
-        f"export OPENCODE_CONFIG_CONTENT=$(echo '{json.dumps(_OPENCODE)}' | sed s,ROOT,$ROOT,)",
-        f'opencode run --model rnn-engine/{MODEL} "$1"',
-        f'opencode run --model rnn-engine/{MODEL} --continue "$1"',
-        "glob",
-        f"opencode run --model rnn-engine/{MODEL} --agent writer $1",  # it puts an argument with spaces into quotes
-    ),
-    "qwen": Program(
-        "@qwen-code/qwen-code",
-        f"export OPENAI_BASE_URL=$ROOT/v1 OPENAI_API_KEY=- OPENAI_MODEL={MODEL}",
-        'qwen --auth-type openai -p "$1"',
-        'qwen --auth-type openai --continue -p "$1"',
-        "glob",
-        answers=False,
-    ),
-    "cn": Program(
-        "@continuedev/cli",
-        f"""export CONTINUE_TELEMETRY_ENABLED=0; cat > ~/config.yaml <<END
-{{name: local, version: 1.0.0, schema: v1, models: [
-  {{name: {MODEL}, provider: openai, model: {MODEL}, apiBase: $ROOT/v1, apiKey: "-", roles: [chat]}}]}}
-END""",
-        'cn --config ~/config.yaml -p "$1"',
-        'cn --config ~/config.yaml -p --resume "$1"',
-        "List",
-    ),
-    "aider": Program(
-        "aider-chat==0.86.2",
-        f"""export OPENAI_API_BASE=$ROOT/v1 OPENAI_API_KEY=-
-ASK='aider --model openai/{MODEL} --no-git --no-show-model-warnings --yes-always'""",
-        '$ASK --message "$1"',
-        '$ASK --restore-chat-history --message "$1"',
-        answers=False,
-        least_cached=0.5,  # its instructions are repeated after the conversation
-    ),
-}
+PROGRAMS = {name: Program(**table) for name, table in read_clients()["programs"].items()}
 """Command -> how it is used."""
 
 

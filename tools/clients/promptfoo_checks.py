@@ -7,42 +7,16 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.clients.questions import FRANCE_QUESTION, MODEL, WEATHER_QUESTION, WEATHER_TOOL, Row
-
-_PARIS = {"type": "contains", "value": "Paris"}
-_ANY_TEXT = {"type": "javascript", "value": "output != ''"}
-_CITY = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-_SIMILAR = {"type": "similar", "value": "The capital of France is Paris.", "threshold": 0.9}
+from tools.clients.questions import Row, read_clients, root_of
 
 
 def rows(url: str, command: str) -> Iterator[Row]:
     """Run the evaluation of each provider by `command` against the API at `url`, and yield the outcome of each."""
-    ask = partial(_evaluate, url, command)
-    openai = {"apiBaseUrl": url, "apiKey": "-", "temperature": 0}
-    anthropic = {"apiBaseUrl": url.removesuffix("/v1"), "apiKey": "-", "temperature": 0, "max_tokens": 40}
-    schema = {**openai, "response_format": {"type": "json_schema", "json_schema": {"name": "City", "schema": _CITY}}}
-    yield ask(f"openai:chat:{MODEL}", openai, FRANCE_QUESTION, _PARIS)
-    yield ask(f"openai:chat:{MODEL}", schema, FRANCE_QUESTION, {"type": "is-json", "value": _CITY})
-    tools = {**openai, "tools": [WEATHER_TOOL]}
-    yield ask(f"openai:chat:{MODEL}", tools, WEATHER_QUESTION, {"type": "is-valid-openai-tools-call"})
-    yield ask(f"openai:responses:{MODEL}", openai, FRANCE_QUESTION, _PARIS)
-    yield ask(f"openai:completion:{MODEL}", openai, FRANCE_QUESTION, _ANY_TEXT)
-    yield ask(f"openai:chat:{MODEL}", openai, FRANCE_QUESTION, {**_SIMILAR, "provider": _embedding(openai)})
-    yield ask(f"anthropic:messages:{MODEL}", anthropic, FRANCE_QUESTION, _PARIS)
-    yield ask(f"ollama:chat:{MODEL}", {"temperature": 0}, FRANCE_QUESTION, _PARIS)
-
-
-def _embedding(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"id": f"openai:embedding:{MODEL}", "config": config}
+    for check in read_clients(URL=url, ROOT=root_of(url))["promptfoo"]:
+        yield _evaluate(url, command, **check)
 
 
 def _evaluate(
@@ -62,7 +36,7 @@ def _evaluate(
             [command, "eval", "--no-cache", "--no-write", "--config", path, "--output", f"{folder}/found.json"],
             env={
                 **os.environ,
-                "OLLAMA_BASE_URL": url.removesuffix("/v1"),
+                "OLLAMA_BASE_URL": root_of(url),
                 "PROMPTFOO_CONFIG_DIR": folder,
                 "PROMPTFOO_DISABLE_TELEMETRY": "1",
                 "PROMPTFOO_DISABLE_UPDATE": "1",
