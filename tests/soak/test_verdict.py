@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from tools.soak.measure import Record, Sample, Timing, Verdict, growth, latency_table
+from tools.soak.measure import Growth, Record, Sample, Timing, Verdict, latency_table
 
 
 def sample(minute: int, memory: float, requests: int = 0) -> Sample:
-    return Sample(60.0 * minute, memory, 10, 5, requests, 0, 0, {}, 0, 0, 100, 0)
+    health = {"requests": requests, "active": 0, "queued": 0}
+    return Sample(60.0 * minute, memory, 10, 5, health, {}, 0, 100, 0)
 
 
 def test_growth_before_the_warm_up_does_not_count() -> None:
     samples = [sample(minute, 100e6 + 10e6 * min(minute, 10)) for minute in range(1, 121)]
-    found = growth(samples, warm_up=600)
+    found = Growth.of(samples, warm_up=600)
     assert found is not None
-    assert (found.first, found.last, found.flat) == (200e6, 200e6, True)
+    assert (found.first, found.last, found.part) == (200e6, 200e6, 0)
     assert found.slope == pytest.approx(0)
 
 
 def test_steady_growth_is_a_slope_and_a_fault() -> None:
     samples = [sample(minute, 100e6 + 1e5 * minute) for minute in range(1, 121)]
-    found = growth(samples, warm_up=600)
+    found = Growth.of(samples, warm_up=600)
     assert found is not None
     assert found.slope == pytest.approx(6e6)
     assert (found.first, found.last) == (101.2e6, 111.8e6)
-    verdict = Verdict(samples, Record(), samples[-1], found, exit_status=0)
+    verdict = Verdict(samples, Record(), samples[-1], warm_up=600, exit_status=0)
     assert list(verdict.faults()) == ["memory grew by 10.5%, expected at most 2%"]
 
 
 def test_what_is_left_and_a_bad_end_are_faults() -> None:
     left = sample(120, 100e6, requests=2)
-    verdict = Verdict([left], Record(), left, growth([left], 0), exit_status=-9)
+    verdict = Verdict([left], Record(), left, warm_up=0, exit_status=-9)
     assert list(verdict.faults()) == [
         "requests are left: 2, active 0, queued 0",
         "the server ended with status -9 after SIGTERM",

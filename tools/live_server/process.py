@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -18,6 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CLI = "rnn_engine.cli"
 SECONDS_TO_START = 120.0
 SECONDS_TO_STOP = 60.0
+
+
+def write_keys(folder: Path, keys: Mapping[str, str]) -> str:
+    """Write a file of API keys to `folder`, and return its path. `keys` has each key by its name and scope."""
+    path = folder / "keys"
+    path.touch(mode=0o600)
+    path.write_text("".join(f"{name} {key}\n" for name, key in keys.items()))
+    return str(path)
 
 
 class ServerProcess:

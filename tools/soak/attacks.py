@@ -27,7 +27,7 @@ import psutil
 from aiohttp import ClientError, ClientSession, FormData
 
 from tools.live_server.asking import SMALL_WINDOW, ask, connection, encode_request, patient_session
-from tools.live_server.process import ServerProcess
+from tools.live_server.process import ServerProcess, write_keys
 
 MOST_HEALTH_SECONDS = 0.3
 MOST_CHAT_RATIO = 3.0  # the slowest chat beside an attack, by the slowest without one
@@ -197,10 +197,8 @@ def main(seconds: float, names: tuple[str, ...], minutes: float | None, serve_op
     """Run the attacks, and print the worst times of /health and of another client's chat beside each."""
     exit_status = 0
     with tempfile.TemporaryDirectory() as folder:
-        keys = Path(folder) / "keys"
-        keys.touch(mode=0o600)
-        keys.write_text(f"one:manage {KEY}\ntwo:manage {_OTHER_KEY}\n")
-        with ServerProcess(("--api-key-file", str(keys), *serve_options)) as server:
+        keys = write_keys(Path(folder), {"one:manage": KEY, "two:manage": _OTHER_KEY})
+        with ServerProcess(("--api-key-file", keys, *serve_options)) as server:
             asyncio.run(_watch(server.url, None, 3.0))
             alone = asyncio.run(_watch(server.url, server.pid, seconds))
             click.echo(f"{'worst /health':>14} {'worst chat':>11} {'memory':>9}  beside")

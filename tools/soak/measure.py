@@ -7,9 +7,8 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from random import Random
 from typing import IO, Any
 
@@ -98,20 +97,22 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A server's figures for one interval. Those of its process are None if its id is unknown, or it has ended."""
+    """What a server and its process have at one time."""
 
     seconds: float
-    memory: float | None  # bytes resident
-    descriptors: int | None
-    threads: int | None
-    requests: int  # HTTP requests in progress; `active` and `queued` are those in the engine
-    active: int
-    queued: int
-    cache_used: dict[str, int]  # tier -> bytes
-    cache_index: int  # bytes
+    memory: float  # bytes resident
+    descriptors: int
+    threads: int
+    health: Mapping[str, Any]  # the answer of /health, empty if that failed
+    cache: Mapping[str, int]  # tier -> bytes
     states: int  # bytes
-    operations: int
+    operations: int  # that have ended
     surprises: int
+
+    @property
+    def left(self) -> list[int]:
+        """HTTP requests in progress, and those that are active and queued in the engine; -1: unknown."""
+        return [self.health.get(name, -1) for name in ("requests", "active", "queued")]
 
 
 @dataclass
@@ -120,17 +121,20 @@ class Sampler:
 
     session: ClientSession
     url: str
-    pid: int | None
+    pid: int
     interval: float
     out: IO[str]
-    counts: Callable[[], tuple[int, int]]  # operations that ended, and surprises
+    record: Record
 
     async def run(self, samples: list[Sample]) -> None:
         """Take samples and append them to `samples` until cancelled."""
         begun = time.monotonic()
         while True:
-            memory = await self._memory(self.interval)
-            sample = replace(await self.take(time.monotonic() - begun), memory=memory)
+            readings = []
+            for _ in range(_READINGS):
+                await asyncio.sleep(self.interval / _READINGS)
+                readings.append(psutil.Process(self.pid).memory_info().rss)
+            sample = replace(await self.take(time.monotonic() - begun), memory=statistics.median(readings))
             samples.append(sample)
             self.out.write(json.dumps(asdict(sample)) + "\n")
             self.out.flush()
@@ -138,40 +142,12 @@ class Sampler:
     async def take(self, seconds: float) -> Sample:
         """Return a sample of the server at this moment, from its routes and from the operating system."""
         health, cache, states = [await self._get(path) for path in ("/health", "/v1/cache?limit=0", "/v1/states")]
-        memory, descriptors, threads = self._resources()
-        operations, surprises = self.counts()
-        return Sample(
-            seconds=round(seconds, 1),
-            memory=memory,
-            descriptors=descriptors,
-            threads=threads,
-            requests=health.get("requests", -1),
-            active=health.get("active", -1),
-            queued=health.get("queued", -1),
-            cache_used={tier["tier"]: tier["used"] for tier in cache.get("tiers", [])},
-            cache_index=(cache.get("totals") or {}).get("index_bytes", 0),
-            states=states.get("bytes", 0),
-            operations=operations,
-            surprises=surprises,
-        )
-
-    async def _memory(self, seconds: float) -> float | None:
-        """Return the median of the process's resident bytes over the next `seconds`; None if they are unknown."""
-        readings = []
-        for _ in range(_READINGS):
-            await asyncio.sleep(seconds / _READINGS)
-            readings.append(self._resources()[0])
-        known = [memory for memory in readings if memory is not None]
-        return statistics.median(known) if known else None
-
-    def _resources(self) -> tuple[int | None, int | None, int | None]:
-        """Return the process's resident bytes, descriptors and threads. None if its id is unknown, or it has ended."""
-        if self.pid is not None:
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(self.pid)
-                descriptors = process.num_fds() if psutil.POSIX else None
-                return process.memory_info().rss, descriptors, process.num_threads()
-        return None, None, None
+        process = psutil.Process(self.pid)
+        descriptors = process.num_fds() if psutil.POSIX else 0
+        done, surprises = self.record.done.total(), self.record.num_surprises
+        figures = process.memory_info().rss, descriptors, process.num_threads()
+        used = {tier["tier"]: tier["used"] for tier in cache.get("tiers", [])}
+        return Sample(round(seconds, 1), *figures, health, used, states.get("bytes", 0), done, surprises)
 
     async def _get(self, path: str) -> dict[str, Any]:
         """Return the JSON of a route, or an empty object if the request fails: the operations report such faults."""
@@ -195,20 +171,16 @@ class Growth:
     def part(self) -> float:
         return self.last / self.first - 1
 
-    @property
-    def flat(self) -> bool:
-        return self.part <= MOST_GROWTH
-
-
-def growth(samples: Sequence[Sample], warm_up: float) -> Growth | None:
-    """Return how memory grew after `warm_up` seconds. None if fewer than two samples after it have a memory figure."""
-    points = [(at.seconds, at.memory) for at in samples if at.seconds >= warm_up and at.memory is not None]
-    if len(points) < 2:
-        return None
-    times, memory = zip(*points, strict=True)
-    window = min(_WINDOW, len(points) // 2)
-    slope = statistics.linear_regression(times, memory).slope
-    return Growth(statistics.median(memory[:window]), statistics.median(memory[-window:]), 3600 * slope)
+    @classmethod
+    def of(cls, samples: Sequence[Sample], warm_up: float) -> Growth | None:
+        """Return how memory grew after `warm_up` seconds. None if there are fewer than two samples after it."""
+        points = [(at.seconds, at.memory) for at in samples if at.seconds >= warm_up]
+        if len(points) < 2:
+            return None
+        times, memory = zip(*points, strict=True)
+        window = min(_WINDOW, len(points) // 2)
+        slope = statistics.linear_regression(times, memory).slope
+        return cls(statistics.median(memory[:window]), statistics.median(memory[-window:]), 3600 * slope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,17 +190,21 @@ class Verdict:
     samples: Sequence[Sample]
     record: Record
     left: Sample  # after the last operation has ended
-    growth: Growth | None
-    exit_status: int | None  # of the server; None where it is not ours
+    warm_up: float  # seconds
+    exit_status: int  # of the server
+
+    @property
+    def growth(self) -> Growth | None:
+        return Growth.of(self.samples, self.warm_up)
 
     def faults(self) -> Iterator[str]:
         """Yield a description of each fault that the soak test found."""
         if self.record.num_surprises:
             yield f"{self.record.num_surprises} errors that were not provoked"
-        if self.growth is not None and not self.growth.flat:
+        if self.growth is not None and self.growth.part > MOST_GROWTH:
             yield f"memory grew by {self.growth.part:.1%}, expected at most {MOST_GROWTH:.0%}"
-        if self.left.requests or self.left.active or self.left.queued:
-            yield f"requests are left: {self.left.requests}, active {self.left.active}, queued {self.left.queued}"
+        if any(self.left.left):
+            yield "requests are left: {}, active {}, queued {}".format(*self.left.left)
         if self.exit_status:
             yield f"the server ended with status {self.exit_status} after SIGTERM"
 
@@ -248,18 +224,12 @@ class Verdict:
         """Yield the lines of the whole report, as Markdown."""
         yield f"{self.record.done.total()} operations, {self.record.num_surprises} errors that were not provoked"
         yield from (f"  {count} x {what}" for what, count in self.record.surprises.most_common())
-        yield from self._process_lines()
-        yield from latency_table(self.record.timings)
-
-    def _process_lines(self) -> Iterator[str]:
         if self.growth is not None:
-            yield (
-                f"memory: {self.growth.first / _MEGABYTE:.1f} MB after the warm-up, {self.growth.last / _MEGABYTE:.1f} "
-                f"MB at the end ({self.growth.part:+.2%}; {self.growth.slope / _MEGABYTE:+.2f} MB an hour)"
-            )
-        first, last = self.samples[0], self.left
-        for name in ("descriptors", "threads", "cache_used", "cache_index", "states"):
-            yield f"{name}: {getattr(first, name)} in the first sample, {getattr(last, name)} when all had ended"
+            first, last, slope = (bytes_ / _MEGABYTE for bytes_ in astuple(self.growth))
+            yield f"memory: {first:.1f} MB after the warm-up, {last:.1f} MB at the end ({slope:+.2f} MB an hour)"
+        for name in ("descriptors", "threads", "cache", "states"):
+            yield f"{name}: {getattr(self.samples[0], name)} in the first sample, {getattr(self.left, name)} at the end"
+        yield from latency_table(self.record.timings)
 
 
 def latency_table(timings: Sequence[Timing]) -> Iterator[str]:
