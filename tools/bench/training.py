@@ -7,9 +7,7 @@ all processors together for numpy and software devices.
 
 from __future__ import annotations
 
-import re
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -19,9 +17,7 @@ import click
 import numpy as np
 
 from rnn_engine.backward import TrainingDocument
-from rnn_engine.backward.gpu_trainer import GpuTrainer
 from rnn_engine.forward import GpuRunner
-from rnn_engine.gpu import Device, Dispatch, Plan, time_plan
 from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.loading.trainer import load_trainer
 from rnn_engine.types import TokenRun, run_step
@@ -37,9 +33,8 @@ _REPEATS = 2  # in turns; the least time counts
 @click.option("--counting", default=1.0, show_default=True, help="The share of the tokens that count in the loss.")
 @click.option("--device", default="0", show_default=True, help="The device, as `rnn-engine` takes it.")
 @click.option("--weights", default="f16", show_default=True, help="The format of the weights.")
-@click.option("--profile", is_flag=True, help="Add the time of each kind of dispatch on a GPU.")
 @compared("tools.bench.training")
-def main(*, shape: str, tokens: int, counting: float, device: str, weights: str, profile: bool) -> Figures:
+def main(*, shape: str, tokens: int, counting: float, device: str, weights: str) -> Figures:
     """Measure a step of training and a prefill of a text of --tokens tokens."""
     generator = np.random.default_rng(1)
     ids = generator.integers(1, 65536, tokens + 1).astype(np.int32)
@@ -62,17 +57,11 @@ def main(*, shape: str, tokens: int, counting: float, device: str, weights: str,
         on_processor = not isinstance(runner, GpuRunner) or runner.device.info.is_software
         clock = time.process_time if on_processor else time.perf_counter
         prefill, training = _least_seconds([lambda: run_step(runner, prompt), train], clock)
-        figures = {
+        return {
             "prefill, ms a token": 1e3 * prefill / tokens,
             "training, ms a token": 1e3 * training / tokens,
             "a token of training costs, prefill tokens": training / prefill,
         }
-        if profile and isinstance(runner, GpuRunner) and isinstance(trainer, GpuTrainer):
-            num_rows = min(int(np.count_nonzero(document.weights)), trainer.max_rows)
-            plan = trainer.plan(tokens, 1, num_rows)
-            figures |= _profile("prefill", runner.plan(tokens, 1, 1), runner.device)
-            figures |= _profile(f"training with {num_rows} rows", plan, runner.device)
-    return figures
 
 
 def _least_seconds(functions: list[Callable[[], object]], clock: Callable[[], float]) -> list[float]:
@@ -84,15 +73,6 @@ def _least_seconds(functions: list[Callable[[], object]], clock: Callable[[], fl
             function()
             own.append(clock() - begun)
     return [min(own[1:]) for own in seconds]
-
-
-def _profile(what: str, plan: Plan, device: Device) -> Figures:
-    """Return the milliseconds that all dispatches of each kind take, one after another."""
-    kinds: defaultdict[str, list[Dispatch]] = defaultdict(list)
-    for dispatch in plan.dispatches:
-        kinds[re.sub(r"^layer \d+ ", "", dispatch.label)].append(dispatch)
-    times = {kind: min(time_plan(device, Plan(tuple(own)), _REPEATS)) for kind, own in kinds.items()}
-    return {f"{what}, {kind} ({len(kinds[kind])}), ms": 1e3 * seconds for kind, seconds in times.items()}
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ often it is among the first five, and nDCG@10 is the mean of 1 / log2(1 + rank),
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,24 +22,11 @@ from tools.demo_retrieval.corpus import Question, make_test
 _CANDIDATES = 20  # the nearest documents, which are reranked
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """How well one way of searching finds the documents of one kind of question."""
-
-    way: str
-    kind: str
-    ndcg: float
-    recall: float
-    questions: int
-
-    @classmethod
-    def of(cls, way: str, kind: str, ranks: NDArray[np.float64]) -> Figures:
-        """Return the figures for the ranks of the right documents, from 1 on."""
-        gains = np.where(ranks <= 10, 1 / np.log2(1 + ranks), 0)
-        return cls(way, kind, float(gains.mean()), float((ranks <= 5).mean()), len(ranks))
-
-    def __str__(self) -> str:
-        return f"| {self.way} | {self.kind} | {self.ndcg:.3f} | {self.recall:.3f} | {self.questions} |"
+def show(way: str, kind: str, scores: NDArray[np.float64], questions: Sequence[Question]) -> None:
+    """Print how well a way of searching finds the documents of one kind of question."""
+    ranks = ranks_in(scores, [question.answer for question in questions])
+    gain = np.where(ranks <= 10, 1 / np.log2(1 + ranks), 0).mean()
+    click.echo(f"| {way} | {kind} | {gain:.3f} | {(ranks <= 5).mean():.3f} | {len(ranks)} |")
 
 
 def ranks_in(scores: NDArray[np.float64], answers: Sequence[int]) -> NDArray[np.float64]:
@@ -79,44 +65,34 @@ def reranked(
     return scores
 
 
-def measure(every: int, device: str, weights: Sequence[str]) -> Iterator[Figures]:
-    """Yield the figures of each way of searching for each kind of question, with each `every`-th question.
-
-    The demo pair is measured with each format of `weights`.
-    """
-    test = make_test()
-    documents = test.documents
-    kinds = {kind: questions[::every] for kind, questions in test.kinds.items()}
-    for kind, questions in kinds.items():
-        answers = [question.answer for question in questions]
-        yield Figures.of("BM25", kind, ranks_in(bm25_scores(documents, questions), answers))
-    with LLM("demo", device=device, num_slots=32) as llm:
-        for kind, questions in kinds.items():
-            answers = [question.answer for question in questions]
-            yield Figures.of("state of `demo`", kind, ranks_in(vector_scores(llm, documents, questions), answers))
-    for chosen in weights:
-        with LLM("demo-embed", device=device, weights=chosen, num_slots=32) as llm:
-            for kind, questions in kinds.items():
-                answers = [question.answer for question in questions]
-                similar = vector_scores(llm, documents, questions)
-                yield Figures.of(f"`demo-embed` in {chosen}, vectors", kind, ranks_in(similar, answers))
-                scores = reranked(llm, documents, questions, similar)
-                yield Figures.of(f"`demo-embed` in {chosen}, reranked", kind, ranks_in(scores, answers))
-
-
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--every", type=int, default=1, help="take each N-th question alone, which is faster")
-    parser.add_argument("--device", default="0", help="the engine's device")
-    parser.add_argument("--weights", nargs="+", default=["f16"], help="formats of the demo pair's weights")
-    options = parser.parse_args()
-    print("| way | questions | nDCG@10 | recall@5 | number |\n|---|---|---|---|---|")
-    for figures in measure(options.every, options.device, options.weights):
-        print(figures, flush=True)
+@click.command()
+@click.option("--every", default=1, show_default=True, help="Take each N-th question alone, which is faster.")
+@click.option("--device", default="0", show_default=True, help="The engine's device.")
+@click.option(
+    "--weights", multiple=True, default=["f16"], show_default=True, help="Formats of the demo pair's weights."
+)
+def main(every: int, device: str, weights: Sequence[str]) -> None:
+    """Print the figures of each way of searching for each kind of question."""
+    click.echo("| way | questions | nDCG@10 | recall@5 | number |\n|---|---|---|---|---|")
+    test = make_test()
+    documents = test.documents
+    kinds = {kind: questions[::every] for kind, questions in test.kinds.items()}
+    for kind, questions in kinds.items():
+        show("BM25", kind, bm25_scores(documents, questions), questions)
+    with LLM("demo", device=device, num_slots=32) as llm:
+        for kind, questions in kinds.items():
+            show("state of `demo`", kind, vector_scores(llm, documents, questions), questions)
+    for chosen in weights:
+        with LLM("demo-embed", device=device, weights=chosen, num_slots=32) as llm:
+            for kind, questions in kinds.items():
+                similar = vector_scores(llm, documents, questions)
+                show(f"`demo-embed` in {chosen}, vectors", kind, similar, questions)
+                ranked = reranked(llm, documents, questions, similar)
+                show(f"`demo-embed` in {chosen}, reranked", kind, ranked, questions)
 
 
 if __name__ == "__main__":

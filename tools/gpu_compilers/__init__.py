@@ -162,26 +162,15 @@ def _parse(printed: str) -> Compiled:
     )
 
 
-_LOAD_BYTES: Final = {
-    "ubyte": 1,
-    "sbyte": 1,
-    "u8": 1,
-    "i8": 1,
-    "ushort": 2,
-    "sshort": 2,
-    "u16": 2,
-    "i16": 2,
-    "b16": 2,
-    "short": 2,
-    "dword": 4,
-    "dwordx2": 8,
-    "dwordx3": 12,
-    "dwordx4": 16,
-    "b32": 4,
-    "b64": 8,
-    "b96": 12,
-    "b128": 16,
+_LOADS: Final = {  # bytes of a load -> the endings of its instructions
+    1: ("ubyte", "sbyte", "u8", "i8"),
+    2: ("ushort", "sshort", "short", "u16", "i16", "b16"),
+    4: ("dword", "b32"),
+    8: ("dwordx2", "b64"),
+    12: ("dwordx3", "b96"),
+    16: ("dwordx4", "b128"),
 }
+_LOAD_BYTES: Final = {ending: size for size, endings in _LOADS.items() for ending in endings}
 _LOAD: Final = re.compile(r"(?:buffer|global|flat)_load_(?:d16_)?(?:hi_)?([a-z0-9]+)")
 _WAIT: Final = re.compile(r"s_waitcnt.*vmcnt\((\d+)\)|s_wait_loadcnt\w* (0x[0-9a-f]+)")
 _WORKGROUP_LOAD: Final = re.compile(r"ds_(?:load|read)")
