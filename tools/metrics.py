@@ -14,8 +14,7 @@ from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
 from rnn_engine_server.connections.connection import ConnectionCounters
 from rnn_engine_server.core.bodies import MemoryBudget
 from rnn_engine_server.core.kept import KeptUsage
-from rnn_engine_server.jobs import batches, tunings
-from rnn_engine_server.jobs.lines import LineCounts
+from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import EngineReadings, Readings, server_metrics
 from rnn_engine_server.telemetry.records import HttpCounters
 from rnn_engine_server.telemetry.request_record import CLIENT_LEFT, RequestRecord
@@ -85,9 +84,8 @@ def _readings() -> Readings:
     stats, counters = EngineStats(0, 0), EngineCounters()
     engine = EngineReadings(info, Health(), stats, counters, cache, states)
     kept = dict.fromkeys(("conversations", "slot_prompts"), KeptUsage(0, 0, 0))
-    jobs = batches.JobReadings(0, 0, 0, dict.fromkeys(batches.FOLLOWS, 0), LineCounts(), 0)
-    tuned = tunings.TuningReadings(dict.fromkeys(tunings.FOLLOWS, 0), 0, 0)
-    return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0), kept, jobs, tuned)
+    jobs = Store().readings()
+    return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0), kept, jobs)
 
 
 if __name__ == "__main__":

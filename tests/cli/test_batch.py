@@ -15,9 +15,8 @@ from rnn_engine.cli.batch.running import Reached
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.requests import GenerateRequest
 from rnn_engine_server.auth.keys import ApiKey, Scope
-from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
-from rnn_engine_server.jobs.batches import BatchStore
-from rnn_engine_server.jobs.files import FileStore
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.store.folder import Store
 from tests.support.cli import Command
 from tests.support.demo_server import engine_server
 from tests.support.fake_engine import FakeEngine
@@ -95,7 +94,8 @@ def test_a_batch_that_was_interrupted_goes_on(
 
     def interrupted(self: LocalBatches) -> None:
         async def most_are_done() -> None:
-            while self._store.of_owner("")[0].completed < len(LINES):
+            [batch] = await self._store.unfinished("")
+            while self._store.shown(batch).completed < len(LINES):
                 await asyncio.sleep(0)
 
         self._session.run(most_are_done())
@@ -206,6 +206,14 @@ def test_there_is_nothing_to_go_on_with(rnn_engine: Command, file: Path, output:
     assert f"{folder} has no batch to go on with; delete it, and leave --resume out" in said
 
 
+async def store_batch(store: Store, file: Path) -> None:
+    async with store.files.create("") as new:
+        await new.write(file.read_bytes())
+        new.describe("in.jsonl", "batch", None)
+    assert new.stored is not None
+    await store.batches.create("", URL, new.stored.id, "30d")
+
+
 def test_a_process_that_was_killed_before_the_batch_began_leaves_nothing_that_matters(
     rnn_engine: Command, install: Install, file: Path, output: Path
 ) -> None:
@@ -213,12 +221,8 @@ def test_a_process_that_was_killed_before_the_batch_began_leaves_nothing_that_ma
     for resume in ([], ["--resume"]):
         engine = FakeEngine(reply=echo)
         install(engine)
-        store = FileStore(folder)
-        with store.create("") as new:
-            new.write(file.read_bytes())
-            new.describe("in.jsonl", "batch", None)
-        assert new.stored is not None
-        BatchStore(store, Limits()).create("", URL, new.stored.id, "30d")
+        store = Store(folder)
+        asyncio.run(store_batch(store, file))
         used = rnn_engine("batch", file, "-o", output, *resume, code=2)
         assert f"{folder} is in use by another process" in used
         store.close()

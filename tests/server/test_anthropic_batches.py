@@ -125,7 +125,7 @@ async def test_a_batch_beyond_the_bound_leaves_no_file(tmp_path: Path) -> None:
         await client.messages.batches.create(requests=[asked("a")])
         with pytest.raises(anthropic.BadRequestError, match="max_key_batches"):
             await client.messages.batches.create(requests=[asked("b")])
-        assert len(list(tmp_path.glob("file-*.data"))) == 1
+        assert len(list(tmp_path.glob("blobs/file-*"))) == 1
 
 
 async def test_a_batch_is_cancelled_and_says_of_each_request_what_became_of_it(

@@ -24,10 +24,11 @@ from rnn_engine.requests import GenerateRequest
 from rnn_engine_server.apis.openai.batches import BATCHES, BatchList, BatchObject
 from rnn_engine_server.apis.openai.completions import ROUTES as COMPLETIONS
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.jobs.batches import FOLLOWS, BatchStore, parse_window
-from rnn_engine_server.jobs.batches import Batch as StoredBatch
-from rnn_engine_server.jobs.files import FileStore
 from rnn_engine_server.jobs.lines import MOST_ERRORS, Journal, TokenUsage, check_lines, order_lines, read_lines
+from rnn_engine_server.store.batches import FOLLOWS, Batches, parse_window
+from rnn_engine_server.store.batches import Batch as StoredBatch
+from rnn_engine_server.store.folder import Store
+from rnn_engine_server.store.owners import Cursor
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, check_shape, leave_during
 from tests.support.job_server import JobServer
@@ -203,7 +204,7 @@ class TestOfficialClient:
         bob = client.with_options(api_key="bob's key")
         assert (await bob.batches.list()).data == []
         for call in (bob.batches.retrieve, bob.batches.cancel):
-            with pytest.raises(openai.NotFoundError, match=r"there is no .* among the batches"):
+            with pytest.raises(openai.NotFoundError, match=r"there is no batch"):
                 await call(made[0].id)
         with pytest.raises(openai.NotFoundError):
             await bob.files.content(str(made[0].output_file_id))
@@ -297,16 +298,16 @@ async def test_a_restart_goes_on_and_answers_no_line_twice(tmp_path: Path) -> No
             assert len(found) == 10
             assert texts(found).keys() == ANSWERS.keys()
             assert len(second.engine.requests) < 10
-            assert sorted(path.suffix for path in (tmp_path / folder).glob("batch_*")) == [".json", ".json"]
+            assert not list((tmp_path / folder / "blobs").glob("batch_*"))
 
 
 @pytest.mark.parametrize("error", [StorageError("the disk is full"), ZeroDivisionError("a fault")])
 async def test_a_batch_that_a_fault_stops_goes_on_after_a_pause_and_others_meanwhile(
     client: openai.AsyncOpenAI, server: JobServer, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    real, stopped = BatchStore.journal, dict[str, int]()
+    real, stopped = Batches.journal, dict[str, int]()
 
-    def journal(store: BatchStore, batch: StoredBatch) -> Any:  # noqa: ANN401
+    def journal(store: Batches, batch: StoredBatch) -> Any:  # noqa: ANN401
         stopped.setdefault(batch.id, 0)
         if batch.id == next(iter(stopped)) and stopped[batch.id] < 2:
             stopped[batch.id] += 1
@@ -314,7 +315,7 @@ async def test_a_batch_that_a_fault_stops_goes_on_after_a_pause_and_others_meanw
         return real(store, batch)
 
     monkeypatch.setattr("rnn_engine_server.jobs.runner._FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(BatchStore, "journal", journal)
+    monkeypatch.setattr(Batches, "journal", journal)
     first, second = [await begin(client, jsonl(LINES)) for _ in range(2)]
     assert (await until(client, second)).status == "completed"
     batch = await until(client, first)
@@ -345,7 +346,7 @@ async def test_answers_wait_for_room_on_the_disk(
 async def test_a_new_batch_does_not_wait_for_the_pause_of_another(
     client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BatchStore, "journal", lambda *_: 1 / 0)
+    monkeypatch.setattr(Batches, "journal", lambda *_: 1 / 0)
     first = await until(client, await begin(client, jsonl(LINES)), "in_progress")
     monkeypatch.undo()
     assert (await until(client, await begin(client, jsonl(LINES)))).status == "completed"
@@ -357,7 +358,7 @@ async def test_a_batch_whose_file_is_gone_fails(tmp_path: Path) -> None:
     async with JobServer(tmp_path, engine).run() as client:
         begun = await begin(client, jsonl(LINES))
         await engine.held.wait()
-    (tmp_path / f"{begun.input_file_id}.data").unlink()
+    (tmp_path / "blobs" / begun.input_file_id).unlink()
     async with JobServer(tmp_path, FakeEngine(reply=echo)).run() as client:
         batch = await until(client, begun)
     assert batch.status == "failed"
@@ -379,18 +380,17 @@ async def test_a_batch_whose_window_ends_expires(tmp_path: Path) -> None:
 
 
 async def test_a_batch_of_a_removed_key_fails(tmp_path: Path) -> None:
-    files = FileStore(tmp_path)
-    with files.create("eve") as new:
-        new.write(jsonl(LINES))
+    store = Store(tmp_path)
+    async with store.files.create("eve") as new:
+        await new.write(jsonl(LINES))
         new.describe("lines.jsonl", "batch", None)
     assert new.stored is not None
-    batch = BatchStore(files, LIMITS).create("eve", URL, new.stored.id, "24h")
-    files.close()
+    batch = await store.batches.create("eve", URL, new.stored.id, "24h")
+    store.close()
     server = JobServer(tmp_path)
     async with server.run():
-        while not server.app[BATCHES].get("eve", batch.id).has_ended:
+        while not (failed := await server.app[BATCHES].get("eve", batch.id)).has_ended:
             await asyncio.sleep(0)
-    failed = server.app[BATCHES].get("eve", batch.id)
     assert (failed.status, failed.errors[0].code) == ("failed", "key_removed")
 
 
@@ -501,76 +501,84 @@ class TestJournal:
 
 class TestStore:
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[BatchStore]:
-        files = FileStore(tmp_path)
-        yield BatchStore(files, Limits(max_key_batches=2))
-        files.close()
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = Store(tmp_path, Limits(max_key_batches=2))
+        yield store
+        store.close()
 
-    def file_of(self, store: BatchStore, owner: str) -> str:
-        with store.files.create(owner) as new:
+    async def file_of(self, store: Store, owner: str) -> str:
+        async with store.files.create(owner) as new:
             new.describe("lines.jsonl", "batch", None)
         assert new.stored is not None
         return new.stored.id
 
-    def test_a_key_has_a_bound(self, store: BatchStore) -> None:
-        file_id = self.file_of(store, "ann")
-        first, second = (store.create("ann", URL, file_id, "24h") for _ in range(2))
+    async def test_a_key_has_a_bound(self, store: Store, tmp_path: Path) -> None:
+        file_id, batches = await self.file_of(store, "ann"), store.batches
+        first, second = [await batches.create("ann", URL, file_id, "24h") for _ in range(2)]
         with pytest.raises(InvalidRequestError, match="max_key_batches"):
-            store.create("ann", URL, file_id, "24h")
-        store.enter(second.id, "failed")
-        third = store.create("ann", URL, file_id, "24h")
-        assert [batch.id for batch in store.of_owner("ann")] == [first.id, third.id]
-        assert [batch.id for batch in BatchStore(store.files, LIMITS).of_owner("ann")] == [first.id, third.id]
-        with pytest.raises(NotFoundError, match=f"there is no '{second.id}' among the batches"):
-            store.enter(second.id, "cancelling")  # as after it was forgotten during a request to cancel it
+            await batches.create("ann", URL, file_id, "24h")
+        await batches.enter(second.id, "failed")
+        third = await batches.create("ann", URL, file_id, "24h")
+        assert [batch.id for batch in await batches.unfinished("ann")] == [first.id, third.id]
+        with pytest.raises(NotFoundError, match=f"there is no batch '{second.id}'"):
+            await batches.enter(second.id, "cancelling")  # as after it was forgotten during a request to cancel it
+        store.close()
+        again = Store(tmp_path)
+        assert (await again.batches.page("ann", Cursor(9))).items == [third, first]
+        again.close()
 
-    def test_the_estimated_finish_follows_from_the_lines_since_the_start(self, tmp_path: Path) -> None:
+    async def test_the_estimated_finish_follows_from_the_lines_since_the_start(self, tmp_path: Path) -> None:
         now = 1000.0
-        files = FileStore(tmp_path, clock=lambda: now)
-        store = BatchStore(files, Limits())
-        batch = store.create("ann", URL, self.file_of(store, "ann"), "24h")
-        batch = store.enter(batch.id, "in_progress", total=10)
-        assert store.estimated_finish(batch) is None
+        store = Store(tmp_path, clock=lambda: now)
+        batches = store.batches
+        batch = await batches.create("ann", URL, await self.file_of(store, "ann"), "24h")
+        batch = await batches.enter(batch.id, "in_progress", total=10)
+        assert batches.estimated_finish(batch) is None
         for begun in (1000.0, 9000.0):  # the second time after a pause
             now = begun
-            with store.journal(batch) as journal:
+            async with batches.journal(batch) as journal:
                 done = len(journal.done)
-                assert store.estimated_finish(batch) is None
+                assert batches.estimated_finish(batch) is None
                 now += 20.0
                 for number in range(2):
                     journal.add_answer(f"{done + number}", "id", 200, b"{}")
-                assert store.estimated_finish(batch) == now + 10.0 * (10 - len(journal.done))
-        assert store.estimated_finish(batch) is None
-        files.close()
+                assert batches.estimated_finish(batch) == now + 10.0 * (10 - len(journal.done))
+        assert batches.estimated_finish(batch) is None
+        store.close()
 
-    def test_only_what_may_follow_follows(self, store: BatchStore) -> None:
-        batch = store.create("ann", URL, self.file_of(store, "ann"), "24h")
-        assert store.enter(batch.id, "completed") == batch
-        assert store.enter(batch.id, "cancelling").status == "cancelling"
-        assert store.enter(batch.id, "in_progress").status == "cancelling"
-        assert store.finish(batch.id).status == "cancelled"
+    async def test_only_what_may_follow_follows(self, store: Store) -> None:
+        batches = store.batches
+        batch = await batches.create("ann", URL, await self.file_of(store, "ann"), "24h")
+        assert await batches.enter(batch.id, "completed") == batch
+        assert (await batches.enter(batch.id, "cancelling")).status == "cancelling"
+        assert (await batches.enter(batch.id, "in_progress")).status == "cancelling"
+        assert (await batches.finish(batch.id)).status == "cancelled"
 
     @pytest.mark.parametrize("adopted", [0, 1, 2])
-    def test_an_end_that_a_crash_interrupts_is_completed(self, store: BatchStore, adopted: int) -> None:
+    async def test_an_end_that_a_crash_interrupts_is_completed(
+        self, store: Store, tmp_path: Path, adopted: int
+    ) -> None:
         """`adopted` of the two files of results were made before the crash."""
-        batch = store.create("ann", URL, self.file_of(store, "ann"), "24h")
-        store.enter(batch.id, "in_progress", total=3)
-        with store.journal(batch) as journal:
+        batches = store.batches
+        batch = await batches.create("ann", URL, await self.file_of(store, "ann"), "24h")
+        await batches.enter(batch.id, "in_progress", total=3)
+        async with batches.journal(batch) as journal:
             for number in range(2):
                 journal.add_answer(f"{number}", "id", 200, b"{}")
             journal.add_error("2", "batch_expired", "message")
-        store.enter(batch.id, "finalizing", ends_as="completed")
+        await batches.enter(batch.id, "finalizing", ends_as="completed")
         for name, file_id in (("output", batch.output_id), ("errors", batch.error_id))[:adopted]:
-            path = store.files.folder / f"{batch.id}.{name}"
-            store.files.adopt(path, file_id, "ann", "a.jsonl", "batch_output", None)
-        again = BatchStore(store.files, LIMITS)
-        ended = again.finish(batch.id)
+            store.blobs.adopt(file_id, f"{batch.id}.{name}")
+        store.close()
+        again = Store(tmp_path)
+        ended = await again.batches.finish(batch.id)
         assert (ended.status, ended.completed, ended.failed) == ("completed", 2, 1)
-        assert again.result_ids(ended) == (batch.output_id, batch.error_id)
-        contents = [
-            store.files.content_path(store.files.get("ann", each)) for each in (batch.output_id, batch.error_id)
-        ]
+        assert ended.result_ids == (batch.output_id, batch.error_id)
+        contents = [await again.files.content("ann", each) for each in (batch.output_id, batch.error_id)]
         assert [path.read_bytes().count(b"\n") for path in contents] == [2, 1]
+        readings, sizes = again.readings(), [path.stat().st_size for path in contents]
+        assert (readings.num_files, readings.file_bytes) == (3, sum(sizes))
+        again.close()
 
 
 @pytest.mark.parametrize("text", ["", "24", "0h", "1.5h", "31d", "24 h", "h", "-1h", "9999999s"])

@@ -18,7 +18,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
 from rnn_engine_server.connections.acceptor import fit_descriptors, raise_descriptor_limit
 from rnn_engine_server.core.settings import ConnectionSettings, ServerSettings
-from rnn_engine_server.jobs.files import FileStore
+from rnn_engine_server.store.folder import Store
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, scripted_logits
@@ -209,11 +209,11 @@ class TestTime:
             assert (await first.answer())[2] == body
 
     async def test_a_reader_of_a_file_that_stalls_is_dropped(self, through: Through, tmp_path: Path) -> None:
-        files = FileStore(tmp_path)
-        with files.create("") as new:
-            new.write(bytes(1 << 24))
+        store = Store(tmp_path)
+        async with store.files.create("") as new:
+            await new.write(bytes(1 << 24))
             new.describe("zeros.jsonl", "batch", None)
-        files.close()
+        store.close()
         assert new.stored is not None
         settings = ServerSettings(connections=ConnectionSettings(stall_seconds=SHORT), job_folder=tmp_path)
         async with raw_server(await through(FakeEngine()), settings=settings) as server:

@@ -7,8 +7,10 @@ import errno
 import gzip
 import hashlib
 import io
+import os
 import shutil
 import socket
+import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,11 +20,14 @@ import pytest
 from aiohttp import FormData
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
-from rnn_engine_server.apis.openai.files import FILES, FileDeleted, FileList, FileObject
+from rnn_engine_server.apis.openai.files import FileDeleted, FileList, FileObject
 from rnn_engine_server.auth.keys import ApiKey, Scope
-from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.app import STORE, make_app
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
-from rnn_engine_server.jobs.files import FOLDER_LOCK, FileStore, StoredFile
+from rnn_engine_server.store.database import Transaction
+from rnn_engine_server.store.files import FILES, StoredFile
+from rnn_engine_server.store.folder import FOLDER_LOCK, Store
+from rnn_engine_server.store.owners import Cursor
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Client, Serve, Through, check_shape, error_of
 from tests.support.loop_guard import LoopGuard
@@ -153,9 +158,8 @@ async def test_fields_come_in_any_order_and_bad_forms_leave_nothing(serve: Serve
         assert error["param"] in ("body", "file", "purpose", "text"), error
     error = await error_of(await client.post(PATH, json={"purpose": "batch"}), 400)
     assert "content-type: 'application/json' is not allowed" in error["message"]
-    store = client.app[FILES]
-    assert len(store.of_owner("")) == 1
-    assert len(contents(store.folder)) == 2
+    store = client.app[STORE]
+    assert len(await owned(store, "")) == len(contents(store)) == 1
 
 
 async def test_an_upload_beyond_a_bound_is_refused(serve: Serve) -> None:
@@ -171,22 +175,22 @@ async def test_an_upload_beyond_a_bound_is_refused(serve: Serve) -> None:
     form.add_field("file", b"", filename="a")
     error = await error_of(await client.post(PATH, data=form), 400)
     assert "at most 2 files of an API key (max_key_files)" in error["message"]
-    assert len(contents(client.app[FILES].folder)) == 4
+    assert len(contents(client.app[STORE])) == 2
 
 
 async def test_a_client_that_leaves_amid_an_upload_leaves_nothing(serve: Serve) -> None:
     client = await serve(FakeEngine())
-    store = client.app[FILES]
+    store = client.app[STORE]
     head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 100_000
     _, writer = await asyncio.open_connection(client.host, client.port, family=socket.AF_INET)
     writer.write(head + b"Content-Length: 1000000\r\n\r\n" + part)
-    while not contents(store.folder):
+    while not contents(store):
         await asyncio.sleep(0)
     writer.transport.abort()
-    while contents(store.folder):
+    while contents(store):
         await asyncio.sleep(0)
-    assert store.of_owner("") == []
+    assert await owned(store, "") == []
 
 
 @pytest.mark.parametrize("boundary", ['"a b"', "b; charset=utf-8", "-" * 70])
@@ -206,17 +210,21 @@ async def test_a_form_by_hand(serve: Serve, boundary: str) -> None:
         assert await (await client.get(f"{PATH}/{made['id']}/content")).read() == content
 
 
-def put(store: FileStore, owner: str, content: bytes = b"content", lifetime: float | None = None) -> StoredFile:
-    with store.create(owner) as new:
-        new.write(content)
+async def put(store: Store, owner: str, content: bytes = b"content", lifetime: float | None = None) -> StoredFile:
+    async with store.files.create(owner) as new:
+        await new.write(content)
         new.describe("a.jsonl", "batch", lifetime)
     assert new.stored is not None
     return new.stored
 
 
-def contents(folder: Path) -> list[str]:
-    """Return the names of the files in a folder of jobs, except the lock."""
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+async def owned(store: Store, owner: str) -> list[StoredFile]:
+    return (await store.files.page(owner, Cursor(100, ascending=True))).items
+
+
+def contents(store: Store) -> list[str]:
+    """Return the names of the blobs of a store."""
+    return sorted(path.name for path in store.paths("blobs/*"))
 
 
 class TestStore:
@@ -225,125 +233,189 @@ class TestStore:
         return [1000.0]
 
     @pytest.fixture
-    def store(self, tmp_path: Path, now: list[float]) -> Iterator[FileStore]:
-        store = FileStore(tmp_path, Limits(max_all_file_bytes=100), lambda: now[0])
+    def store(self, tmp_path: Path, now: list[float]) -> Iterator[Store]:
+        store = Store(tmp_path, Limits(max_all_file_bytes=100), lambda: now[0])
         yield store
         store.close()
 
-    def test_files_outlive_the_process(self, store: FileStore, tmp_path: Path, now: list[float]) -> None:
-        stored = []
-        for owner in ("ann", "bob", "ann"):
-            now[0] += 1.0
-            stored.append(put(store, owner))
+    async def test_files_outlive_the_process(self, store: Store, tmp_path: Path) -> None:
+        stored = [await put(store, owner) for owner in ("ann", "bob", "ann")]
         with pytest.raises(StateError, match="another process uses it"):
-            FileStore(tmp_path)
+            Store(tmp_path)
         store.close()
-        again = FileStore(tmp_path, clock=lambda: now[0])
-        assert again.of_owner("ann") == [stored[0], stored[2]]
-        assert again.content_path(stored[1]).read_bytes() == b"content"
+        again = Store(tmp_path)
+        assert await owned(again, "ann") == [stored[0], stored[2]]
+        with await again.files.open_content(stored[1]) as file:
+            assert file.read() == b"content"
+        assert (again.readings().num_files, again.readings().file_bytes) == (3, 21)
         again.close()
 
-    def test_what_a_crash_left_is_deleted(self, store: FileStore, tmp_path: Path) -> None:
-        whole, no_record, no_content = (put(store, "ann") for _ in range(3))
+    async def test_blobs_and_records_that_a_crash_left_alone(
+        self, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        whole, no_record, no_content = [await put(store, "ann") for _ in range(3)]
         store.close()
-        (tmp_path / f"{no_record.id}.json").unlink()
-        (tmp_path / f"{no_content.id}.data").unlink()
-        (tmp_path / f"{no_content.id}.data.123.partial").write_bytes(b"cont")
+        (tmp_path / "blobs" / no_content.id).unlink()
+        (tmp_path / "blobs" / "file-123.partial").write_bytes(b"cont")
         (tmp_path / "notes.txt").write_text("the user's own")
-        again = FileStore(tmp_path, clock=lambda: 1001.0)
-        assert again.of_owner("ann") == [whole]
-        assert contents(tmp_path) == [f"{whole.id}.data", f"{whole.id}.json", "notes.txt"]
+        with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
+            connection.execute("DELETE FROM files WHERE id = ?", (no_record.id,))
+        again = Store(tmp_path)
+        assert await owned(again, "ann") == [whole, no_content]
+        assert f"the content of the file {no_content.id} ('a.jsonl') is gone" in caplog.text
+        with pytest.raises(NotFoundError, match="is gone"):
+            await again.files.content("ann", no_content.id)
+        assert contents(again) == [whole.id]
+        assert (tmp_path / "notes.txt").exists()
         again.close()
 
-    def test_a_damaged_record_is_left_alone(
-        self, store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    async def test_a_damaged_record_is_left_out(
+        self, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        stored = put(store, "ann")
+        stored, whole = [await put(store, "ann") for _ in range(2)]
+        with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
+            connection.execute("UPDATE files SET owner = 'bob' WHERE id = ?", (stored.id,))
+        assert await owned(store, "bob") == []
+        assert await owned(store, "ann") == [whole]
+        with pytest.raises(NotFoundError):
+            await store.files.get("bob", stored.id)
+        assert f"the record of file {stored.id} is left out, since it is damaged" in caplog.text
+
+    async def test_what_can_be_read_of_a_damaged_database_is_kept(
+        self, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stored = [await put(store, "ann", b"", 1000.0 + number) for number in range(20)]
+        for _ in range(12):
+            await store.files.delete("ann", stored.pop(5).id)
         store.close()
-        record = tmp_path / f"{stored.id}.json"
-        record.write_bytes(record.read_bytes().replace(b"ann", b"bob"))
-        again = FileStore(tmp_path)
-        assert again.of_owner("bob") == []
-        assert "is damaged" in caplog.text
-        assert len(contents(tmp_path)) == 2
+        path = tmp_path / "jobs.sqlite"
+        with sqlite3.connect(path) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            [[root]] = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'files_by_owner'").fetchall()
+        data = bytearray(path.read_bytes())
+        data[(root - 1) * 4096 : root * 4096] = os.urandom(4096)
+        path.write_bytes(data)
+        again = Store(tmp_path, clock=lambda: 1000.0)
+        assert "jobs.sqlite is damaged" in caplog.text
+        assert (tmp_path / "jobs.sqlite.damaged").read_bytes() == data
+        assert await owned(again, "ann") == stored
         again.close()
 
-    def test_expired_files_are_deleted(self, store: FileStore, tmp_path: Path, now: list[float]) -> None:
-        brief, lasting = put(store, "ann", lifetime=60.0), put(store, "ann")
+    async def test_blobs_of_a_lost_database_are_moved_and_not_deleted(self, store: Store, tmp_path: Path) -> None:
+        stored = await put(store, "ann")
+        store.close()
+        (tmp_path / "jobs.sqlite").write_bytes(b"no database" * 1000)
+        again = Store(tmp_path)
+        assert await owned(again, "ann") == []
+        assert (tmp_path / "blobs.damaged" / stored.id).read_bytes() == b"content"
+        again.close()
+
+    async def test_expired_files_are_deleted(self, store: Store, now: list[float]) -> None:
+        brief, lasting = await put(store, "ann", lifetime=60.0), await put(store, "ann")
         now[0] += 59.0
-        assert store.get("ann", brief.id) == brief
+        assert await store.files.get("ann", brief.id) == brief
         now[0] += 1.0
-        for find in (lambda: store.get("ann", brief.id), lambda: store.open_content(brief)):
-            with pytest.raises(NotFoundError, match=f"there is no file '{brief.id}'"):
-                find()
-        assert store.of_owner("ann") == [lasting]
-        assert len(contents(tmp_path)) == 2
+        with pytest.raises(NotFoundError, match=f"there is no file '{brief.id}'"):
+            await store.files.get("ann", brief.id)
+        with pytest.raises(NotFoundError, match="is gone"):
+            await store.files.open_content(brief)
+        assert await owned(store, "ann") == [lasting]
+        assert contents(store) == [lasting.id]
 
-    def test_unfinished_files_count(self, store: FileStore) -> None:
-        with store.create("ann") as one:
-            one.write(b"x" * 60)
+    async def test_unfinished_files_count(self, store: Store) -> None:
+        async with store.files.create("ann") as one:
+            await one.write(b"x" * 60)
             with pytest.raises(StorageError, match="max_all_file_bytes"):
-                put(store, "bob", b"x" * 41)
+                await put(store, "bob", b"x" * 41)
             one.describe("a.jsonl", "batch", 60.0)
-        store.delete("ann", store.of_owner("ann")[0].id)
-        assert put(store, "ann", b"x" * 100).num_bytes == 100
+        await store.files.delete("ann", (await owned(store, "ann"))[0].id)
+        assert (await put(store, "ann", b"x" * 100)).num_bytes == 100
 
-    def test_a_key_has_bounds_of_its_own(self, tmp_path: Path) -> None:
-        store = FileStore(tmp_path, Limits(max_key_files=1, max_key_file_bytes=10))
+    async def test_a_key_has_bounds_of_its_own(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, Limits(max_key_files=1, max_key_file_bytes=10))
         with pytest.raises(InvalidRequestError, match="11 bytes"):
-            put(store, "ann", b"x" * 11)
-        put(store, "ann")
+            await put(store, "ann", b"x" * 11)
+        await put(store, "ann")
         with pytest.raises(InvalidRequestError, match="max_key_files"):
-            put(store, "ann")
-        put(store, "bob")
+            await put(store, "ann")
+        await put(store, "bob")
         store.close()
 
-    def test_a_full_disk_leaves_nothing(
-        self, store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_full_disk_leaves_nothing(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_arguments: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr("rnn_engine_server.jobs.files.NewFile.write", fail)
+            patched.setattr("rnn_engine_server.store.files.NewFile.write_now", fail)
             with pytest.raises(StorageError, match="No space left"):
-                put(store, "ann")
-        monkeypatch.setattr("rnn_engine_server.jobs.files.write_record", fail)
-        with pytest.raises(StorageError, match="No space left"):
-            put(store, "ann")
-        assert contents(tmp_path) == []
-        assert store.of_owner("ann") == []
+                await put(store, "ann")
+        with monkeypatch.context() as patched:
+            patched.setattr(FILES, "put", fail_as_sqlite)
+            with pytest.raises(StorageError, match="disk is full"):
+                await put(store, "ann")
+        assert contents(store) == []
+        assert await owned(store, "ann") == []
+        assert store.readings().num_files == 0
 
-    def test_a_temporary_file_is_deleted_also_after_a_kill(self, store: FileStore, tmp_path: Path) -> None:
-        with store.temporary("upload") as path:
+    async def test_a_deletion_needs_no_room(
+        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What keeps room on a full disk is given up for a deletion, and for nothing else."""
+        stored = await put(store, "ann")
+        reserve, delete = tmp_path / "jobs.sqlite-reserve", FILES.delete
+
+        def fail_unless_there_is_room(transaction: Transaction, file: StoredFile) -> None:
+            if reserve.exists():
+                fail_as_sqlite()
+            delete(transaction, file)
+
+        assert reserve.stat().st_size > 100_000
+        monkeypatch.setattr(FILES, "put", fail_as_sqlite)
+        with pytest.raises(StorageError, match="disk is full"):
+            await put(store, "ann")
+        assert reserve.exists()
+        monkeypatch.setattr(FILES, "delete", fail_unless_there_is_room)
+        await store.files.delete("ann", stored.id)
+        assert (await owned(store, "ann"), contents(store)) == ([], [])
+        assert reserve.exists()  # again, since there is room
+
+    async def test_a_temporary_file_is_deleted_also_after_a_kill(self, store: Store, tmp_path: Path) -> None:
+        with store.blobs.temporary("upload") as path:
             path.write_bytes(LINES)
             killed = tmp_path.with_name("killed")
             shutil.copytree(tmp_path, killed)
-        assert contents(tmp_path) == []
-        assert contents(killed) == [path.parent.name]
-        FileStore(killed).close()
-        assert contents(killed) == []
+        assert contents(store) == []
+        assert (killed / "blobs" / path.parent.name).exists()
+        again = Store(killed)
+        assert contents(again) == []
+        again.close()
 
-    def test_temporary_folders_of_killed_processes_are_deleted(
+    async def test_temporary_folders_of_killed_processes_are_deleted(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        used = FileStore()
+        used = Store()
         killed = tmp_path / f"{used.folder.name}-killed"
         killed.mkdir()
         (killed / FOLDER_LOCK).touch()
         (killed / "file-1.data").write_bytes(LINES)
-        other = FileStore()
+        other = Store()
         folders = sorted(store.folder for store in (used, other))
         assert sorted(tmp_path.iterdir()) == folders
         for store in (used, other):
             store.close()
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_temporary_folder_ends_with_the_store(self) -> None:
-        store = FileStore()
-        put(store, "")
+    async def test_a_temporary_folder_ends_with_the_store(self) -> None:
+        store = Store()
+        await put(store, "")
         assert store.folder.exists()
         assert not store.persistent
         store.close()
         assert not store.folder.exists()
+
+
+def fail_as_sqlite(*_arguments: object) -> None:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    raise error

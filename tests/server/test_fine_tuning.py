@@ -27,7 +27,6 @@ from rnn_engine_server.apis.openai.models import ModelList
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_server.jobs import tuning_process
-from rnn_engine_server.jobs.files import FileStore
 from rnn_engine_server.jobs.tuning_process import (
     Checked,
     Failed,
@@ -42,9 +41,11 @@ from rnn_engine_server.jobs.tuning_process import (
     tune,
 )
 from rnn_engine_server.jobs.tuning_runner import TuningProcess
-from rnn_engine_server.jobs.tunings import FOLLOWS, Hyperparameters, TuningStore
 from rnn_engine_server.models.orders import LoadOrder
 from rnn_engine_server.models.registry import ModelRegistry
+from rnn_engine_server.store.folder import Store
+from rnn_engine_server.store.owners import Cursor
+from rnn_engine_server.store.tunings import FOLLOWS, Hyperparameters, TuningJob
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, state_after
 from tests.support.http import Body, Through, check_head, check_shape, leave_during
@@ -299,7 +300,8 @@ class TestCourse:
         assert [each.what for each in processes.started] == ["check", "tune", "check", "check", "tune"]
         kept = (await client.fine_tuning.jobs.checkpoints.list(first.id)).data
         assert [each.step_number for each in kept] == [2]
-        assert not list(server.folder.glob("*.checkpoint")) + list(server.folder.glob("*.state"))
+        while list(server.folder.glob("blobs/ftjob-*")):  # until the process of the second has ended
+            await asyncio.sleep(0)
 
     async def test_a_client_that_leaves_before_the_answer_gets_what_it_asked_for(
         self, client: openai.AsyncOpenAI, processes: FakeProcesses, server: JobServer, monkeypatch: pytest.MonkeyPatch
@@ -448,44 +450,44 @@ class TestModelNames:
 
 class TestStore:
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[TuningStore]:
-        files = FileStore(tmp_path)
-        yield TuningStore(files, Limits(max_key_tunings=2))
-        files.close()
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = Store(tmp_path, Limits(max_key_tunings=2))
+        yield store
+        store.close()
 
-    def create(self, store: TuningStore) -> Any:  # noqa: ANN401
-        with store.files.create("ann") as new:
+    async def create(self, store: Store) -> TuningJob:
+        async with store.files.create("ann") as new:
             new.describe("a.jsonl", "fine-tune", None)
         assert new.stored is not None
-        return store.create("ann", "m", new.stored.id, method="state", asked=Hyperparameters(), seed=0)
+        return await store.tunings.create("ann", "m", new.stored.id, method="state", asked=Hyperparameters(), seed=0)
 
-    def test_a_key_has_a_bound(self, store: TuningStore) -> None:
-        first, second = self.create(store), self.create(store)
+    async def test_a_key_has_a_bound(self, store: Store) -> None:
+        first, second = await self.create(store), await self.create(store)
         with pytest.raises(InvalidRequestError, match="at most 2 unfinished tuning jobs of an API key"):
-            self.create(store)
-        store.enter(first, "failed", "It failed")
-        third = self.create(store)
-        assert [job.id for job in store.of_owner("ann")] == [second.id, third.id]
-        assert [job.id for job in TuningStore(store.files, store.limits).of_owner("ann")] == [second.id, third.id]
-        assert not list(store.files.folder.glob(f"{first.id}*"))
-        for use in (store.events, lambda job: store.enter(job, "cancelled", "")):
-            with pytest.raises(NotFoundError, match=f"there is no '{first.id}' among the tuning jobs"):
-                use(first)  # as after it was forgotten during a request for it
+            await self.create(store)
+        await store.tunings.enter(first.id, "failed", "It failed")
+        third = await self.create(store)
+        assert (await store.tunings.page("ann", Cursor(9))).items == [third, second]
+        assert store.readings().num_events == 2
+        with pytest.raises(NotFoundError, match=f"there is no fine-tuning job '{first.id}'"):
+            await store.tunings.enter(first.id, "cancelled", "")  # as after it was forgotten during a request for it
+        with pytest.raises(NotFoundError):
+            await store.tunings.events_after(first, 0, 9)
 
-    def test_only_what_may_follow_follows(self, store: TuningStore) -> None:
-        job = self.create(store)
-        assert store.enter(job, "succeeded", "no").status == "validating_files"
-        assert store.enter(job, "queued", "yes").status == "queued"
-        assert store.enter(job, "cancelled", "yes").status == "cancelled"
-        assert store.enter(job, "running", "no").status == "cancelled"
-        assert [event.message for event in store.events(job)[0]][1:] == ["yes", "yes"]
+    async def test_only_what_may_follow_follows(self, store: Store) -> None:
+        job, tunings = await self.create(store), store.tunings
+        assert (await tunings.enter(job.id, "succeeded", "no")).status == "validating_files"
+        assert (await tunings.enter(job.id, "queued", "yes")).status == "queued"
+        assert (await tunings.enter(job.id, "cancelled", "yes")).status == "cancelled"
+        assert (await tunings.enter(job.id, "running", "no")).status == "cancelled"
+        assert [event.message for event in (await tunings.events_after(job, 0, 9))[0]][1:] == ["yes", "yes"]
 
-    def test_a_cut_line_and_odd_figures_of_events(self, store: TuningStore) -> None:
-        job = self.create(store)
-        with store.path(job, "events").open("ab") as file:
-            file.write(b'{"id": "ftevent-')
-        store.add_event(job, "after", data={"step": 1, "train_loss": float("nan")})
-        events, has_ended = store.events(job)
+    async def test_odd_figures_and_what_happens_once(self, store: Store) -> None:
+        job, tunings = await self.create(store), store.tunings
+        data = {"step": 1, "train_loss": float("nan")}
+        assert await tunings.add_event(job, "after", kind="update", place=1, data=data)
+        assert not await tunings.add_event(job, "in other words", kind="update", place=1, data=data)
+        events, has_ended = await tunings.events_after(job, 0, 9)
         assert [event.message for event in events] == [f"Created fine-tuning job: {job.id}", "after"]
         assert events[1].data == {"step": 1, "train_loss": None}
         assert not has_ended
@@ -573,7 +575,7 @@ class TestProcess:
         choice = demo_choice()
         order = LoadOrder("demo", choice.model)
         models = await ModelRegistry.load([order], "demo", lambda _: partial(load_engine, replace(choice, name="demo")))
-        app = make_app(models, ServerSettings(loading=choice.loading), files=FileStore(tmp_path))
+        app = make_app(models, ServerSettings(loading=choice.loading), store=Store(tmp_path))
         async with openai_client(app) as client:
             hyperparameters = {"n_epochs": 1, "batch_size": 5, "learning_rate_multiplier": 10}
             begun = await begin(client, model="demo", seed=1, hyperparameters=hyperparameters)

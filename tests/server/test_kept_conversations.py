@@ -21,7 +21,7 @@ from rnn_engine_server.apis.openai.kept import ConversationStore
 from rnn_engine_server.apis.openai.kept_file import FILE, History
 from rnn_engine_server.apis.openai.response_items import KeptItem
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.jobs.files import FileStore
+from rnn_engine_server.store.folder import Store
 
 KEY = "0123456789abcdef" * 2
 
@@ -48,7 +48,7 @@ class Stores:
     def open(self, **limits: int) -> ConversationStore:
         """Close the store that is open, and open one with these limits."""
         self.close()
-        files = FileStore(self.folder, clock=lambda: self.now)
+        files = Store(self.folder, clock=lambda: self.now)
         store = ConversationStore(files, Limits(**limits))
 
         def close() -> None:

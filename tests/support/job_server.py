@@ -14,9 +14,9 @@ from aiohttp import web
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine_server.auth.keys import ApiKey, Scope
-from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.app import STORE, make_app
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
-from rnn_engine_server.jobs.files import FileStore
+from rnn_engine_server.store.folder import Store
 from tests.support.fake_engine import FakeEngine
 from tests.support.official import anthropic_client, openai_client
 
@@ -47,6 +47,11 @@ class JobServer:
     now: float = 1_000_000.0  # s
     app: web.Application = field(init=False)  # of the last run
 
+    @property
+    def app_store(self) -> Store:
+        """The store of the last run."""
+        return self.app[STORE]
+
     def run(self) -> AbstractAsyncContextManager[openai.AsyncOpenAI]:
         """Serve until the context ends, which yields OpenAI's client."""
         return openai_client(self._open(), "ann's key")
@@ -57,6 +62,6 @@ class JobServer:
 
     def _open(self) -> web.Application:
         settings = ServerSettings(auth=AuthSettings(tuple(self.keys)), limits=self.limits, loading=self.loading)
-        files = FileStore(self.folder, self.limits, clock=lambda: self.now)
-        self.app = make_app(self.served or self.engine, settings, files=files)
+        store = Store(self.folder, self.limits, clock=lambda: self.now)
+        self.app = make_app(self.served or self.engine, settings, store=store)
         return self.app

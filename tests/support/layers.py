@@ -62,6 +62,7 @@ SIDEWAYS = frozenset(
         ("rnn_engine.cli", "rnn_engine_server.core.process"),
         ("rnn_engine.cli", "rnn_engine_server.telemetry.logs"),
         ("rnn_engine.cli", "rnn_engine_server.jobs"),
+        ("rnn_engine.cli", "rnn_engine_server.store"),
     }
 )
 """The imports inside a layer that are allowed all the same: the command line starts the server, has signals end it,

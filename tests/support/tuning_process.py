@@ -71,6 +71,7 @@ class FakeProcess:
                 yield answer
 
     async def end(self, seconds: float) -> None:
+        self.say("stop")
         self.has_ended = True
 
     async def _tune(self) -> AsyncIterator[Answer]:

@@ -20,8 +20,8 @@ from urllib.parse import quote, urlencode
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.schema import RequestBody
-from rnn_engine_server.jobs.batches import Endpoint
 from rnn_engine_server.openapi.document import EXAMPLES
+from rnn_engine_server.store.batches import Endpoint
 from tools.fuzz.mutations import HOSTILE, mutate_bytes, mutate_value
 from tools.live_server.asking import encode_request
 

@@ -56,7 +56,7 @@ class Run:
 
         With None it is not killed.
         """
-        self.resumed += any((self.folder / "jobs").glob("ftjob-*.checkpoint"))
+        self.resumed += any((self.folder / "jobs" / "blobs").glob("ftjob-*.checkpoint"))
         with ServerProcess((*_OPTIONS, "--state-folder", str(self.folder), *self.options)) as server:
             deadline = None if seconds is None else time.monotonic() + seconds
             async with ClientSession() as session:
@@ -117,7 +117,7 @@ class Run:
         listed = (await caller.call("GET", f"{_JOBS}/{self.job}/checkpoints"))["data"]
         names = {str(each["step_number"]): each["fine_tuned_model_checkpoint"] for each in listed}
         names["best"] = job["fine_tuned_model"]
-        left = [path.name for path in (self.folder / "jobs").iterdir() if path.suffix in _UNFINISHED]
+        left = [path.name for path in (self.folder / "jobs" / "blobs").iterdir() if path.suffix in _UNFINISHED]
         self._note(not left, f"files are left: {left}")
         return Results(
             {custom_id: body["choices"][0]["text"] for custom_id, body in found.items()},

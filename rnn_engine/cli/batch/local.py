@@ -18,8 +18,8 @@ from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine_server.auth.keys import ANYONE
 from rnn_engine_server.core.app import BATCHES, RUNNER, make_app, serving
 from rnn_engine_server.core.settings import Limits, ServerSettings
-from rnn_engine_server.jobs.batches import BatchStore, Endpoint
 from rnn_engine_server.jobs.runner import BatchRunner
+from rnn_engine_server.store.batches import Batch, Batches, Endpoint
 from rnn_engine_states.cache.config import CacheConfig
 
 _WINDOW: Final = "30d"  # the longest
@@ -58,7 +58,7 @@ class LocalBatches:
 
     left_alone = "stopped; go on with"
 
-    def __init__(self, session: Session, store: BatchStore, runner: BatchRunner) -> None:
+    def __init__(self, session: Session, store: Batches, runner: BatchRunner) -> None:
         self._session = session
         self._store = store
         self._runner = runner
@@ -66,18 +66,21 @@ class LocalBatches:
     def create(self, file: Path, endpoint: str) -> str:
         if endpoint not in get_args(Endpoint):
             raise InvalidRequestError("url", endpoint, f"one of {', '.join(get_args(Endpoint))}")
-        with self._store.files.create(ANYONE.name) as new, file.open("rb") as content:
-            while piece := content.read(_PIECE_BYTES):
-                new.write(piece)
+        return self._session.run(self._create(file, endpoint)).id
+
+    async def _create(self, file: Path, endpoint: str) -> Batch:
+        async with self._store.files.create(ANYONE.name) as new:
+            with file.open("rb") as content:
+                while piece := content.read(_PIECE_BYTES):
+                    await new.write(piece)
             new.describe(file.name, "batch", None)
         assert new.stored is not None
-        batch = self._store.create(ANYONE.name, endpoint, new.stored.id, _WINDOW)
-        self._session.run(self._wake())
-        return batch.id
+        stored_id = new.stored.id
+        return await self._runner.begin(lambda: self._store.create(ANYONE.name, endpoint, stored_id, _WINDOW))
 
     def get(self, batch_id: str) -> Reached:
-        batch = self._store.get(ANYONE.name, batch_id)
-        output_id, error_id = self._store.result_ids(batch)
+        batch = self._store.shown(self._session.run(self._store.get(ANYONE.name, batch_id)))
+        output_id, error_id = batch.result_ids
         return Reached(
             batch.status,
             batch.total,
@@ -92,9 +95,6 @@ class LocalBatches:
         self._session.run(asyncio.sleep(_LOOK_SECONDS))
 
     def download(self, file_id: str, to: Path) -> None:
-        files = self._store.files
-        with files.content_path(files.get(ANYONE.name, file_id)).open("rb") as content, output_file(to) as file:
-            shutil.copyfileobj(content, file)
-
-    async def _wake(self) -> None:
-        self._runner.wake(ANYONE.name)
+        path = self._session.run(self._store.files.content(ANYONE.name, file_id))
+        with path.open("rb") as content, output_file(to) as copy:
+            shutil.copyfileobj(content, copy)

@@ -17,7 +17,7 @@ from rnn_engine.cli.options import command_to_resume
 from rnn_engine.errors import InvalidRequestError, ServerError, without_credentials
 from rnn_engine.files import output_file, read_record, skip_mark, write_record
 from rnn_engine.llm.progress import progress_bar
-from rnn_engine_server.jobs.files import FOLDER_LOCK, delete_abandoned
+from rnn_engine_server.store.folder import FOLDER_LOCK, delete_abandoned
 
 _ENDED: Final = ("completed", "failed", "expired", "cancelled")
 _MOST_SHOWN: Final = 20  # errors of a batch that can't be run

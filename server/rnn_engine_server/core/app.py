@@ -54,14 +54,12 @@ from rnn_engine_server.core.routing import (
 )
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.core.workers import CLIENT_OF, WORKERS, Workers
-from rnn_engine_server.jobs.batches import BatchStore
-from rnn_engine_server.jobs.files import FileStore
 from rnn_engine_server.jobs.runner import BatchRunner
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
-from rnn_engine_server.jobs.tunings import TuningStore
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder
 from rnn_engine_server.models.registry import EMBEDDER, MODELS, ModelRegistry, models_middleware
 from rnn_engine_server.openapi.document import API_DOCUMENT, DocumentMaker
+from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import METRICS, Metrics, Readings
 from rnn_engine_server.telemetry.records import (
     HTTP_COUNTERS,
@@ -84,6 +82,8 @@ def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
     }
 
 
+STORE = web.AppKey("store", Store)
+
 __all__ = ["BATCHES", "RUNNER", "LoadEngine", "LoadOrder", "ModelRegistry", "ServerSettings", "make_app", "run"]
 
 Served: TypeAlias = EngineLike | ModelRegistry
@@ -104,11 +104,11 @@ def make_app(
     tracer: RequestTracer | None = None,
     embedder: Embedder | None = None,
     collections: DocumentStore | None = None,
-    files: FileStore | None = None,
+    store: Store | None = None,
 ) -> web.Application:
     """Build the application that serves one engine or several; its clean-up closes all of the arguments.
 
-    Without `collections` or `files`, they are opened as `settings` say.
+    Without `collections` or `store`, they are opened as `settings` say.
     """
     models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
     admitted = (
@@ -134,9 +134,10 @@ def make_app(
     app[API_DOCUMENT] = DocumentMaker(ALL_ROUTES, asks_for_key=bool(settings.auth.keys), strict=settings.strict)
     app[SLOT_PROMPTS] = PromptTable()
     app[COLLECTIONS] = collections or open_collections(settings)
-    app[FILES] = files or FileStore(settings.job_folder, settings.limits)
-    app[CONVERSATIONS] = ConversationStore(app[FILES], settings.limits)
-    app[BATCHES] = BatchStore(app[FILES], settings.limits)
+    store = store or Store(settings.job_folder, settings.limits)
+    app[STORE] = store
+    app[FILES], app[BATCHES], app[TUNINGS] = store.files, store.batches, store.tunings
+    app[CONVERSATIONS] = ConversationStore(store, settings.limits)
     calls = InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted))
     find_principal = _principals(settings).get
     app[RUNNER] = BatchRunner(
@@ -154,7 +155,6 @@ def make_app(
         lambda: app[LIFECYCLE].closing,
         settings.limits.max_request_seconds,
     )
-    app[TUNINGS] = TuningStore(app[FILES], settings.limits)
     app[TUNING_RUNNER] = TuningRunner(app[TUNINGS], models, find_principal, settings.loading, settings.tuning_share)
     app[GENERATIONS] = Generations()
     app[LOGGED] = set()
@@ -165,13 +165,10 @@ def make_app(
     app[RECENT] = RecentReports()
     app[CONNECTIONS] = ConnectionCounters()
     counters = app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]
-    read = partial(
-        Readings.of, models, *counters, partial(kept_usage, app), app[BATCHES].readings, app[TUNINGS].readings
-    )
-    app[METRICS] = Metrics(read)
+    app[METRICS] = Metrics(partial(Readings.of, models, *counters, partial(kept_usage, app), store.readings))
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.extend((_close_collections, _close_files, _close_models, _run_workers))
+    app.cleanup_ctx.extend((_close_collections, _close_store, _close_models, _run_workers))
     app.cleanup_ctx.extend((_run_batches, _run_background, _run_tunings))
     if settings.idle_unload_seconds is not None:
         app.cleanup_ctx.append(_unload_idle_models)
@@ -199,8 +196,8 @@ def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
         for listener in listeners:
             check_listener(listener, settings.auth)
         collections = open_collections(settings)
-        files = FileStore(settings.job_folder, settings.limits)
-        asyncio.run(_serve(load, settings, on_ready, listeners, tls, make_tracer(), collections, files))
+        store = Store(settings.job_folder, settings.limits)
+        asyncio.run(_serve(load, settings, on_ready, listeners, tls, make_tracer(), collections, store))
 
 
 async def _serve(
@@ -211,12 +208,12 @@ async def _serve(
     tls: ssl.SSLContext | None,
     tracer: RequestTracer | None,
     collections: DocumentStore,
-    files: FileStore,
+    store: Store,
 ) -> None:
     folder = settings.embed_model
     embedder = None if folder is None else load_embedder(folder)
     with stop_signals() as stop:
-        app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder, collections, files)
+        app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder, collections, store)
         models = app[MODELS]
         lifecycle = app[LIFECYCLE]
         async with late_collections(lambda: not lifecycle.active), serving(app, listeners, settings, tls):
@@ -319,7 +316,8 @@ def _principals(settings: ServerSettings) -> Mapping[str, Principal]:
 
 
 async def _run_batches(app: web.Application) -> AsyncIterator[None]:
-    app[RUNNER].wake_all()
+    if app[STORE].persistent:  # a temporary folder is made when it is first needed
+        await app[RUNNER].wake_all()
     yield
     await app[RUNNER].close()
 
@@ -331,15 +329,16 @@ async def _run_background(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _run_tunings(app: web.Application) -> AsyncIterator[None]:
-    app[TUNING_RUNNER].wake()
+    if app[STORE].persistent:
+        app[TUNING_RUNNER].wake()
     yield
     await app[TUNING_RUNNER].close()
 
 
-async def _close_files(app: web.Application) -> AsyncIterator[None]:
+async def _close_store(app: web.Application) -> AsyncIterator[None]:
     yield
     app[CONVERSATIONS].close()
-    app[FILES].close()
+    await asyncio.to_thread(app[STORE].close)
 
 
 async def _close_models(app: web.Application) -> AsyncIterator[None]:

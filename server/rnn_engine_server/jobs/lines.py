@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, Self, TypeAlias
+from typing import IO, Any, Literal, Protocol, Self, TypeAlias
 from uuid import uuid4
 
 from pydantic_core import from_json
@@ -241,6 +242,15 @@ class LineCounts:
         self.usage += usage
 
 
+class CountBytes(Protocol):
+    """Counts bytes, negative ones too; raises an error if there is no room for them, unless they `always` count."""
+
+    def __call__(self, num_bytes: int, *, always: bool) -> None: ...
+
+
+def _ignore_bytes(num_bytes: int, *, always: bool) -> None: ...
+
+
 class Journal:
     """The finished lines of a batch, in two files: those that succeeded, and those that failed.
 
@@ -248,23 +258,35 @@ class Journal:
     after. For one thread at a time.
     """
 
-    def __init__(self, outputs: Path, errors: Path, now: float, total: LineCounts | None = None) -> None:
+    def __init__(
+        self,
+        outputs: Path,
+        errors: Path,
+        now: float,
+        total: LineCounts | None = None,
+        count_bytes: CountBytes = _ignore_bytes,
+    ) -> None:
         """Open both files at the Unix time `now`; they are created if they are missing.
 
         A part of a line at an end is cut off.
 
-        Lines that are added are also counted in `total`, which several journals may share. Raises OSError.
+        Lines that are added are also counted in `total`, which several journals may share, and their bytes with
+        `count_bytes`. Raises OSError.
         """
         self.done = set[str]()  # the `custom_id` of each line
         self.counts = LineCounts()
         self.opened = now
         self.num_added = 0  # lines since then
         self._total = total or LineCounts()
+        self._count_bytes = count_bytes
         self._outputs = self._open(outputs, is_success=True)
         self._errors = self._open(errors, is_success=False)
 
     def add_answer(self, custom_id: str, request_id: str, status: int, body: bytes) -> None:
-        """Write the answer to a line, whose `body` is JSON. Raises OSError, with nothing written."""
+        """Write the answer to a line, whose `body` is JSON.
+
+        Raises OSError, or what `count_bytes` raises, with nothing written.
+        """
         head = to_json({"id": _RESULT_ID + request_id, "custom_id": custom_id})[:-1]
         inner = to_json({"status_code": status, "request_id": request_id})[:-1]
         line = head + b',"response":' + inner + b',"body":' + body + b'},"error":null}'
@@ -297,7 +319,12 @@ class Journal:
         usage: TokenUsage = NO_TOKENS,
     ) -> None:
         file = self._outputs if is_success else self._errors
-        append(file, line + b"\n")
+        self._count_bytes(len(line) + 1, always=not was_run)
+        try:
+            append(file, line + b"\n")
+        except OSError:
+            self._count_bytes(-len(line) - 1, always=True)
+            raise
         self.done.add(custom_id)
         self.num_added += 1
         for counts in (self.counts, self._total):
@@ -320,5 +347,6 @@ class Journal:
                 usage = TokenUsage.of(response["body"]) if is_success else NO_TOKENS
                 self.counts.add(is_success=is_success, was_run=response is not None, usage=usage)
                 whole += len(line)
+        self._count_bytes(whole - file.seek(0, os.SEEK_END), always=True)
         file.truncate(whole)
         return file

@@ -11,22 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import Context
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from rnn_engine.errors import NotFoundError, RnnEngineError
+from rnn_engine.errors import InvalidRequestError, NotFoundError, RnnEngineError, StorageError
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.auth.rates import UNBOUNDED
-from rnn_engine_server.core.bodies import on_thread, to_json
+from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.inner import InnerAnswer, InnerCalls
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.streams import cancel_tasks, uninterrupted
 from rnn_engine_server.core.workers import SHORT_WORK
-from rnn_engine_server.jobs.batches import Batch, BatchStatus, BatchStore
 from rnn_engine_server.jobs.lines import (
     BatchError,
     Journal,
@@ -36,6 +35,7 @@ from rnn_engine_server.jobs.lines import (
     read_lines,
     skip_lines,
 )
+from rnn_engine_server.store.batches import Batch, Batches, BatchStatus
 
 _MOST_AHEAD = 32  # lines that wait for a slot
 _READ_LINES, _READ_BYTES = 64, 1 << 20  # that are read at a time
@@ -50,7 +50,7 @@ class BatchRunner:
 
     def __init__(
         self,
-        store: BatchStore,
+        store: Batches,
         calls: InnerCalls,
         find_principal: Callable[[str], Principal | None],
         num_slots: Callable[[], int],
@@ -72,26 +72,28 @@ class BatchRunner:
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by owner
         self._running: dict[str, asyncio.Event] = {}  # batch -> set when it is cancelled
         self._pausing: dict[str, asyncio.Event] = {}  # owner -> set to look for its batches again
+        self._woken = set[str]()  # owners that may have batches which were not seen yet
         self._is_closed = False
 
     @uninterrupted
-    async def begin(self, create: Callable[[], Batch]) -> Batch:
-        """Call `create`, which stores a batch, on a thread, and run the batch."""
-        batch = await asyncio.to_thread(create)
+    async def begin(self, create: Callable[[], Awaitable[Batch]]) -> Batch:
+        """Call `create`, which stores a batch, and run the batch."""
+        batch = await create()
         self.wake(batch.owner)
         return batch
 
     def wake(self, owner: str) -> None:
         """Run the owner's unfinished batches, unless that is being done."""
+        self._woken.add(owner)
         if (pausing := self._pausing.get(owner)) is not None:
             pausing.set()
         task = self._tasks.get(owner)
         if not self._is_closed and (task is None or task.done()):
             self._tasks[owner] = asyncio.create_task(self._run_all(owner), context=Context())
 
-    def wake_all(self) -> None:
+    async def wake_all(self) -> None:
         """Run all unfinished batches, as after a start."""
-        for owner in {batch.owner for batch in self._store.unfinished()}:
+        for owner in {batch.owner for batch in await self._store.unfinished()}:
             self.wake(owner)
 
     @uninterrupted
@@ -100,13 +102,13 @@ class BatchRunner:
 
         Raises StorageError.
         """
-        changed = await asyncio.to_thread(self._store.enter, batch.id, "cancelling")
+        changed = await self._store.enter(batch.id, "cancelling")
         if (stop := self._running.get(batch.id)) is not None:
             stop.set()
         elif changed.status == "cancelling":
             self._running[batch.id] = asyncio.Event()
             try:
-                changed = await asyncio.to_thread(self._store.finish, batch.id)
+                changed = await self._store.finish(batch.id)
             finally:
                 del self._running[batch.id]
         return changed
@@ -124,7 +126,9 @@ class BatchRunner:
         now = asyncio.get_running_loop().time
         pauses = dict[str, float]()  # stopped batch -> seconds of its last pause
         resumes = dict[str, float]()  # stopped batch -> when its pause ends, by the loop's clock
-        while waiting := [each for each in self._store.unfinished(owner) if each.id not in self._running]:
+        while (waiting := await self._waiting(owner)) or owner in self._woken:
+            if not waiting:
+                continue
             moment = now()
             waits = [max(resumes.get(each.id, 0.0) - moment, 0.0) for each in waiting]
             if (seconds := min(waits)) > 0.0:
@@ -146,6 +150,10 @@ class BatchRunner:
                 del self._running[batch.id]
         self._tasks.pop(owner, None)
 
+    async def _waiting(self, owner: str) -> list[Batch]:
+        self._woken.discard(owner)
+        return [each for each in await self._store.unfinished(owner) if each.id not in self._running]
+
     async def _pause(self, owner: str, seconds: float) -> None:
         """Wait for `seconds`, or until `wake` is called for the owner."""
         woken = self._pausing[owner] = asyncio.Event()
@@ -159,7 +167,7 @@ class BatchRunner:
     async def _run(self, batch: Batch, stop: asyncio.Event) -> None:
         """Take a batch from the state that it is in to its end."""
         try:
-            path = await asyncio.to_thread(self._path, batch)
+            path = await self._store.files.content(batch.owner, batch.input_file_id)
         except NotFoundError as error:
             await self._fail(batch, BatchError("file_missing", str(error)))
         else:
@@ -167,8 +175,8 @@ class BatchRunner:
                 batch = await self._check(batch, path)
             if batch.status == "in_progress" and not stop.is_set():
                 await self._finish_lines(batch, path, stop)
-        if not self._store.get(batch.owner, batch.id).has_ended:
-            await asyncio.to_thread(self._store.finish, batch.id)
+        if not (await self._store.get(None, batch.id)).has_ended:
+            await self._store.finish(batch.id)
 
     async def _finish_lines(self, batch: Batch, path: Path, stop: asyncio.Event) -> None:
         """Run the lines of a batch, and let it enter the state that follows."""
@@ -178,24 +186,24 @@ class BatchRunner:
             await self._fail(batch, BatchError("key_removed", message))
             return
         ending: BatchStatus = "completed" if await self._run_lines(batch, path, principal, stop) else "expired"
-        await asyncio.to_thread(self._store.enter, batch.id, "finalizing", ends_as=ending)
+        await self._store.enter(batch.id, "finalizing", ends_as=ending)
 
     async def _fail(self, batch: Batch, error: BatchError) -> None:
         """Let a batch that can't go on fail. The answers that it has are kept."""
         status: BatchStatus = "failed" if batch.status == "validating" else "finalizing"
-        await asyncio.to_thread(self._store.enter, batch.id, status, errors=(error,), ends_as="failed")
+        await self._store.enter(batch.id, status, errors=(error,), ends_as="failed")
 
     async def _check(self, batch: Batch, path: Path) -> Batch:
         route = self._calls.route(batch.endpoint)
         assert route is not None, batch.endpoint
         found = await asyncio.to_thread(check_lines, path, route, self._limits, strict=self._strict)
         if found.errors:
-            return await asyncio.to_thread(self._store.enter, batch.id, "failed", errors=tuple(found.errors))
-        return await asyncio.to_thread(self._store.enter, batch.id, "in_progress", total=found.total)
+            return await self._store.enter(batch.id, "failed", errors=tuple(found.errors))
+        return await self._store.enter(batch.id, "in_progress", total=found.total)
 
     async def _run_lines(self, batch: Batch, path: Path, principal: Principal, stop: asyncio.Event) -> bool:
         """Run the lines of a batch that are not done, until `stop` is set. Return False if its window has ended."""
-        async with on_thread(self._store.journal(batch)) as journal:
+        async with self._store.journal(batch) as journal:
             places = await asyncio.to_thread(order_lines, path, batch.endpoint, self._limits, journal.done)
             lines = _BatchLines(batch, principal, self._calls, path, iter(places), journal)
             slots = self._num_slots()
@@ -212,10 +220,6 @@ class BatchRunner:
                 return True
             await asyncio.to_thread(skip_lines, path, batch.endpoint, self._limits, journal, "batch_expired", _EXPIRED)
             return False
-
-    def _path(self, batch: Batch) -> Path:
-        """Return the path of the batch's file. Raises NotFoundError if it is gone."""
-        return self._store.files.content_path(self._store.files.get(batch.owner, batch.input_file_id))
 
 
 async def _call(function: Callable[[], None], size: int) -> None:
@@ -304,6 +308,7 @@ class _BatchLines:
                 async with self._writing:
                     await _call(add, len(answer.body))
                 return
-            except OSError as error:
-                _log.warning("%s: an answer can't be written yet: %s", self._client.name, error.strerror)
+            except (OSError, InvalidRequestError, StorageError) as error:  # a full disk, or a bound on files
+                reason = error.strerror if isinstance(error, OSError) else error
+                _log.warning("%s: an answer can't be written yet: %s", self._client.name, reason)
             await asyncio.sleep(_RETRY_SECONDS)

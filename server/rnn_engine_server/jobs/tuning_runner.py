@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import sys
 import time
@@ -16,10 +17,17 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias
 from uuid import uuid4
 
-from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, StateError, StepError
+from rnn_engine.errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    RnnEngineError,
+    StateError,
+    StepError,
+    StorageError,
+)
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.training.tuner import RateTried, Updated
@@ -40,18 +48,19 @@ from rnn_engine_server.jobs.tuning_process import (
     encode_order,
     parse_answer,
 )
-from rnn_engine_server.jobs.tunings import (
+from rnn_engine_server.models.registry import ModelRegistry, ServedModel
+from rnn_engine_server.store.database import Transaction
+from rnn_engine_server.store.events import EventKind, Level, Number
+from rnn_engine_server.store.tunings import (
     FOLLOWS,
     KEPT_CHECKPOINTS,
     Checkpoint,
     JobError,
-    Number,
     TuningJob,
+    Tunings,
     TuningStatus,
-    TuningStore,
     finite,
 )
-from rnn_engine_server.models.registry import ModelRegistry, ServedModel
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.named.entry import Retention
 from rnn_engine_states.named.quota import Quota
@@ -62,15 +71,12 @@ _IDLE_SECONDS: Final = 0.5  # without a request, after which training has all th
 _STOP_SECONDS: Final = 20.0  # for a process to write its checkpoint and end
 _LOAD_SECONDS: Final = 600.0  # for a model that was unloaded, before a state of it is kept
 _RETRY_SECONDS: Final = 5.0  # after which a job that the disk had no room for goes on
+_TURN_SECONDS: Final = 300.0  # of a job while another owner's waits
 _MOST_STARTS: Final = 3  # of processes one after another that end without an answer
 _MOST_LINE: Final = 1 << 20  # bytes of an answer
 _RETENTIONS: Final = (Retention(persistent=True), Retention(ttl=Quota().ttl), Retention())
 """How a state is kept: as the first of these that the server allows."""
-_STARTED: Final = "Fine-tuning job started"
 _log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -121,23 +127,23 @@ class _Run:
     """What the server knows of a job that is being checked or trained, beyond its record."""
 
     stop: asyncio.Event = field(default_factory=asyncio.Event)  # set when the job must not go on
-    told: set[str] = field(default_factory=set)  # the messages of its events, of which a restart repeats some
     step: int = 0  # the last one with an event
     num_steps: int | None = None  # that the run has if it does not end early; None before this process's first update
     loss: float | None = None  # of that step
     tokens: int = 0  # trained so far
     begun: tuple[float, int] | None = None  # when this process made its first update, and the number of that
+    turn_ends: float = math.inf  # by the monotonic clock; then the job gives way to another owner's
 
 
 _Take: TypeAlias = Callable[[TuningJob, _Run], Awaitable[None]]
 
 
 class TuningRunner:
-    """Runs the tuning jobs of a store, one after another. For the event loop."""
+    """Runs the tuning jobs of a store, one at a time, in turns of their owners. For the event loop."""
 
     def __init__(
         self,
-        store: TuningStore,
+        store: Tunings,
         models: ModelRegistry,
         find_principal: Callable[[str], Principal | None],
         loading: LoadSettings | None,
@@ -156,6 +162,8 @@ class TuningRunner:
         self._news = asyncio.Condition()
         self._runs: dict[str, _Run] = {}  # by job
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._num_wakes = 0  # each may mean jobs that were not seen yet
+        self._turns: dict[str, int] = {}  # owner -> the number of its last turn
         self._closing = asyncio.Event()
 
     def check(self, info: EngineInfo) -> None:
@@ -172,13 +180,14 @@ class TuningRunner:
         """Check and run the jobs that wait, unless that is being done."""
         if self._loading is None or self._closing.is_set():
             return
+        self._num_wakes += 1
         self._begin("check", self._check, ("validating_files",))
         self._begin("tune", self._tune, ("running", "queued"))
 
     @uninterrupted
-    async def begin(self, create: Callable[[], TuningJob]) -> TuningJob:
-        """Call `create`, which stores a job, on a thread, and check and run the job."""
-        job = await asyncio.to_thread(create)
+    async def begin(self, create: Callable[[], Awaitable[TuningJob]]) -> TuningJob:
+        """Call `create`, which stores a job, and check and run the job."""
+        job = await create()
         self.wake()
         return job
 
@@ -196,9 +205,7 @@ class TuningRunner:
     @uninterrupted
     async def resume(self, job: TuningJob) -> TuningJob:
         """Have a paused job go on. Raises InvalidRequestError unless it is paused, and StorageError."""
-        changed = await self._tell(
-            self._store.enter, job, "queued", "The job has been resumed, and is queued", among=["paused"]
-        )
+        changed = await self._enter(job, "queued", "The job has been resumed, and is queued", among=["paused"])
         self.wake()
         return changed
 
@@ -227,26 +234,54 @@ class TuningRunner:
     async def _leave(
         self, job: TuningJob, status: TuningStatus, message: str, among: Collection[TuningStatus]
     ) -> TuningJob:
-        changed = await self._tell(self._store.enter, job, status, message, among=among)
+        changed = await self._enter(job, status, message, among=among)
         if (run := self._runs.get(job.id)) is not None:
             run.stop.set()
+        else:
+            await self._store.clean(job)
         return changed
 
-    async def _tell(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a method of the store that adds an event, on a thread, and wake those who wait for events."""
-        result = await asyncio.to_thread(change, *args, **kwargs)
+    async def _enter(
+        self,
+        job: TuningJob,
+        status: TuningStatus,
+        message: str,
+        level: Level = "info",
+        *,
+        among: Collection[TuningStatus] | None = None,
+        error: JobError | None = None,
+    ) -> TuningJob:
+        """Let a job come into a status, and wake those who wait for events."""
+        changed = await self._store.enter(job.id, status, message, level, among=among, error=error)
+        await self._notify()
+        return changed
+
+    async def _tell(
+        self,
+        job: TuningJob,
+        message: str,
+        level: Level = "info",
+        kind: EventKind = "message",
+        place: float | None = None,
+        data: Mapping[str, Number] | None = None,
+    ) -> bool:
+        """Add an event, and wake those who wait for events. Return False if the job has it already."""
+        is_new = await self._store.add_event(job, message, level, kind, place, data)
+        await self._notify()
+        return is_new
+
+    async def _notify(self) -> None:
         async with self._news:
             self._news.notify_all()
-        return result
 
-    # One task checks jobs, and another one trains. Each takes the jobs of some statuses, the oldest first.
+    # One task checks jobs, and another one trains. Each takes the jobs of some statuses, in turns of their owners.
 
     def _begin(self, name: str, take: _Take, statuses: Sequence[TuningStatus]) -> None:
         if name not in self._tasks or self._tasks[name].done():
             self._tasks[name] = asyncio.create_task(self._take_all(take, statuses), context=Context())
 
     async def _take_all(self, take: _Take, statuses: Sequence[TuningStatus]) -> None:
-        while not self._closing.is_set() and (job := self._next(statuses)) is not None:
+        while (job := await self._next(statuses)) is not None and not self._closing.is_set():
             run = self._runs[job.id] = _Run()
             try:
                 await take(job, run)
@@ -257,31 +292,39 @@ class TuningRunner:
             finally:
                 if self._runs.get(job.id) is run:  # and not that of the other task, which may have begun
                     del self._runs[job.id]
+                with suppress(StorageError):  # the next start does it
+                    await self._store.clean(job)
 
-    def _next(self, statuses: Sequence[TuningStatus]) -> TuningJob | None:
-        waiting = [job for job in self._store.unfinished() if job.status in statuses]
-        return min(waiting, key=lambda job: statuses.index(job.status), default=None)
+    async def _next(self, statuses: Sequence[TuningStatus]) -> TuningJob | None:
+        """Return the job to take now: one of the owner whose last turn was longest ago. None if there is none."""
+        while True:
+            seen = self._num_wakes
+            waiting = [job for job in await self._store.unfinished() if job.status in statuses]
+            if waiting:
+                job = min(waiting, key=lambda job: (self._turns.get(job.owner, 0), statuses.index(job.status)))
+                if statuses != ("validating_files",):
+                    self._turns[job.owner] = max(self._turns.values(), default=0) + 1
+                return job
+            if seen == self._num_wakes:
+                return None
 
     async def _interrupt(self, job: TuningJob, error: Exception) -> None:
         """Pause a job that can't go on, such as for a full disk, or fail it if its data was not checked yet."""
         reason = str(error) or type(error).__name__
         try:
-            if self._store.get(job.owner, job.id).status == "validating_files":
+            if (await self._store.get(None, job.id)).status == "validating_files":
                 await self._fail(job, Failed("server_error", reason))
             else:
-                await self._tell(
-                    self._store.enter,
-                    job,
-                    "paused",
-                    f"The job has been paused, since it can't go on: {reason}",
-                    "error",
-                )
+                message = f"The job has been paused, since it can't go on: {reason}"
+                await self._enter(job, "paused", message, "error")
         except RnnEngineError:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), _RETRY_SECONDS)
 
     async def _check(self, job: TuningJob, run: _Run) -> None:
-        await self._tell(self._store.add_event, job, f"Validating training file: {job.training_file}")
+        if not await self._has_owner(job):
+            return
+        await self._tell(job, f"Validating training file: {job.training_file}")
         found: Answer = Failed("server_error", "the process that checks the data has ended without an answer")
         async with self._process("check", job, run) as process:
             async for answer in process.answers():
@@ -293,23 +336,22 @@ class TuningRunner:
             await self._fail(job, found)
             return
         for warning in found.warnings:
-            await self._tell(self._store.add_event, job, f"{job.training_file}: {warning}", "warn")
+            await self._tell(job, f"{job.training_file}: {warning}", "warn")
         what = f"{found.num_examples} examples with {found.num_tokens} tokens, {found.num_learnt} of them learnt"
-        await self._tell(self._store.enter, job, "queued", f"Files validated: {what}; moving job to queued state")
+        await self._enter(job, "queued", f"Files validated: {what}; moving job to queued state")
         self.wake()
 
     async def _tune(self, job: TuningJob, run: _Run) -> None:
-        for event in (await asyncio.to_thread(self._store.events, job))[0]:
-            run.told.add(event.message)
-            if event.data is not None:
-                run.step = event.step
-                run.loss = event.data.get("train_loss", run.loss)
-                run.tokens += int(event.data.get("tokens") or 0)
-        message = "Fine-tuning job goes on" if _STARTED in run.told else _STARTED
-        if job.status == "running":  # after a restart of the server
-            await self._tell(self._store.add_event, job, message)
-        elif (await self._tell(self._store.enter, job, "running", message)).status != "running":
+        if not await self._has_owner(job):
             return
+        run.step, run.loss, run.tokens = await self._store.progress(job)
+        run.turn_ends = time.monotonic() + _TURN_SECONDS
+        if job.status != "running":  # as it is after a restart of the server
+            job = await self._store.enter(job.id, "running")
+            if job.status != "running":
+                return
+        if not await self._tell(job, "Fine-tuning job started", kind="started"):
+            await self._tell(job, "Fine-tuning job goes on")
         for _ in range(_MOST_STARTS):
             async with self._process("tune", job, run) as process:
                 async for answer in process.answers():
@@ -318,40 +360,65 @@ class TuningRunner:
                     if isinstance(answer, Judgement):
                         process.say("go")
             if run.stop.is_set():
+                if run.turn_ends == 0.0:
+                    await self._enter(job, "queued", "The job waits for its next turn")
                 return
             _log.warning("the process of the tuning job %s has ended before its end", job.id)
         raise StepError(f"the process that trains has ended {_MOST_STARTS} times before its end")
 
+    async def _has_owner(self, job: TuningJob) -> bool:
+        """Return True if the key of a job is still there; otherwise the job fails."""
+        if self._find_principal(job.owner) is not None:
+            return True
+        await self._fail(job, Failed("key_removed", f"the API key {job.owner!r} is no longer one of this server"))
+        return False
+
     @asynccontextmanager
     async def _process(self, what: Literal["check", "tune"], job: TuningJob, run: _Run) -> AsyncIterator[TuningProcess]:
-        """Run a process for a job during a `with` block, and report to it if requests run, and when it must stop."""
-        process = await TuningProcess.start(what, self._order(job))
-        watching = asyncio.create_task(self._watch(process, run.stop))
+        """Run a process for a job during a `with` block, and report to it if requests run, and when it must stop.
+
+        One that does not end then is killed.
+        """
+        process = await TuningProcess.start(what, await self._order(job))
+        patience = _STOP_SECONDS if what == "tune" else 0.0
+        watching = asyncio.create_task(self._watch(process, job, run, patience))
         try:
             yield process
         finally:
             watching.cancel()
             await asyncio.wait((watching,))
-            await process.end(_STOP_SECONDS if what == "tune" else 0.0)
+            await process.end(patience)
 
-    async def _watch(self, process: TuningProcess, stop: asyncio.Event) -> None:
+    async def _watch(self, process: TuningProcess, job: TuningJob, run: _Run, patience: float) -> None:
         said: Word = "idle"
         busy_until = 0.0
-        while not stop.is_set():
+        while not run.stop.is_set():
+            now = time.monotonic()
             if any(_is_busy(model) for model in self._models):
-                busy_until = time.monotonic() + _IDLE_SECONDS
-            word: Word = "busy" if time.monotonic() < busy_until else "idle"
+                busy_until = now + _IDLE_SECONDS
+            word: Word = "busy" if now < busy_until else "idle"
             if word != said:
                 process.say(word)
                 said = word
+            if now >= run.turn_ends:
+                await self._end_turn(job, run)
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _LOOK_SECONDS)
-        process.say("stop")
+                await asyncio.wait_for(run.stop.wait(), _LOOK_SECONDS)
+        await process.end(patience)
 
-    def _order(self, job: TuningJob) -> TuningOrder:
-        files, path = self._store.files, self._store.path
+    async def _end_turn(self, job: TuningJob, run: _Run) -> None:
+        """Stop a job if another owner's waits, or give it another turn."""
+        waiting = await self._store.unfinished()
+        if any(other.owner != job.owner and other.status in ("queued", "running") for other in waiting):
+            run.turn_ends = 0.0
+            run.stop.set()
+        else:
+            run.turn_ends = time.monotonic() + _TURN_SECONDS
+
+    async def _order(self, job: TuningJob) -> TuningOrder:
+        files = self._store.files
         model = self._models.find(job.model)
-        training, *validation = (files.content_path(files.get(job.owner, file_id)) for file_id in job.inputs)
+        training, *validation = [await files.content(job.owner, file_id) for file_id in job.inputs]
         return TuningOrder(
             model=model.order.path,
             loading=self._loading_of(model),
@@ -360,8 +427,8 @@ class TuningRunner:
             settings=job.settings,
             max_tokens=job.max_tokens or self._store.limits.max_tuning_tokens,
             share=self._share,
-            checkpoint=path(job, "checkpoint"),
-            state=path(job, "state"),
+            checkpoint=files.blobs.path(f"{job.id}.checkpoint"),
+            state=files.blobs.path(f"{job.id}.state"),
         )
 
     def _loading_of(self, model: ServedModel) -> LoadSettings:
@@ -376,7 +443,7 @@ class TuningRunner:
             memory = max(0, memory - sum(each.device_bytes or 0 for each in self._models.infos()))
         return replace(loading, device=info.device, weights=weights, device_memory=memory)
 
-    # What the process answers.
+    # What the process answers. A run that goes on repeats what came after its checkpoint, which has events already.
 
     async def _take_in(self, job: TuningJob, run: _Run, answer: Answer) -> bool:
         """Note an answer, and return True if it is the last. Raises StateError if the run can't go on."""
@@ -386,8 +453,8 @@ class TuningRunner:
             case Updated(trial=None):
                 await self._note_update(job, run, answer)
             case RateTried():
-                loss = answer.held_out_loss
-                await self._add_once(job, run, f"Tried learning rate {answer.rate:.4g}: validation loss={loss:.4f}")
+                message = f"Tried learning rate {answer.rate:.4g}: validation loss={answer.held_out_loss:.4f}"
+                await self._tell(job, message, kind="rate", place=answer.rate)
             case Judgement():
                 await self._note_judgement(job, run, answer)
             case Finished():
@@ -406,9 +473,9 @@ class TuningRunner:
             message = (
                 f"The device has room for examples of {started.max_tokens} tokens, not {most}; longer ones are cut"
             )
-            await self._tell(self._store.add_event, job, message, "warn")
+            await self._tell(job, message, "warn")
 
-        def change(job: TuningJob) -> TuningJob:
+        def change(job: TuningJob, _: Transaction) -> TuningJob:
             return replace(
                 job,
                 max_tokens=started.max_tokens,
@@ -416,7 +483,7 @@ class TuningRunner:
                 num_documents=started.num_documents,
             )
 
-        await asyncio.to_thread(self._store.change, job, change)
+        await self._store.change(job.id, change)
 
     async def _note_update(self, job: TuningJob, run: _Run, update: Updated) -> None:
         if run.begun is None:
@@ -425,62 +492,50 @@ class TuningRunner:
         self._store.tokens += update.num_tokens
         run.step, run.num_steps, run.loss = update.step, update.num_steps, update.loss
         message = f"Step {update.step}/{update.num_steps}: training loss={update.loss:.4f}"
-        if message not in run.told:
-            run.tokens += update.num_tokens
         figures = {"train_loss": update.loss, "learning_rate": update.rate, "tokens": update.num_tokens}
-        await self._add_once(job, run, message, {"step": update.step, "total_steps": update.num_steps, **figures})
+        data = {"step": update.step, "total_steps": update.num_steps, **figures}
+        if await self._tell(job, message, kind="update", place=update.step, data=data):
+            run.tokens += update.num_tokens
 
     async def _note_judgement(self, job: TuningJob, run: _Run, judgement: Judgement) -> None:
         step, loss = judgement.step, judgement.held_out_loss
-        job = await asyncio.to_thread(self._store.change, job, lambda job: replace(job, rate=judgement.rate))
+        job = await self._store.change(job.id, lambda job, _: replace(job, rate=judgement.rate))
         assert job.num_steps is not None
         message = f"Step {step}/{job.num_steps}: validation loss={loss:.4f}"
-        await self._add_once(job, run, message, {"step": step, "total_steps": job.num_steps, "valid_loss": loss})
+        data = {"step": step, "total_steps": job.num_steps, "valid_loss": loss}
+        await self._tell(job, message, kind="judgement", place=step, data=data)
         if step == 0 or any(kept.step == step for kept in job.checkpoints):
             return
         name = f"{job.state}:ckpt-step-{step}"
         try:
             await self._keep_state(job, name)
         except RnnEngineError as error:  # such as no room for more states
-            await self._tell(
-                self._store.add_event, job, f"The checkpoint of step {step} can't be kept: {error}", "warn"
-            )
+            await self._tell(job, f"The checkpoint of step {step} can't be kept: {error}", "warn")
             return
         kept = Checkpoint(f"ftckpt_{uuid4().hex}", name, self._store.files.now(), step, finite(run.loss), finite(loss))
         checkpoints = (*job.checkpoints, kept)
         old, newest = checkpoints[:-KEPT_CHECKPOINTS], checkpoints[-KEPT_CHECKPOINTS:]
-        await asyncio.to_thread(self._store.change, job, lambda job: replace(job, checkpoints=newest))
+        await self._store.change(job.id, lambda job, _: replace(job, checkpoints=newest))
         for checkpoint in old:
             async with self._states(job) as (_, states):
                 with suppress(RnnEngineError):  # such as one that its owner has deleted
                     await states.delete(checkpoint.state)
-        await self._tell(self._store.add_event, job, f"Checkpoint created at step {step}: {job.model_name(name)}")
-
-    async def _add_once(
-        self, job: TuningJob, run: _Run, message: str, data: Mapping[str, Number] | None = None
-    ) -> None:
-        """Add an event, unless the job has it already: a run that goes on repeats what came after its checkpoint."""
-        if message not in run.told:
-            run.told.add(message)
-            await self._tell(self._store.add_event, job, message, "info", data)
+        message = f"Checkpoint created at step {step}: {job.model_name(name)}"
+        await self._tell(job, message, kind="checkpoint", place=step)
 
     async def _finish(self, job: TuningJob, run: _Run, finished: Finished) -> None:
         await self._keep_state(job, job.state)
-        await asyncio.to_thread(self._store.add_results, job)
         if run.num_steps is not None and run.step < run.num_steps:
             early = f"Training ended after step {run.step} of {run.num_steps}: the validation loss no longer falls"
-            await self._add_once(job, run, early)
+            await self._tell(job, early, kind="early_end")
         best = f"its state is that of step {finished.best_step}, with validation loss={finished.held_out_loss:.4f}"
-        await self._add_once(job, run, f"New fine-tuned model created: {job.model_name(job.state)}; {best}")
-        await self._tell(
-            self._store.enter, job, "succeeded", "The job has successfully completed", trained_tokens=run.tokens
-        )
+        await self._tell(job, f"New fine-tuned model created: {job.model_name(job.state)}; {best}", kind="result")
+        await self._store.succeed(job, "The job has successfully completed", run.tokens)
+        await self._notify()
 
     async def _fail(self, job: TuningJob, failed: Failed) -> None:
         error = JobError(failed.code, failed.message, failed.param)
-        await self._tell(
-            self._store.enter, job, "failed", f"The job has failed: {failed.message}", "error", error=error
-        )
+        await self._enter(job, "failed", f"The job has failed: {failed.message}", "error", error=error)
 
     @asynccontextmanager
     async def _states(self, job: TuningJob) -> AsyncIterator[tuple[StateFiles, StateStore]]:
@@ -500,7 +555,7 @@ class TuningRunner:
 
     async def _keep_state(self, job: TuningJob, name: str) -> None:
         """Give the state that the process has written a name, unless it has that already."""
-        path = self._store.path(job, "state")
+        path = self._store.files.blobs.path(f"{job.id}.state")
         async with self._states(job) as (files, states):
             if await states.find(name) is not None:
                 return

@@ -28,9 +28,8 @@ from rnn_engine.telemetry import EngineCounters, Health, HealthStatus, Histogram
 from rnn_engine_server.connections.connection import ConnectionCounters
 from rnn_engine_server.core.bodies import MemoryBudget
 from rnn_engine_server.core.kept import KeptUsage
-from rnn_engine_server.jobs.batches import JobReadings
-from rnn_engine_server.jobs.tunings import TuningReadings
 from rnn_engine_server.models.registry import ModelRegistry
+from rnn_engine_server.store.folder import StoreReadings
 from rnn_engine_server.telemetry.records import HttpCounters
 from rnn_engine_states.cache.config import CacheStats
 from rnn_engine_states.named.table import StateUsage
@@ -113,8 +112,7 @@ class Readings:
     connections: ConnectionCounters
     budget: MemoryBudget
     kept: Mapping[str, KeptUsage]  # of clients' bodies, by what they are
-    jobs: JobReadings
-    tunings: TuningReadings
+    store: StoreReadings
 
     @classmethod
     def of(
@@ -124,14 +122,13 @@ class Readings:
         connections: ConnectionCounters,
         budget: MemoryBudget,
         kept: Callable[[], Mapping[str, KeptUsage]],
-        jobs: Callable[[], JobReadings],
-        tunings: Callable[[], TuningReadings],
+        store: Callable[[], StoreReadings],
     ) -> Self:
         """Read the current counts of all engines, in-memory stores and jobs; store the other arguments unchanged."""
         engines = {model.name: model.open_engine for model in models}
         readings = {name: EngineReadings.of(engine) for name, engine in engines.items() if engine is not None}
         loaded = {name: engine is not None for name, engine in engines.items()}
-        return cls(loaded, readings, http, connections, budget, kept(), jobs(), tunings())
+        return cls(loaded, readings, http, connections, budget, kept(), store())
 
 
 class Metrics:
@@ -169,8 +166,8 @@ def server_metrics(readings: Readings) -> Iterator[Metric]:
     yield from _http(readings.http)
     yield from _connections(readings.connections, readings.budget)
     yield from _kept(readings.kept)
-    yield from _jobs(readings.jobs)
-    yield from _tunings(readings.tunings)
+    yield from _jobs(readings.store)
+    yield from _tunings(readings.store)
 
 
 def _by_model(metrics: Mapping[str, Sequence[Metric]]) -> Iterator[Metric]:
@@ -383,11 +380,14 @@ def _states(usage: StateUsage) -> Iterator[Metric]:
     yield counter("named_state_failed_writes", text, usage.failed_writes)
 
 
-def _jobs(jobs: JobReadings) -> Iterator[Metric]:
+def _jobs(jobs: StoreReadings) -> Iterator[Metric]:
     yield gauge("job_files", "Files of jobs.", jobs.num_files)
     yield gauge(
         "job_file_bytes", "Bytes of the files of jobs, those that are being uploaded included.", jobs.file_bytes
     )
+    database = {"used": jobs.database_bytes - jobs.unused_bytes, "unused": jobs.unused_bytes}
+    yield gauge("job_database_bytes", "Bytes of the database of jobs; unused ones are used again.", database, "kind")
+    yield gauge("job_events", "Events of fine-tuning jobs.", jobs.num_events)
     yield gauge("job_file_capacity_bytes", "The most bytes of the files of jobs.", jobs.file_capacity)
     yield gauge(
         "batches", "Batches, by their status.", {str(name): num for name, num in jobs.batches.items()}, "status"
@@ -404,13 +404,11 @@ def _jobs(jobs: JobReadings) -> Iterator[Metric]:
     yield counter("batch_stops", "Times that a fault of the server has stopped a batch for a while.", jobs.num_stops)
 
 
-def _tunings(tunings: TuningReadings) -> Iterator[Metric]:
-    statuses = {str(name): num for name, num in tunings.jobs.items()}
+def _tunings(jobs: StoreReadings) -> Iterator[Metric]:
+    statuses = {str(name): num for name, num in jobs.tunings.items()}
     yield gauge("tunings", "Fine-tuning jobs, by their status.", statuses, "status")
-    yield counter(
-        "tuning_updates", "Updates of states by fine-tuning jobs, without those of searches.", tunings.updates
-    )
-    yield counter("tuning_tokens", "Tokens that these updates have run.", tunings.tokens)
+    yield counter("tuning_updates", "Updates of states by fine-tuning jobs, without those of searches.", jobs.updates)
+    yield counter("tuning_tokens", "Tokens that these updates have run.", jobs.tokens)
 
 
 def _version() -> str:

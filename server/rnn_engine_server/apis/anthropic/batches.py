@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine_server.apis.anthropic.routes import anthropic_error
 from rnn_engine_server.apis.anthropic.schemas import AnthropicAnswer, AnthropicErrorDetail
+from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of
 from rnn_engine_server.apis.openai.batches import BATCHES, RUNNER
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
@@ -25,7 +26,8 @@ from rnn_engine_server.core.bodies import json_response, query_count, read_body,
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.jobs.batches import Batch, BatchStore
+from rnn_engine_server.store.batches import Batch, Batches
+from rnn_engine_server.store.owners import Cursor
 
 _ENDPOINT = "/v1/messages"
 _WINDOW = "24h"
@@ -138,28 +140,51 @@ async def create_batch(request: web.Request) -> web.Response:
     return json_response(_message_batch(store, batch))
 
 
-def _create(store: BatchStore, owner: str, body: MessageBatchRequest) -> Batch:
+async def _create(store: Batches, owner: str, body: MessageBatchRequest) -> Batch:
     """Store the requests as the file of a batch, and the batch."""
-    with store.files.create(owner) as new:
+
+    def write() -> None:
         for each in body.requests:
             line = {"custom_id": each.custom_id, "method": "POST", "url": _ENDPOINT, "body": each.params}
-            new.write(to_json(line) + b"\n")
+            new.write_now(to_json(line) + b"\n")
+
+    async with store.files.create(owner) as new:
+        await asyncio.to_thread(write)
         new.describe("message_batch.jsonl", "batch", _LIFETIME)
     assert new.stored is not None
-    with ExitStack() as undoing:
-        undoing.callback(store.files.delete, owner, new.stored.id)
-        batch = store.create(
+    try:
+        return await store.create(
             owner, _ENDPOINT, new.stored.id, _WINDOW, output_lifetime=_LIFETIME, total=len(body.requests)
         )
-        undoing.pop_all()
-    return batch
+    except BaseException:
+        await store.files.delete(owner, new.stored.id)
+        raise
 
 
 async def list_batches(request: web.Request) -> web.Response:
     store = request.app[BATCHES]
-    found = await asyncio.to_thread(store.of_owner, request[PRINCIPAL].name)
-    newest_first = [_message_batch(store, batch) for batch in reversed(found) if batch.endpoint == _ENDPOINT]
-    return json_response(_page(request, newest_first))
+    limit = query_count(request, "limit", 20, _MOST_LISTED)
+    after, before = (_own_id(request, name) for name in ("after_id", "before_id"))
+    try:
+        found = await store.page(listed_owner(request), Cursor(limit, after, before), _ENDPOINT)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{error.field}_id", f"{_PREFIX}{error.value}", "the id of a message batch") from None
+    page = [_message_batch(store, batch) for batch in found.items]
+    answer: MessageBatchList = {
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": found.has_more,
+    }
+    return json_response(answer)
+
+
+def _own_id(request: web.Request, name: str) -> str | None:
+    """Return the store's id of the batch that a query parameter names. Raises InvalidRequestError."""
+    given = request.query.get(name)
+    if given is not None and not given.startswith(_PREFIX):
+        raise InvalidRequestError(name, given, "the id of a message batch")
+    return None if given is None else given.removeprefix(_PREFIX)
 
 
 async def get_batch(request: web.Request) -> web.Response:
@@ -173,16 +198,19 @@ async def cancel_batch(request: web.Request) -> web.Response:
 
 async def delete_batch(request: web.Request) -> web.Response:
     batch = await _batch(request)
-    await asyncio.to_thread(request.app[BATCHES].delete, batch.owner, batch.id)
+    await request.app[BATCHES].delete(batch.owner, batch.id)
     answer: DeletedMessageBatch = {"id": request.match_info["id"], "type": "message_batch_deleted"}
     return json_response(answer)
 
 
 async def get_results(request: web.Request) -> web.StreamResponse:
-    batch, store = await _batch(request), request.app[BATCHES]
+    batch, files = await _batch(request), request.app[BATCHES].files
     if not batch.has_ended:
         raise InvalidRequestError("batch", request.match_info["id"], "a batch that has ended, as its results are")
-    paths = await asyncio.to_thread(_result_paths, store, batch)
+    try:
+        paths = [await files.content(batch.owner, each) for each in batch.result_ids if each is not None]
+    except NotFoundError:
+        raise NotFoundError(f"message batch {_PREFIX}{batch.id} has ended, and its results are gone") from None
     response = web.StreamResponse(headers={"Content-Type": _LINES})
     await response.prepare(request)
     for path in () if request.method == hdrs.METH_HEAD else paths:
@@ -195,9 +223,9 @@ async def get_results(request: web.Request) -> web.StreamResponse:
 
 async def _batch(request: web.Request) -> Batch:
     """Return the batch that the path names. Raises NotFoundError."""
-    owner, batch_id = request[PRINCIPAL].name, request.match_info["id"]
+    batch_id = request.match_info["id"]
     with suppress(NotFoundError):
-        batch = await asyncio.to_thread(request.app[BATCHES].get, owner, batch_id.removeprefix(_PREFIX))
+        batch = await request.app[BATCHES].get(owner_of(request), batch_id.removeprefix(_PREFIX))
         if batch.endpoint == _ENDPOINT and batch_id.startswith(_PREFIX):
             return batch
     raise NotFoundError(f"there is no message batch {batch_id[:80]!r}")
@@ -206,7 +234,8 @@ async def _batch(request: web.Request) -> Batch:
 _Status: TypeAlias = Literal["in_progress", "canceling", "ended"]
 
 
-def _message_batch(store: BatchStore, batch: Batch) -> MessageBatch:
+def _message_batch(store: Batches, batch: Batch) -> MessageBatch:
+    batch = store.shown(batch)
     status: _Status = "ended" if batch.has_ended else "canceling" if batch.status == "cancelling" else "in_progress"
     ended = batch.entered[batch.status] if batch.has_ended else None
     archived = None if ended is None or ended + _LIFETIME > store.files.now() else ended + _LIFETIME
@@ -238,37 +267,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _page(request: web.Request, batches: Sequence[MessageBatch]) -> MessageBatchList:
-    """Return the page of `batches` that the query's `limit` and `after_id` or `before_id` select.
-
-    Raises InvalidRequestError.
-    """
-    places = {batch["id"]: place for place, batch in enumerate(batches)}
-    limit, ends = query_count(request, "limit", 20, _MOST_LISTED), {"after_id": -1, "before_id": len(batches)}
-    for name in ends.keys() & request.query.keys():
-        if (batch_id := request.query[name]) not in places:
-            raise InvalidRequestError(name, batch_id, "the id of a message batch")
-        ends[name] = places[batch_id]
-    between = batches[ends["after_id"] + 1 : ends["before_id"]]
-    page = between[-limit or len(between) :] if "before_id" in request.query else between[:limit]
-    return {
-        "data": list(page),
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(page) < len(between),
-    }
-
-
 # The results: lines of OpenAI's form in the batch's files, translated as they are read.
-
-
-def _result_paths(store: BatchStore, batch: Batch) -> list[Path]:
-    """Return the paths of the files with the results of an ended batch. Raises NotFoundError if they are gone."""
-    found = [file_id for file_id in store.result_ids(batch) if file_id is not None]
-    try:
-        return [store.files.content_path(store.files.get(batch.owner, file_id)) for file_id in found]
-    except NotFoundError:
-        raise NotFoundError(f"message batch {_PREFIX}{batch.id} has ended, and its results are gone") from None
 
 
 def _result_pieces(path: Path) -> Iterator[bytes]:
@@ -319,6 +318,7 @@ ROUTES = (
             "limit": f"How many batches to return: 20 by default, at most {_MOST_LISTED}.",
             "after_id": "The id of a batch: return only the batches after it.",
             "before_id": "The id of a batch: return only the batches before it.",
+            **OWNER_QUERY,
         },
         uses_model=False,
         error_form=anthropic_error,

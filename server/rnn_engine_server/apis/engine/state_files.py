@@ -73,7 +73,7 @@ async def upload(request: web.Request) -> web.Response:
     name, query = request.match_info["name"], _query(request, _UPLOAD_QUERY)
     retention, any_model = _retention(query), _flag(query, "any_model")
     await engine.states.check_place(name, retention, 0)
-    with request.app[FILES].temporary("upload") as path:
+    with request.app[FILES].blobs.temporary("upload") as path:
         await receive_file(request, path)
         loaded, frozen = await asyncio.to_thread(_read, engine.state_files, path, any_model)
     named = await engine.states.put(name, frozen, retention, source="upload", form=loaded.form, key=loaded.id)

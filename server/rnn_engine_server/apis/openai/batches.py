@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any, Literal
 
@@ -10,18 +9,19 @@ from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.apis.openai.files import ExpiresAfter
 from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
 from rnn_engine_server.apis.openai.response_schemas import InputTokensDetails, OutputTokensDetails
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, page_ends, query_page, read_body
+from rnn_engine_server.core.bodies import json_response, page_ends, read_body
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.schema import RequestBody
-from rnn_engine_server.jobs.batches import Batch, BatchStatus, BatchStore, Endpoint
 from rnn_engine_server.jobs.runner import BatchRunner
+from rnn_engine_server.store.batches import Batch, Batches, BatchStatus, Endpoint
 
-BATCHES = web.AppKey("batches", BatchStore)
+BATCHES = web.AppKey("batches", Batches)
 """The batches of all API keys."""
 RUNNER = web.AppKey("batch_runner", BatchRunner)
 
@@ -116,6 +116,12 @@ class BatchList(TypedDict):
     has_more: bool
 
 
+class BatchDeleted(TypedDict):
+    id: str
+    object: Literal["batch"]
+    deleted: Literal[True]
+
+
 async def create_batch(request: web.Request) -> web.Response:
     body = await read_body(request, BatchRequest)
     owner, store = request[PRINCIPAL].name, request.app[BATCHES]
@@ -128,12 +134,11 @@ async def create_batch(request: web.Request) -> web.Response:
 
 async def list_batches(request: web.Request) -> web.Response:
     store = request.app[BATCHES]
-    found = await asyncio.to_thread(store.of_owner, request[PRINCIPAL].name)
-    page, has_more = query_page(request, {batch.id: batch for batch in found}, 20, _MOST_LISTED)
+    found = await store.page(listed_owner(request), query_cursor(request, 20, _MOST_LISTED))
     answer: BatchList = {
         "object": "list",
-        "data": [_batch_object(store, batch) for batch in page],
-        **page_ends(page, has_more=has_more),
+        "data": [_batch_object(store, batch) for batch in found.items],
+        **page_ends(found.items, has_more=found.has_more),
     }
     return json_response(answer)
 
@@ -147,13 +152,21 @@ async def cancel_batch(request: web.Request) -> web.Response:
     return json_response(_batch_object(request.app[BATCHES], batch))
 
 
+async def delete_batch(request: web.Request) -> web.Response:
+    batch_id = request.match_info["id"]
+    await request.app[BATCHES].delete(owner_of(request), batch_id)
+    answer: BatchDeleted = {"id": batch_id, "object": "batch", "deleted": True}
+    return json_response(answer)
+
+
 async def _batch(request: web.Request) -> Batch:
-    return await asyncio.to_thread(request.app[BATCHES].get, request[PRINCIPAL].name, request.match_info["id"])
+    return await request.app[BATCHES].get(owner_of(request), request.match_info["id"])
 
 
-def _batch_object(store: BatchStore, batch: Batch) -> BatchObject:
+def _batch_object(store: Batches, batch: Batch) -> BatchObject:
+    batch = store.shown(batch)
     entered: dict[str, Any] = {name: int(when) for name, when in batch.entered.items()}
-    output_id, error_id = store.result_ids(batch)
+    output_id, error_id = batch.result_ids
     usage, finish = batch.usage, store.estimated_finish(batch)
     errors: list[BatchErrorEntry] = [
         {"code": each.code, "message": each.message, "param": each.param, "line": each.line} for each in batch.errors
@@ -214,10 +227,20 @@ ROUTES = (
             "limit": f"How many batches to return: 20 by default, at most {_MOST_LISTED}.",
             "order": "`desc` (the default) returns the newest batch first, `asc` the oldest.",
             "after": "The id of a batch: return only the batches after it.",
+            **OWNER_QUERY,
         },
         uses_model=False,
     ),
     Route("GET", _ONE, get_batch, "A batch, and how far it has come.", BatchObject, uses_model=False),
+    Route(
+        "DELETE",
+        _ONE,
+        delete_batch,
+        "Delete a batch that has ended, and its files.",
+        BatchDeleted,
+        scope=Scope.MANAGE,
+        uses_model=False,
+    ),
     Route(
         "POST",
         f"{_ONE}/cancel",

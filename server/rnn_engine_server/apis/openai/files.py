@@ -15,14 +15,15 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, check_text
+from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import body_pieces, json_response, on_thread, page_ends, query_page, to_json
+from rnn_engine_server.core.bodies import body_pieces, json_response, page_ends, to_json
 from rnn_engine_server.core.routing import FORM, SETTINGS, Route
 from rnn_engine_server.core.schema import RequestBody
-from rnn_engine_server.jobs.files import FilePurpose, FileStore, NewFile, StoredFile, UploadPurpose
+from rnn_engine_server.store.files import FilePurpose, Files, NewFile, StoredFile, UploadPurpose
 
-FILES = web.AppKey("files", FileStore)
+FILES = web.AppKey("files", Files)
 """The files of all API keys."""
 
 _DEFAULT_LIFETIMES = {"batch": 30 * 24 * 3600.0}  # seconds, by purpose, as OpenAI has it; others never expire
@@ -105,7 +106,7 @@ def file_object(stored: StoredFile) -> FileObject:
 
 async def upload(request: web.Request) -> web.Response:
     _check_form(request)
-    async with on_thread(request.app[FILES].create(request[PRINCIPAL].name)) as new:
+    async with request.app[FILES].create(request[PRINCIPAL].name) as new:
         body = await _read_form(request, new)
         lifetime = _DEFAULT_LIFETIMES.get(body.purpose) if body.expires_after is None else body.expires_after.seconds
         new.describe(body.file, body.purpose, lifetime)
@@ -117,13 +118,12 @@ async def list_files(request: web.Request) -> web.Response:
     purpose = request.query.get("purpose")
     if purpose is not None and purpose not in get_args(FilePurpose):
         raise InvalidRequestError("purpose", purpose, f"one of {', '.join(get_args(FilePurpose))}")
-    found = await asyncio.to_thread(request.app[FILES].of_owner, request[PRINCIPAL].name)
-    chosen = {stored.id: stored for stored in found if purpose in (None, stored.purpose)}
-    page, has_more = query_page(request, chosen, _MOST_LISTED, _MOST_LISTED)
+    cursor = query_cursor(request, _MOST_LISTED, _MOST_LISTED)
+    found = await request.app[FILES].page(listed_owner(request), cursor, purpose)
     answer: FileList = {
         "object": "list",
-        "data": list(map(file_object, page)),
-        **page_ends(page, has_more=has_more),
+        "data": list(map(file_object, found.items)),
+        **page_ends(found.items, has_more=found.has_more),
     }
     return json_response(answer)
 
@@ -138,7 +138,7 @@ async def get_content(request: web.Request) -> web.StreamResponse:
         headers={hdrs.CONTENT_TYPE: "application/octet-stream", hdrs.CONTENT_DISPOSITION: "attachment"}
     )
     response.content_length = stored.num_bytes
-    with await asyncio.to_thread(request.app[FILES].open_content, stored) as file:
+    with await request.app[FILES].open_content(stored) as file:
         await response.prepare(request)
         # aiohttp's FileResponse sends a file without a look at how fast the client reads, and by the event loop
         while request.method != hdrs.METH_HEAD and (piece := await asyncio.to_thread(file.read, _SENT_BYTES)):
@@ -149,13 +149,13 @@ async def get_content(request: web.Request) -> web.StreamResponse:
 
 async def delete_file(request: web.Request) -> web.Response:
     file_id = request.match_info["id"]
-    await asyncio.to_thread(request.app[FILES].delete, request[PRINCIPAL].name, file_id)
+    await request.app[FILES].delete(owner_of(request), file_id)
     answer: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
     return json_response(answer)
 
 
 async def _stored(request: web.Request) -> StoredFile:
-    return await asyncio.to_thread(request.app[FILES].get, request[PRINCIPAL].name, request.match_info["id"])
+    return await request.app[FILES].get(owner_of(request), request.match_info["id"])
 
 
 # The form of an upload is read part by part, in any order of its fields, and the file is written as it comes.
@@ -193,7 +193,7 @@ async def _read_form(request: web.Request, new: NewFile) -> FileUpload:
             fields[name] = filename
             async for piece in content:
                 _check_size(request, new.num_bytes + len(piece))
-                await asyncio.to_thread(new.write, piece)
+                await new.write(piece)
         else:
             fields[name] = _decoded(name, await _joined(content, name, _FIELD_BYTES))
         rest = await body.line()
@@ -315,6 +315,7 @@ ROUTES = (
             "limit": f"How many files to return: {_MOST_LISTED} by default and at most.",
             "order": "`desc` (the default) returns the newest file first, `asc` the oldest.",
             "after": "The id of a file: return only the files after it.",
+            **OWNER_QUERY,
         },
         uses_model=False,
     ),

@@ -13,6 +13,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
@@ -22,26 +23,25 @@ from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.streams import DONE, EventStream, encode_event, send_until_closing
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
-from rnn_engine_server.jobs.tunings import (
+from rnn_engine_server.models.registry import MODEL_USE
+from rnn_engine_server.store.events import Event, Level, Number
+from rnn_engine_server.store.tunings import (
     BASE_RATE,
     TUNED_PREFIX,
     Checkpoint,
     Hyperparameters,
-    Level,
     MethodName,
-    Number,
-    TuningEvent,
     TuningJob,
+    Tunings,
     TuningStatus,
-    TuningStore,
 )
-from rnn_engine_server.models.registry import MODEL_USE
 
-TUNINGS = web.AppKey("tunings", TuningStore)
+TUNINGS = web.AppKey("tunings", Tunings)
 """The tuning jobs of all API keys."""
 TUNING_RUNNER = web.AppKey("tuning_runner", TuningRunner)
 
 _MOST_LISTED = 1000
+_SENT_EVENTS = 256  # of a stream, read at a time
 _MOST_SEED = 2**31 - 1
 _ANY_STATUS = (None, "true", "false")
 
@@ -188,6 +188,12 @@ class FineTuningJobList(TypedDict):
     has_more: bool
 
 
+class FineTuningJobDeleted(TypedDict):
+    id: str
+    object: Literal["fine_tuning.job"]
+    deleted: Literal[True]
+
+
 class FineTuningEvent(TypedDict):
     """What has happened to a job. An event of the type `metrics` has the figures of a step: `step`, `total_steps`, and
     `train_loss`, `learning_rate` and `tokens`, or `valid_loss`."""
@@ -265,47 +271,53 @@ async def list_jobs(request: web.Request) -> web.Response:
         for name, value in request.query.items()
         if name.startswith("metadata[")
     }
-    found = await asyncio.to_thread(request.app[TUNINGS].of_owner, request[PRINCIPAL].name)
-    chosen = {job.id: job for job in found if wanted.items() <= job.metadata.items()}
-    page, has_more = query_page(request, chosen, 20, _MOST_LISTED)
+    cursor = query_cursor(request, 20, _MOST_LISTED)
+    found = await request.app[TUNINGS].page(listed_owner(request), cursor, metadata=wanted)
     answer: FineTuningJobList = {
         "object": "list",
-        "data": [_job_object(request, job) for job in page],
-        "has_more": has_more,
+        "data": [_job_object(request, job) for job in found.items],
+        "has_more": found.has_more,
     }
     return json_response(answer)
 
 
 async def get_job(request: web.Request) -> web.Response:
-    return _answer(request, _job(request))
+    return _answer(request, await _job(request))
 
 
 async def cancel_job(request: web.Request) -> web.Response:
-    return _answer(request, await request.app[TUNING_RUNNER].cancel(_job(request)))
+    return _answer(request, await request.app[TUNING_RUNNER].cancel(await _job(request)))
 
 
 async def pause_job(request: web.Request) -> web.Response:
-    return _answer(request, await request.app[TUNING_RUNNER].pause(_job(request)))
+    return _answer(request, await request.app[TUNING_RUNNER].pause(await _job(request)))
 
 
 async def resume_job(request: web.Request) -> web.Response:
-    return _answer(request, await request.app[TUNING_RUNNER].resume(_job(request)))
+    return _answer(request, await request.app[TUNING_RUNNER].resume(await _job(request)))
+
+
+async def delete_job(request: web.Request) -> web.Response:
+    job_id = request.match_info["id"]
+    await request.app[TUNINGS].delete(owner_of(request), job_id)
+    answer: FineTuningJobDeleted = {"id": job_id, "object": "fine_tuning.job", "deleted": True}
+    return json_response(answer)
 
 
 async def list_events(request: web.Request) -> web.StreamResponse:
-    job, stream = _job(request), request.query.get("stream")
+    job, stream = await _job(request), request.query.get("stream")
     if stream not in _ANY_STATUS:
         raise InvalidRequestError("stream", stream, "true or false")
     if stream == "true":
         return await _stream_events(request, job)
-    events, _ = await asyncio.to_thread(request.app[TUNINGS].events, job)
-    page, has_more = query_page(request, {event.id: event for event in events}, 20, _MOST_LISTED)
-    answer: FineTuningEventList = {"object": "list", "data": list(map(_event_object, page)), "has_more": has_more}
+    found = await request.app[TUNINGS].events(job, query_cursor(request, 20, _MOST_LISTED))
+    data = list(map(_event_object, found.items))
+    answer: FineTuningEventList = {"object": "list", "data": data, "has_more": found.has_more}
     return json_response(answer)
 
 
 async def list_checkpoints(request: web.Request) -> web.Response:
-    job = _job(request)
+    job = await _job(request)
     page, has_more = query_page(request, {each.id: each for each in job.checkpoints}, 10, _MOST_LISTED)
     answer: FineTuningCheckpointList = {
         "object": "list",
@@ -324,24 +336,26 @@ async def _stream_events(request: web.Request, job: TuningJob) -> web.StreamResp
         return await stream.close()
 
 
-async def _send(stream: EventStream, job: TuningJob, store: TuningStore, runner: TuningRunner) -> None:
-    sent = 0
+async def _send(stream: EventStream, job: TuningJob, store: Tunings, runner: TuningRunner) -> None:
+    number = 0  # of the last event that was sent
     while True:
         news = asyncio.create_task(runner.wait_for_news())  # from before the events are read
         try:
-            events, has_ended = await asyncio.to_thread(store.events, job)
-            await stream.write(b"".join(encode_event({**_event_object(event)}) for event in events[sent:]))
-            sent = len(events)
-            if has_ended:
+            events, has_ended = await store.events_after(job, number, _SENT_EVENTS)
+            if events:
+                await stream.write(b"".join(encode_event({**_event_object(event)}) for event in events))
+                number = events[-1].number
+            elif has_ended:
                 await stream.write(DONE)
                 return
-            await news
+            else:
+                await news
         finally:
             news.cancel()
 
 
-def _job(request: web.Request) -> TuningJob:
-    return request.app[TUNINGS].get(request[PRINCIPAL].name, request.match_info["id"])
+async def _job(request: web.Request) -> TuningJob:
+    return await request.app[TUNINGS].get(owner_of(request), request.match_info["id"])
 
 
 def _answer(request: web.Request, job: TuningJob) -> web.Response:
@@ -386,7 +400,7 @@ def _hyperparameters_object(found: Hyperparameters) -> HyperparametersObject:
     }
 
 
-def _event_object(event: TuningEvent) -> FineTuningEvent:
+def _event_object(event: Event) -> FineTuningEvent:
     return {
         "id": event.id,
         "object": "fine_tuning.job.event",
@@ -445,10 +459,23 @@ ROUTES = (
         list_jobs,
         "The fine-tuning jobs of the API key.",
         FineTuningJobList,
-        query={**_PAGE, "metadata[NAME]": "Return only jobs whose metadata has this value under NAME."},
+        query={
+            **_PAGE,
+            **OWNER_QUERY,
+            "metadata[NAME]": "Return only jobs whose metadata has this value under NAME.",
+        },
         uses_model=False,
     ),
     Route("GET", _ONE, get_job, "How far a fine-tuning job is.", FineTuningJob, uses_model=False),
+    Route(
+        "DELETE",
+        _ONE,
+        delete_job,
+        "Delete a fine-tuning job that has ended; its states stay.",
+        FineTuningJobDeleted,
+        scope=Scope.MANAGE,
+        uses_model=False,
+    ),
     _change("cancel", cancel_job, "Cancel a fine-tuning job; its checkpoints stay."),
     _change("pause", pause_job, "Pause a fine-tuning job."),
     _change("resume", resume_job, "Resume a paused fine-tuning job."),

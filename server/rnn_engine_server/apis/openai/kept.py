@@ -24,7 +24,7 @@ from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.core.bodies import hold_more, page_ends, query_page
 from rnn_engine_server.core.kept import KeptUsage
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.jobs.files import FileStore
+from rnn_engine_server.store.folder import Store
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class ConversationStore:
     outlives the process from the moment when its method returns.
     """
 
-    def __init__(self, files: FileStore, limits: Limits) -> None:
+    def __init__(self, files: Store, limits: Limits) -> None:
         """Open the file in the folder of `files`; without a lasting folder, a temporary one that the system deletes.
 
         A damaged file is renamed and logged. Raises StateError for a file that a later version has written.

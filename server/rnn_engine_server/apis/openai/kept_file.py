@@ -20,7 +20,7 @@ from rnn_engine.errors import NotFoundError, StateError, StorageError
 from rnn_engine_server.apis.openai.response_items import KeptItem
 from rnn_engine_server.core.kept import KeptUsage
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.jobs.files import FileStore
+from rnn_engine_server.store.folder import Store
 
 FILE = "conversations.sqlite"
 EVENTS = ".events"
@@ -118,7 +118,7 @@ class KeptFile:
     All methods but `usage` and `close` must be called in a `with` block of `changing`.
     """
 
-    def __init__(self, files: FileStore, limits: Limits) -> None:
+    def __init__(self, files: Store, limits: Limits) -> None:
         """Open the file in the folder of `files`; without a lasting folder, a temporary one that the system deletes.
 
         A damaged file is renamed and logged. Raises StateError for a file that a later version has written.

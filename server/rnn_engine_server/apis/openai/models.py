@@ -16,8 +16,8 @@ from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import json_response
 from rnn_engine_server.core.routing import REST, SETTINGS, Route
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.jobs.tunings import TUNED_PREFIX
 from rnn_engine_server.models.registry import MODEL_USE, MODELS, ModelStatus, ServedModel
+from rnn_engine_server.store.tunings import TUNED_PREFIX
 from rnn_engine_states.named.entry import NamedState
 
 

@@ -1,30 +1,27 @@
-"""The tuning jobs of clients: what each is and how far it has come, and the events of each.
-
-A job goes through the states that `FOLLOWS` lists. Each change is written before it counts. Its events are lines of a
-file of their own.
-"""
+"""The tuning jobs of clients: what each is and how far it has come, and the events of each."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
 
 from pydantic import TypeAdapter
 
-from rnn_engine.errors import InvalidRequestError
-from rnn_engine.files import append
+from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine.training.tuner import TunerSettings
-from rnn_engine_server.core.bodies import storage_errors
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.jobs.files import FileStore
-from rnn_engine_server.jobs.records import JobRecords
+from rnn_engine_server.store import events
+from rnn_engine_server.store.database import Database, Transaction
+from rnn_engine_server.store.events import Event, EventKind, Level, Number
+from rnn_engine_server.store.files import FILES, Files
+from rnn_engine_server.store.jobs import Jobs
+from rnn_engine_server.store.owners import Columns, Cursor, Page, Table
 
 TuningStatus: TypeAlias = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
 
@@ -32,7 +29,7 @@ FOLLOWS: Mapping[TuningStatus, tuple[TuningStatus, ...]] = MappingProxyType(
     {
         "validating_files": ("queued", "failed", "cancelled"),
         "queued": ("running", "paused", "failed", "cancelled"),
-        "running": ("succeeded", "paused", "failed", "cancelled"),
+        "running": ("succeeded", "queued", "paused", "failed", "cancelled"),
         "paused": ("queued", "cancelled"),
         "succeeded": (),
         "failed": (),
@@ -45,15 +42,14 @@ TUNED_PREFIX: Final = "ft-"
 """With this the names of tuned states begin."""
 KEPT_CHECKPOINTS: Final = 3
 """How many checkpoints of a job are kept, the newest ones."""
-
+TUNING_ID: Final = "ftjob-"
 BASE_RATE: Final = 0.1
 """The learning rate that the multiplier 1 stands for."""
 _DEFAULT_BATCH: Final = 8
-_ID: Final = "ftjob-"
+BLOBS: Final = ("checkpoint", "state")
+"""The endings of the blobs that the process of a job writes."""
 
 MethodName: TypeAlias = Literal["state", "supervised"]
-Level: TypeAlias = Literal["info", "warn", "error"]
-Number: TypeAlias = float | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,7 @@ class TuningJob:
     """What a tuning job is, and how far it has come."""
 
     id: str
-    owner: str  # the name of an API key; empty without keys
+    owner: str
     model: str  # the name of the served model whose state is tuned
     method: MethodName
     training_file: str
@@ -115,6 +111,10 @@ class TuningJob:
     @property
     def has_ended(self) -> bool:
         return not FOLLOWS[self.status]
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(self.model, self.status)
 
     @property
     def hyperparameters(self) -> Hyperparameters:
@@ -148,50 +148,23 @@ class TuningJob:
         return f"{self.model}:{state}"
 
 
-@dataclass(frozen=True, slots=True)
-class TuningEvent:
-    """Something that has happened to a job: a message, perhaps with figures."""
-
-    id: str
-    created: float  # Unix time, seconds
-    level: Level
-    message: str
-    data: Mapping[str, Number] | None = None  # figures of a step
-
-    @property
-    def step(self) -> int:
-        """The step of the figures; 0 without figures."""
-        return 0 if self.data is None else int(self.data["step"] or 0)
-
-
 def finite(value: Number) -> Number:
     """Return a number, or None if it is not finite, for JSON has none such."""
     return value if value is not None and math.isfinite(value) else None
 
 
-@dataclass(frozen=True, slots=True)
-class TuningReadings:
-    """The tuning jobs of all owners at one moment, and what they have done since the start."""
-
-    jobs: Mapping[TuningStatus, int]  # how many are in each status
-    updates: int
-    tokens: int  # that were trained
+TUNINGS: Final = Table("tunings", TypeAdapter(TuningJob), "fine-tuning job")
 
 
-_JOB: Final = TypeAdapter(TuningJob)
-_EVENT: Final = TypeAdapter(TuningEvent)
+class Tunings(Jobs[TuningJob]):
+    """The tuning jobs of all owners and their events."""
 
-
-class TuningStore(JobRecords[TuningJob]):
-    """The tuning jobs of all owners and their events. Thread-safe; methods block for the disk."""
-
-    def __init__(self, files: FileStore, limits: Limits) -> None:
-        """Read the jobs in the folder of `files`. A damaged record is left alone and logged."""
-        super().__init__(files, limits, _JOB, _ID, "max_key_tunings")
+    def __init__(self, database: Database, files: Files, limits: Limits) -> None:
+        super().__init__(TUNINGS, FOLLOWS, "max_key_tunings", 1, database, files, limits)
         self.updates = 0  # since the start; the runner counts them, and the next
         self.tokens = 0
 
-    def create(
+    async def create(
         self,
         owner: str,
         model: str,
@@ -207,14 +180,11 @@ class TuningStore(JobRecords[TuningJob]):
         """Store a new job, for a runner to check and run, and return it.
 
         Raises NotFoundError if the owner has no such file, and InvalidRequestError for a file with another purpose or
-        if the owner may have no more jobs.
+        if the owner may have no more jobs or files.
         """
-        for name, file_id in (("training_file", training_file), ("validation_file", validation_file)):
-            if file_id is not None and (purpose := self.files.get(owner, file_id).purpose) != "fine-tune":
-                raise InvalidRequestError(name, file_id, f"a file with the purpose fine-tune, not {purpose}")
         key = uuid4().hex
         job = TuningJob(
-            id=f"{_ID}{key}",
+            id=f"{TUNING_ID}{key}",
             owner=owner,
             model=model,
             method=method,
@@ -227,100 +197,124 @@ class TuningStore(JobRecords[TuningJob]):
             created=self.files.now(),
             metadata=dict(metadata or {}),
         )
-        with self.lock:
-            self._add(job)
-        self.add_event(job, f"Created fine-tuning job: {job.id}")
+
+        def check(transaction: Transaction) -> None:
+            for name, file_id in (("training_file", training_file), ("validation_file", validation_file)):
+                if file_id is None:
+                    continue
+                if (purpose := FILES.find(transaction, owner, file_id).purpose) != "fine-tune":
+                    raise InvalidRequestError(name, file_id, f"a file with the purpose fine-tune, not {purpose}")
+            events.add(transaction, job.id, job.created, f"Created fine-tuning job: {job.id}")
+
+        await self._add(job, check)
         return job
 
-    def change(self, job: TuningJob, change: Callable[[TuningJob], TuningJob]) -> TuningJob:
-        """Write a job as `change` makes it of its present form, and return that. Raises StorageError."""
-        with self.lock:
-            changed = change(self._find(job.id))
-            self._write(changed)
-            return changed
+    async def delete(self, owner: str | None, job_id: str) -> None:
+        """Delete the owner's job with this id, and its events, but not its files and states.
 
-    def enter(
+        Raises NotFoundError if there is none, InvalidRequestError if it has not ended, and StorageError.
+        """
+        await self._delete(owner, job_id, "fine-tuning job")
+
+    async def enter(
         self,
-        job: TuningJob,
+        job_id: str,
         status: TuningStatus,
-        message: str,
+        message: str | None = None,
         level: Level = "info",
         *,
         among: Collection[TuningStatus] | None = None,
         error: JobError | None = None,
         trained_tokens: int | None = None,
     ) -> TuningJob:
-        """Write that a job comes into `status`, with an event, and return its present form.
+        """Write that a job comes into `status`, perhaps with an event, and return its present form.
 
         It is unchanged if `status` may not follow its own. Raises InvalidRequestError if its own is not `among` some,
         NotFoundError if the job was forgotten, and StorageError.
         """
-        with self.lock:
-            job = self._find(job.id)
+
+        def change(job: TuningJob, transaction: Transaction) -> TuningJob:
             if among is not None and job.status not in among:
                 raise InvalidRequestError("status", job.status, f"a job whose status is {' or '.join(among)}")
             if status not in FOLLOWS[job.status]:
                 return job
-            ends = not FOLLOWS[status]
-            finished = self.files.now() if ends else None
-            changed = replace(job, status=status, error=error, finished=finished, trained_tokens=trained_tokens)
-            self._write(changed)
-            self.add_event(changed, message, level)
-            if ends:
-                self._unlink(job, "checkpoint", "state")
-            return changed
+            now, ends = self.files.now(), not FOLLOWS[status]
+            if message is not None:
+                events.add(transaction, job_id, now, message, level)
+            if ends and status != "succeeded":
+                transaction.after(lambda: self.files.room.give(job.owner, 1, 0))  # of the table of steps
+            finished = now if ends else None
+            return replace(job, status=status, error=error, finished=finished, trained_tokens=trained_tokens)
 
-    def add_event(
-        self, job: TuningJob, message: str, level: Level = "info", data: Mapping[str, Number] | None = None
-    ) -> None:
-        """Write an event of a job; figures that are not finite become None. Raises StorageError."""
+        return await self.change(job_id, change)
+
+    async def add_event(
+        self,
+        job: TuningJob,
+        message: str,
+        level: Level = "info",
+        kind: EventKind = "message",
+        place: float | None = None,
+        data: Mapping[str, Number] | None = None,
+    ) -> bool:
+        """Write an event of a job; figures that are not finite become None. Return False if the job has it already.
+
+        Raises StorageError.
+        """
         figures = None if data is None else {name: finite(value) for name, value in data.items()}
-        event = TuningEvent(f"ftevent-{uuid4().hex}", self.files.now(), level, message, figures)
-        line = b"\n" + json.dumps(asdict(event)).encode() + b"\n"  # a crash may have left a part of one before it
-        with (
-            self.lock,
-            storage_errors("an event can't be written to the folder of jobs"),
-            self.path(job, "events").open("ab", buffering=0) as file,
-        ):
-            append(file, line)
+        now = self.files.now()
+        return await self._database.write(
+            lambda transaction: events.add(transaction, job.id, now, message, level, kind, place, figures)
+        )
 
-    def events(self, job: TuningJob) -> tuple[list[TuningEvent], bool]:
-        """Return the events of a job, the oldest first, and True if the job has ended. Raises StorageError."""
-        found = []
-        with self.lock, storage_errors("the events of the job can't be read"), suppress(FileNotFoundError):
-            has_ended = self._find(job.id).has_ended
-            for line in self.path(job, "events").read_bytes().splitlines():
-                with suppress(ValueError):  # a part of a line that a crash has left
-                    found.append(_EVENT.validate_json(line))
-        return found, has_ended
+    async def events(self, job: TuningJob, cursor: Cursor) -> Page[Event]:
+        """Return a part of the events of a job. Raises InvalidRequestError and StorageError."""
+        return await self._database.read(lambda db: events.page(db, job.id, cursor))
 
-    def add_results(self, job: TuningJob) -> None:
-        """Make the file of a job's metrics, a table of its steps. Raises StorageError."""
-        figures = ("step", "learning_rate", "train_loss", "valid_loss", "tokens")
-        steps: dict[int, dict[str, Number]] = {}
-        for event in self.events(job)[0]:
-            if event.data is not None:
-                steps.setdefault(event.step, {}).update(event.data)
-        rows = [",".join(figures)]
-        for _, data in sorted(steps.items()):
-            rows.append(",".join("" if (value := data.get(name)) is None else f"{value:.6g}" for name in figures))
-        path = self.path(job, "metrics")
-        with storage_errors("the metrics can't be written to the folder of jobs"):
-            if not self.files.has(job.result_file):
-                path.write_text("\n".join(rows) + "\n", "utf-8")
-        self.files.adopt(path, job.result_file, job.owner, f"{job.id}_metrics.csv", "fine-tune-results", None)
+    async def events_after(self, job: TuningJob, number: int, limit: int) -> tuple[list[Event], bool]:
+        """Return the first events of a job after one, and True if the job had ended before that.
 
-    def readings(self) -> TuningReadings:
-        """Return the present counts, for metrics."""
-        with self.lock:
-            statuses = Counter(job.status for job in self._jobs.values())
-            return TuningReadings({status: statuses[status] for status in FOLLOWS}, self.updates, self.tokens)
+        Raises NotFoundError if it was forgotten, and StorageError.
+        """
+        has_ended = (await self.get(None, job.id)).has_ended
+        return await self._database.read(lambda db: events.after(db, job.id, number, limit)), has_ended
 
-    def _forget(self, job: TuningJob) -> None:
-        super()._forget(job)
-        self._unlink(job, "events", "metrics")
+    async def progress(self, job: TuningJob) -> tuple[int, float | None, int]:
+        """Return the last step of a job that has an event, its loss, and the tokens of all steps."""
+        return await self._database.read(lambda db: events.progress(db, job.id))
 
-    def _unlink(self, job: TuningJob, *endings: str) -> None:
-        for ending in endings:
-            with suppress(OSError):
-                self.path(job, ending).unlink(missing_ok=True)
+    async def succeed(self, job: TuningJob, message: str, trained_tokens: int) -> None:
+        """Make the file of a job's metrics, a table of its steps, and let the job succeed. Raises StorageError."""
+        blobs, name = self.files.blobs, f"{job.id}.metrics"
+        table = await self._database.read(lambda db: events.table_of_steps(db, job.id))
+
+        def write() -> None:
+            with blobs.create(name) as file:
+                file.write(table.encode())
+
+        await asyncio.to_thread(write)
+        filename, adopt = f"{job.id}_metrics.csv", self.files.adopt
+        stored = await asyncio.to_thread(adopt, name, job.result_file, job.owner, filename, "fine-tune-results", None)
+
+        def change(job: TuningJob, transaction: Transaction) -> TuningJob:
+            if "succeeded" not in FOLLOWS[job.status]:
+                transaction.after(lambda: blobs.delete(stored.id))
+                return job
+            self.files.record(transaction, stored)
+            transaction.after(lambda: self.files.room.give(job.owner, 0, -stored.num_bytes))
+            now = self.files.now()
+            events.add(transaction, job.id, now, message)
+            return replace(job, status="succeeded", finished=now, trained_tokens=trained_tokens)
+
+        await self.change(job.id, change)
+
+    async def clean(self, job: TuningJob) -> None:
+        """Delete what the process of a job has written, if the job has ended. The process must have ended, too."""
+        with suppress(NotFoundError):
+            if not (await self.get(None, job.id)).has_ended:
+                return
+        await asyncio.to_thread(self.files.blobs.delete, *(f"{job.id}.{ending}" for ending in BLOBS))
+
+    def _forget(self, transaction: Transaction, job: TuningJob) -> None:
+        super()._forget(transaction, job)
+        events.delete(transaction, job.id)

@@ -1,0 +1,1 @@
+"""The store room: all that clients leave on the server, in one database and a folder of blobs."""

@@ -1,0 +1,256 @@
+"""One SQLite file: one thread writes, a few read, and the event loop never waits for the disk.
+
+A change is one transaction, which is on the disk before its caller goes on. Readers have connections of their own, so a
+long reading delays no change. However many clients call, there are no more threads and open files than those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from rnn_engine.errors import StateError, StorageError
+
+T = TypeVar("T")
+
+_NUM_READERS: Final = 3
+_BALLAST_BYTES: Final = 1 << 20  # that a deletion may need on a full disk
+_LOG_BYTES: Final = 1 << 22  # of the write-ahead log that are kept for the next changes
+_FREED_PAGES: Final = 10_000  # that one change gives back to the disk at most
+_log = logging.getLogger(__name__)
+
+
+class Transaction:
+    """A change of the database. What is to happen after its end, such as deleting a file, is told to `after`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.execute = connection.execute
+        self.executemany = connection.executemany
+        self.afterwards: list[Callable[[], object]] = []
+
+    def after(self, action: Callable[[], object]) -> None:
+        """Call `action` once the change is on the disk. It must not raise."""
+        self.afterwards.append(action)
+
+
+class Database:
+    """A database of a folder. Thread-safe.
+
+    `read` and `write` call a function with a connection on a thread of the database. Both raise what the function
+    raises, and StorageError for an error of SQLite.
+    """
+
+    def __init__(self, find_path: Callable[[], Path], schema: Sequence[str], version: int, *, lasting: bool) -> None:
+        """Prepare a database at the path that `find_path` returns; it is opened when it is first used.
+
+        `schema` creates the tables of a new file. Unless it is `lasting`, nothing waits for the disk.
+        """
+        self.was_damaged = False  # when it was opened; then rows may be lost
+        self._find_path = find_path
+        self._schema = schema
+        self._version = version
+        self._lasting = lasting
+        self._path: Path | None = None
+        self._opening = threading.Lock()
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._writer = ThreadPoolExecutor(1, "store-writer")
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "store-reader")
+
+    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Call `query` with a connection that sees all changes that have ended."""
+        return await asyncio.wrap_future(self._start_reading(query))
+
+    async def write(self, change: Callable[[Transaction], T], *, frees: bool = False) -> T:
+        """Make one change, all of which is written or, if `change` raises an error, nothing.
+
+        It is made, too, if the caller is cancelled meanwhile. One that `frees` room is made also on a full disk.
+        """
+        return await asyncio.shield(asyncio.wrap_future(self._writer.submit(self._write, change, frees)))
+
+    def read_now(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Do as `read`, and block meanwhile."""
+        return self._start_reading(query).result()
+
+    def write_now(self, change: Callable[[Transaction], T], *, frees: bool = False) -> T:
+        """Do as `write`, and block meanwhile."""
+        return self._writer.submit(self._write, change, frees).result()
+
+    def close(self) -> None:
+        """Finish what was begun, and close all connections. Idempotent."""
+        for pool in (self._readers, self._writer):
+            pool.shutdown()
+        while self._connections:
+            self._connections.pop().close()
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """The bytes of the file, and how many of them hold nothing. Blocks."""
+        if self._path is None:
+            return 0, 0
+        names = ("page_count", "freelist_count", "page_size")
+        pages, free, size = self.read_now(lambda db: [db.execute(f"PRAGMA {name}").fetchone()[0] for name in names])
+        return pages * size, free * size
+
+    def _start_reading(self, query: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        return self._readers.submit(self._read, query)
+
+    def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        with _storage_errors():
+            return query(self._connect())
+
+    def _write(self, change: Callable[[Transaction], T], frees: bool) -> T:
+        with _storage_errors():
+            connection = self._connect()
+            try:
+                result, transaction = self._transact(connection, change)
+            except sqlite3.OperationalError as error:
+                if not (frees and _is_full(error) and self._drop_ballast()):
+                    raise
+                result, transaction = self._transact(connection, change)
+        for action in transaction.afterwards:
+            action()
+        if frees:
+            with suppress(sqlite3.Error):  # space that is not given back now is used again
+                connection.execute(f"PRAGMA incremental_vacuum({_FREED_PAGES})").fetchall()
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._lay_ballast()
+        return result
+
+    def _transact(self, connection: sqlite3.Connection, change: Callable[[Transaction], T]) -> tuple[T, Transaction]:
+        transaction = Transaction(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = change(transaction)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # SQLite ends it by itself after some errors
+                connection.execute("ROLLBACK")
+            raise
+        return result, transaction
+
+    # A file without content keeps some room on the disk, so that there is enough for a deletion when the disk is full.
+
+    @property
+    def _ballast(self) -> Path:
+        assert self._path is not None
+        return self._path.with_name(f"{self._path.name}-reserve")
+
+    def _drop_ballast(self) -> bool:
+        try:
+            self._ballast.unlink()
+        except OSError:
+            return False
+        return True
+
+    def _lay_ballast(self) -> None:
+        if self._lasting and not self._ballast.exists():
+            try:
+                self._ballast.write_bytes(bytes(_BALLAST_BYTES))
+            except OSError:
+                self._drop_ballast()
+
+    def _connect(self) -> sqlite3.Connection:
+        """Return the connection of this thread."""
+        found: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if found is None:
+            with self._opening:
+                if self._path is None:
+                    path = self._find_path()
+                    self._create(path)
+                    self._path = path
+                    self._lay_ballast()
+                self._local.connection = found = self._open(self._path)
+                self._connections.append(found)
+        return found
+
+    def _open(self, path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=60.0)
+        connection.execute("PRAGMA trusted_schema = OFF")  # the file may come from elsewhere
+        connection.execute(f"PRAGMA synchronous = {'FULL' if self._lasting else 'OFF'}")
+        connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+        connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+        return connection
+
+    def _create(self, path: Path) -> None:
+        """Create the file if it is missing, and rescue what can be read of one that is damaged.
+
+        Raises StateError for a file that a later version has written, or that can't be opened.
+        """
+        try:
+            try:
+                self._prepare(path)
+            except sqlite3.OperationalError:  # such as a full disk
+                raise
+            except sqlite3.DatabaseError as error:
+                self.was_damaged = True
+                damaged = path.with_name(f"{path.name}.damaged")
+                _log.warning("%s is damaged: %s; what can be read is kept, and it is now %s", path, error, damaged)
+                for ending in ("", "-wal", "-shm"):
+                    with suppress(FileNotFoundError):
+                        path.with_name(path.name + ending).replace(damaged.with_name(damaged.name + ending))
+                self._prepare(path)
+                self._rescue(damaged, path)
+        except sqlite3.Error as error:
+            raise StateError(f"{path}: {error}; expected a file that can be written, or none") from error
+
+    def _prepare(self, path: Path) -> None:
+        connection = self._open(path)
+        try:
+            [version] = connection.execute("PRAGMA user_version").fetchone()
+            if version > self._version:
+                raise StateError(
+                    f"{path}: its format is {version}, of a later version; expected at most {self._version}"
+                )
+            if version == 0:
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                connection.execute("PRAGMA journal_mode = WAL")
+                script = ";\n".join(self._schema)
+                connection.executescript(f"BEGIN; PRAGMA user_version = {self._version}; {script}; COMMIT;")
+            [[found]] = connection.execute("PRAGMA quick_check(1)").fetchall()
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+        finally:
+            connection.close()
+
+    def _rescue(self, damaged: Path, path: Path) -> None:
+        """Copy each row that can be read from a damaged file."""
+        connection = self._open(path)
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        with suppress(sqlite3.Error):
+            connection.execute("ATTACH ? AS damaged", (str(damaged),))
+            for table in tables:
+                _copy_rows(connection, table)
+        connection.close()
+
+
+def _copy_rows(connection: sqlite3.Connection, table: str) -> None:
+    """Copy the rows of a table of `damaged`, those before the first that can't be read, and those after the last."""
+    for order in ("ASC", "DESC"):
+        with suppress(sqlite3.Error):
+            rows: Any = connection.execute(f"SELECT * FROM damaged.{table} NOT INDEXED ORDER BY rowid {order}")
+            while (row := rows.fetchone()) is not None:
+                marks = ", ".join("?" * len(row))
+                connection.execute(f"INSERT OR IGNORE INTO main.{table} VALUES ({marks})", row)
+
+
+class _storage_errors:  # noqa: N801
+    """Turns errors of SQLite into StorageError."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, sqlite3.Error):
+            raise StorageError(f"the folder of jobs can't be read or written: {error}") from error
+
+
+def _is_full(error: sqlite3.Error) -> bool:
+    """Return True if the disk has no room for a change. With a write-ahead log, SQLite may call that an I/O error."""
+    return (error.sqlite_errorcode & 0xFF) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)

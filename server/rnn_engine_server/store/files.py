@@ -1,0 +1,239 @@
+"""The files of clients: uploaded for jobs, and results of jobs, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, Literal, TypeAlias
+
+from pydantic import TypeAdapter
+
+from rnn_engine.errors import InvalidRequestError, StorageError
+from rnn_engine_server.core.bodies import on_thread
+from rnn_engine_server.store.blobs import Blobs
+from rnn_engine_server.store.database import Database, Transaction
+from rnn_engine_server.store.owners import Columns, Cursor, Page, Room, Table
+
+UploadPurpose: TypeAlias = Literal["batch", "fine-tune"]
+"""What an uploaded file is for, under OpenAI's names."""
+FilePurpose: TypeAlias = Literal["batch", "batch_output", "fine-tune", "fine-tune-results"]
+"""What a file is for: uploaded ones, and those that the server writes."""
+
+FILE_ID: Final = "file-"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """What a file is. It never changes."""
+
+    id: str
+    owner: str
+    filename: str  # as the client calls it
+    purpose: FilePurpose
+    num_bytes: int
+    sha256: str  # of the content, in hexadecimal digits
+    created: float  # Unix time, seconds
+    expires: float | None = None  # Unix time, seconds; None = never
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(self.purpose, "", self.expires, self.num_bytes)
+
+
+FILES: Final = Table("files", TypeAdapter(StoredFile), "file")
+HELD_FILES: Final = (
+    "CREATE TABLE held_files (file TEXT NOT NULL, job TEXT NOT NULL, PRIMARY KEY (file, job)) WITHOUT ROWID",
+    "CREATE INDEX held_files_by_job ON held_files (job)",
+)
+"""The files that unfinished jobs need."""
+_EXPIRED: Final = "expires <= ? AND NOT EXISTS (SELECT 1 FROM held_files WHERE file = id)"
+_log = logging.getLogger(__name__)
+
+
+class NewFile:
+    """A file that is being written, part by part. Made by `Files.create`; for one task at a time.
+
+    It must be described before the end of the `async with` block.
+    """
+
+    def __init__(self, file: IO[bytes], take_room: Callable[[int], None]) -> None:
+        self.num_bytes = 0
+        self.description: tuple[str, FilePurpose, float | None] | None = None
+        self.stored: StoredFile | None = None
+        self._file = file
+        self._take_room = take_room
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        """The digest of what has been written."""
+        return self._digest.hexdigest()
+
+    def write_now(self, data: bytes | bytearray) -> None:
+        """Append `data`, and block meanwhile.
+
+        Raises InvalidRequestError or StorageError if there is no room for it, and OSError if it can't be written.
+        """
+        self._take_room(len(data))
+        self.num_bytes += len(data)
+        self._digest.update(data)
+        self._file.write(data)
+
+    async def write(self, data: bytes | bytearray) -> None:
+        """Do as `write_now` on a thread."""
+        await asyncio.to_thread(self.write_now, data)
+
+    def describe(self, filename: str, purpose: FilePurpose, lifetime: float | None) -> None:
+        """Say what the file is. It is deleted after `lifetime` seconds; None = never."""
+        self.description = filename, purpose, lifetime
+
+
+class Files:
+    """The files of all owners, in a database and a folder of blobs."""
+
+    def __init__(self, database: Database, blobs: Blobs, room: Room, clock: Callable[[], float]) -> None:
+        self.room = room
+        self.blobs = blobs
+        self.now = clock
+        """Returns the Unix time in seconds by which files expire."""
+        self._database = database
+        self._next_expiry = 0.0  # no file expires before that time
+
+    @staticmethod
+    def new_id() -> str:
+        """Return an id for a new file."""
+        return f"{FILE_ID}{uuid.uuid4().hex}"
+
+    async def page(self, owner: str | None, cursor: Cursor, purpose: str | None = None) -> Page[StoredFile]:
+        """Return a part of the list of an owner's files, perhaps of one purpose. Raises InvalidRequestError."""
+        await self._drop_expired()
+        return await self._database.read(lambda db: FILES.page(db, owner, cursor, purpose))
+
+    async def get(self, owner: str | None, file_id: str) -> StoredFile:
+        """Return the owner's file with this id. Raises NotFoundError if there is none, or none any more."""
+        await self._drop_expired()
+        return await self._database.read(lambda db: FILES.find(db, owner, file_id))
+
+    async def content(self, owner: str | None, file_id: str) -> Path:
+        """Return the path of a file's content, which exists until the file is deleted. Raises NotFoundError."""
+        stored = await self.get(owner, file_id)
+        with await asyncio.to_thread(self.blobs.open, stored.id):
+            return self.blobs.path(stored.id)
+
+    async def open_content(self, stored: StoredFile) -> IO[bytes]:
+        """Open a file's content, which can then be read even if the file is deleted.
+
+        Raises NotFoundError if it is deleted already, and StorageError.
+        """
+        return await asyncio.to_thread(self.blobs.open, stored.id)
+
+    @asynccontextmanager
+    async def create(self, owner: str) -> AsyncIterator[NewFile]:
+        """Begin a new file, which is stored at the end of the `async with` block, or deleted if that raises an error.
+
+        Its `stored` is what was stored. Raises InvalidRequestError if the owner may have no more files, and
+        StorageError if the disk or the room for all files is full.
+        """
+        file_id = self.new_id()
+        await self._drop_expired()
+        self.room.take(owner, 1, 0)
+        new: NewFile | None = None
+        try:
+            async with on_thread(self.blobs.create(file_id)) as file:
+                yield (new := NewFile(file, lambda num_bytes: self.room.take(owner, 0, num_bytes)))
+                if new.description is None:
+                    raise RuntimeError("a new file was not described")
+            assert new.description is not None
+            stored = self._describe(file_id, owner, *new.description, new.num_bytes, new.sha256)
+            try:
+                await self._database.write(lambda transaction: self.record(transaction, stored))
+            except Exception:
+                await asyncio.to_thread(self.blobs.delete, file_id)
+                raise
+            new.stored = stored
+        finally:
+            if new is None or new.stored is None:
+                self.room.give(owner, 1, 0 if new is None else new.num_bytes)
+
+    async def delete(self, owner: str | None, file_id: str) -> None:
+        """Delete the owner's file with this id, also on a full disk.
+
+        Raises NotFoundError if there is none, and InvalidRequestError if a job needs it.
+        """
+
+        def delete(transaction: Transaction) -> None:
+            stored = FILES.find(transaction, owner, file_id)
+            query = "SELECT 1 FROM held_files WHERE file = ? LIMIT 1"
+            if transaction.execute(query, (file_id,)).fetchone() is not None:
+                raise InvalidRequestError("file", file_id, "a file that no unfinished job needs; cancel the job first")
+            self.forget(transaction, stored)
+
+        await self._drop_expired()
+        await self._database.write(delete, frees=True)
+
+    # Parts of changes that jobs make, too.
+
+    def hold(self, transaction: Transaction, job_id: str, *file_ids: str) -> None:
+        """Keep files from being deleted or expiring until `release` is called for the job."""
+        transaction.executemany("INSERT OR IGNORE INTO held_files VALUES (?, ?)", [(each, job_id) for each in file_ids])
+
+    def release(self, transaction: Transaction, job_id: str) -> None:
+        """Undo `hold`."""
+        transaction.execute("DELETE FROM held_files WHERE job = ?", (job_id,))
+        self._next_expiry = 0.0
+
+    def forget(self, transaction: Transaction, stored: StoredFile) -> None:
+        """Delete a file, its content after the end of the change."""
+        FILES.delete(transaction, stored)
+        transaction.after(lambda: self.blobs.delete(stored.id))
+        transaction.after(lambda: self.room.give(stored.owner, 1, stored.num_bytes))
+
+    def record(self, transaction: Transaction, stored: StoredFile) -> None:
+        """Write the record of a file whose content and room are there."""
+        FILES.put(transaction, stored)
+        if stored.expires is not None:
+            self._next_expiry = min(self._next_expiry, stored.expires)
+
+    def adopt(
+        self, blob: str, file_id: str, owner: str, filename: str, purpose: FilePurpose, lifetime: float | None
+    ) -> StoredFile:
+        """Give a blob the name of a file, and return what to record. Blocks. Raises StorageError."""
+        num_bytes, sha256 = self.blobs.adopt(file_id, blob)
+        return self._describe(file_id, owner, filename, purpose, lifetime, num_bytes, sha256)
+
+    def _describe(
+        self,
+        file_id: str,
+        owner: str,
+        filename: str,
+        purpose: FilePurpose,
+        lifetime: float | None,
+        num_bytes: int,
+        sha256: str,
+    ) -> StoredFile:
+        now = self.now()
+        expires = None if lifetime is None else now + lifetime
+        return StoredFile(file_id, owner, filename, purpose, num_bytes, sha256, now, expires)
+
+    async def _drop_expired(self) -> None:
+        """Delete the files whose time has passed, but not those that jobs need."""
+        now = self.now()
+        if now < self._next_expiry:
+            return
+
+        def drop(transaction: Transaction) -> None:
+            for stored in list(FILES.select(transaction, _EXPIRED, now)):
+                self.forget(transaction, stored)
+            [found] = transaction.execute("SELECT min(expires) FROM files WHERE expires > ?", (now,)).fetchone()
+            self._next_expiry = float("inf") if found is None else float(found)
+
+        try:
+            await self._database.write(drop, frees=True)
+        except StorageError as error:
+            _log.warning("expired files can't be deleted: %s", error)

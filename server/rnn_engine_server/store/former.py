@@ -1,0 +1,101 @@
+"""Take over a folder of jobs as former versions wrote it: a file of JSON for each record, and one for each content.
+
+All records come into the database in one change, and contents get a second name among the blobs. The former files are
+deleted only then, so a start that is interrupted begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from rnn_engine.files import read_record
+from rnn_engine_server.store import events
+from rnn_engine_server.store.batches import BATCH_ID, BATCHES, RESULTS, Batch
+from rnn_engine_server.store.blobs import Blobs
+from rnn_engine_server.store.database import Database, Transaction
+from rnn_engine_server.store.events import EventKind
+from rnn_engine_server.store.files import FILE_ID, FILES, StoredFile
+from rnn_engine_server.store.owners import Table
+from rnn_engine_server.store.tunings import BLOBS, TUNING_ID, TUNINGS, TuningJob
+
+_Record = StoredFile | Batch | TuningJob
+_RECORD, _CONTENT, _EVENTS = ".json", ".data", ".events"
+_KINDS: Final[dict[str, tuple[Table[Any], TypeAdapter[Any]]]] = {  # by the beginning of the ids
+    FILE_ID: (FILES, TypeAdapter(StoredFile)),
+    BATCH_ID: (BATCHES, TypeAdapter(Batch)),
+    TUNING_ID: (TUNINGS, TypeAdapter(TuningJob)),
+}
+_log = logging.getLogger(__name__)
+
+
+def take_over(folder: Path, database: Database, blobs: Blobs) -> None:
+    """Move what a former version has left in a folder into the database and the blobs. Blocks.
+
+    Damaged records are logged and stay where they are. Raises OSError and StorageError.
+    """
+    paths = [path for start in _KINDS for path in sorted(folder.glob(f"{start}*")) if path.is_file()]
+    if not paths:
+        return
+    _log.warning("%s is of a former version: its %d files are taken over", folder, len(paths))
+    damaged = set[str]()
+    found: list[tuple[float, Table[Any], _Record]] = []
+    for path in paths:
+        if path.suffix == _RECORD:
+            table, kind = next(each for start, each in _KINDS.items() if path.name.startswith(start))
+            try:
+                record = kind.validate_python(read_record(path))
+            except ValidationError:
+                _log.warning("%s is left out: it is damaged", path)
+                damaged.add(path.stem)
+            else:
+                found.append((record.created, table, record))
+    found.sort(key=lambda each: each[0])
+    whole = {record.id for _, _, record in found}
+    for path in paths:
+        name = path.stem if path.suffix == _CONTENT else path.name
+        if path.stem in whole and path.suffix in (_CONTENT, *(f".{ending}" for ending in (*RESULTS, *BLOBS))):
+            _link(path, blobs.path(name))
+
+    def write(transaction: Transaction) -> None:
+        for _, table, record in found:
+            table.put(transaction, record)
+            if isinstance(record, TuningJob):
+                _add_events(transaction, record, folder / f"{record.id}{_EVENTS}")
+            if not isinstance(record, StoredFile) and not record.has_ended:
+                for file_id in record.inputs:
+                    transaction.execute("INSERT OR IGNORE INTO held_files VALUES (?, ?)", (file_id, record.id))
+
+    database.write_now(write)
+    for path in paths:
+        if path.stem not in damaged:
+            path.unlink()
+
+
+def _link(path: Path, to: Path) -> None:
+    to.unlink(missing_ok=True)
+    try:
+        os.link(path, to)
+    except OSError:  # a file system without links
+        shutil.copyfile(path, to)
+
+
+def _add_events(transaction: Transaction, job: TuningJob, path: Path) -> None:
+    events.delete(transaction, job.id)
+    with suppress(FileNotFoundError), path.open("rb") as lines:
+        for line in lines:
+            with suppress(ValueError, KeyError):  # a part of a line that a crash has left
+                event = from_json(line)
+                data, message = event["data"], event["message"]
+                kind: EventKind = "started" if message == "Fine-tuning job started" else "message"
+                if data is not None:
+                    kind = "update" if "train_loss" in data else "judgement"
+                what = message, event["level"], kind, None if data is None else data["step"], data, event["id"]
+                events.add(transaction, job.id, event["created"], *what)
