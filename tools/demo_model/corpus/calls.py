@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -146,22 +146,33 @@ TOOLS = tuple(map(_tool, read_data("calls")["tools"]))
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A tool as one system text offers it: with one of the tool's names, and names of its arguments."""
+    """A tool as a system text offers it."""
 
-    tool: Tool
     name: str
     arguments: tuple[str, ...]
 
-    @property
-    def signature(self) -> str:
+    def __str__(self) -> str:
         return f"{self.name}({', '.join(self.arguments)})"
 
-    def call(self, values: tuple[Value, ...]) -> str:
-        return json.dumps({"name": self.name, "arguments": dict(zip(self.arguments, values, strict=True))})
+    def call(self, values: Mapping[str, Value]) -> str:
+        """Return the JSON of a call with `values` of some or all arguments. They are in the tool's order."""
+        arguments = {argument: values[argument] for argument in self.arguments if argument in values}
+        return json.dumps({"name": self.name, "arguments": arguments})
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOffer(Offer):
+    """An offer of a tool that has templates, with one of the tool's names, and names of its arguments."""
+
+    tool: Tool
+
+    def call_with(self, values: tuple[Value, ...]) -> str:
+        """Return the JSON of a call with the values of all arguments."""
+        return self.call(dict(zip(self.arguments, values, strict=True)))
 
 
 SIMPLE_TOOLS = tuple(
-    Offer(_tool(table), table["names"][0], tuple(names[0] for names in table["arguments"]))
+    KnownOffer(table["names"][0], tuple(names[0] for names in table["arguments"]), _tool(table))
     for table in read_data("calls")["simple_tools"]
 )
 """Tools of one name and one argument."""
@@ -176,20 +187,21 @@ def tool_call(rng: random.Random, held_out: bool) -> Dialogue:
         value = offer.tool.values[0](rng)
         if is_held_out("tool", value, *(other.name for other in offers)) == held_out:
             break
-    turn = Turn(ask(rng, offer.tool.asked, x=value), offer.call((value,)))
-    return Dialogue((turn,), system=_listed_tools(offers))
+    turn = Turn(ask(rng, offer.tool.asked, x=value), offer.call_with((value,)))
+    return Dialogue((turn,), system=listed_tools(offers))
 
 
-def _offer(rng: random.Random, tool: Tool) -> Offer:
-    return Offer(tool, rng.choice(tool.names), tuple(rng.choice(names) for names in tool.arguments))
+def _offer(rng: random.Random, tool: Tool) -> KnownOffer:
+    return KnownOffer(rng.choice(tool.names), tuple(rng.choice(names) for names in tool.arguments), tool)
 
 
-def _listed_tools(offers: list[Offer]) -> str:
-    return "Tools: " + ", ".join(offer.signature for offer in offers)
+def listed_tools(offers: Sequence[Offer]) -> str:
+    """Return the line of a system text that offers tools."""
+    return "Tools: " + ", ".join(map(str, offers))
 
 
-def _system(rng: random.Random, offers: list[Offer]) -> str:
-    told = _listed_tools(offers)
+def _system(rng: random.Random, offers: Sequence[Offer]) -> str:
+    told = listed_tools(offers)
     return f"{rng.choice(TEXTS['systems'])}\n{told}" if rng.random() < 0.3 else told
 
 
@@ -208,7 +220,7 @@ def _result(rng: random.Random, tool: Tool, values: tuple[Value, ...]) -> Turn:
     return Turn(_fill(result, values, t, w), _fill(said, values, t, w), asker=OBSERVATION)
 
 
-def _offers(rng: random.Random) -> list[Offer]:
+def _offers(rng: random.Random) -> list[KnownOffer]:
     return [_offer(rng, tool) for tool in rng.sample(TOOLS, rng.choice((1, 1, 2, 3, 4)))]
 
 
@@ -216,12 +228,14 @@ def _offers(rng: random.Random) -> list[Offer]:
 class Use:
     """A call of an offered tool with argument values. `turn` makes the user's question for it."""
 
-    offer: Offer
+    offer: KnownOffer
     values: tuple[Value, ...]
 
     def turn(self, rng: random.Random, *, again: bool = False) -> Turn:
         tool = self.offer.tool
-        return Turn(_fill(rng.choice(tool.again if again else tool.asked), self.values), self.offer.call(self.values))
+        return Turn(
+            _fill(rng.choice(tool.again if again else tool.asked), self.values), self.offer.call_with(self.values)
+        )
 
 
 def _uses(rng: random.Random, held_out: bool) -> tuple[Use, Use, str]:

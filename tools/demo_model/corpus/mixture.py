@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tools.demo_model.corpus import calls, follow_up, new_tools, questions, talk
+from tools.demo_model.corpus import calls, follow_up, new_tools, questions
 from tools.demo_model.corpus.dialogue import Dialogue, OpenSkill, Skill, Turn, hurried, is_opening
 from tools.demo_model.corpus.texts import read_data, read_texts
 
@@ -22,7 +22,7 @@ def _checked(name: str, make: OpenSkill) -> Skill:
     return skill
 
 
-_MODULES = (questions, calls, new_tools, follow_up, talk)
+_MODULES = (questions, calls, new_tools, follow_up)
 _OPEN_SKILLS = {name: make for module in _MODULES for name, make in module.OPEN_SKILLS.items()}
 _ALL_SKILLS: Mapping[str, Skill] = {
     **{name: make for module in _MODULES for name, make in module.SKILLS.items()},

@@ -5,13 +5,11 @@ Held out are identifiers, that is names of tools, arguments and files.
 
 from __future__ import annotations
 
-import json
 import random
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from tools.demo_model.corpus.calls import TOOLS, Value, plain_turn
+from tools.demo_model.corpus.calls import TOOLS, Offer, Value, listed_tools, plain_turn
 from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, OpenSkill, Skill, Turn, ask, is_held_out
 from tools.demo_model.corpus.texts import COMMON_WORDS, NAMES, WORDS, invented_word, read_texts
 
@@ -19,22 +17,6 @@ TEXTS = read_texts("new_tools")
 _MOST_TOOLS = 5
 _LETTERS_AND_DIGITS = string.ascii_lowercase + string.digits
 _CLUTTER_CHANCE, _RESULT_CHANCE, _SECOND_CHANCE, _OMITTED_CHANCE = 0.25, 0.2, 0.12, 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class NewTool:
-    """A tool as a system text offers it."""
-
-    name: str
-    arguments: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(self.arguments)})"
-
-    def call(self, values: Mapping[str, Value]) -> str:
-        """Return the JSON of a call with `values` of some or all arguments. They are in the tool's order."""
-        arguments = {argument: values[argument] for argument in self.arguments if argument in values}
-        return json.dumps({"name": self.name, "arguments": arguments})
 
 
 def _word(rng: random.Random) -> str:
@@ -108,14 +90,14 @@ def _value(rng: random.Random) -> tuple[Value, str]:
     return text, f"{quote}{text}{quote}"
 
 
-def _new_tool(rng: random.Random, held_out: bool, *parts: str) -> NewTool:
+def _new_tool(rng: random.Random, held_out: bool, *parts: str) -> Offer:
     arguments: list[str] = []
     count = rng.choice((1, 1, 1, 1, 2, 2, 3))
     while len(arguments) < count:
         argument = _identifier(rng, held_out)
         if argument not in arguments:
             arguments.append(argument)
-    return NewTool(_identifier(rng, held_out, *parts), tuple(arguments))
+    return Offer(_identifier(rng, held_out, *parts), tuple(arguments))
 
 
 def _with_optional(rng: random.Random, held_out: bool, *arguments: str) -> tuple[str, ...]:
@@ -126,11 +108,11 @@ def _with_optional(rng: random.Random, held_out: bool, *arguments: str) -> tuple
     return arguments if optional in arguments else (*arguments, optional)
 
 
-def _others(rng: random.Random, held_out: bool, count: int) -> list[NewTool]:
+def _others(rng: random.Random, held_out: bool, count: int) -> list[Offer]:
     return [_new_tool(rng, held_out) for _ in range(count)]
 
 
-def _by_name(rng: random.Random, held_out: bool) -> tuple[NewTool, str, dict[str, Value]]:
+def _by_name(rng: random.Random, held_out: bool) -> tuple[Offer, str, dict[str, Value]]:
     """Return a tool, and a question that names it and gives values in order, or with their arguments' names."""
     tool = _new_tool(rng, held_out)
     drawn = {argument: _value(rng) for argument in tool.arguments}
@@ -149,7 +131,7 @@ def _by_name(rng: random.Random, held_out: bool) -> tuple[NewTool, str, dict[str
     return tool, template.format(name=tool.name, values=joined), {key: value for key, (value, _) in drawn.items()}
 
 
-def _by_topic(rng: random.Random, held_out: bool) -> tuple[NewTool, str, dict[str, Value]]:
+def _by_topic(rng: random.Random, held_out: bool) -> tuple[Offer, str, dict[str, Value]]:
     """Return a tool about a topic that the model knows, under a new name, and a question that needs it."""
     topic = rng.choice(TOOLS)
     base = topic.names[0].split("_")[0]
@@ -159,11 +141,11 @@ def _by_topic(rng: random.Random, held_out: bool) -> tuple[NewTool, str, dict[st
     )
     values = [draw(rng) for draw in topic.values]
     question = rng.choice(topic.asked).format(x=values[0], y=values[-1])
-    tool = NewTool(_identifier(rng, held_out, base), _with_optional(rng, held_out, *arguments))
+    tool = Offer(_identifier(rng, held_out, base), _with_optional(rng, held_out, *arguments))
     return tool, question, dict(zip(arguments, values, strict=True))
 
 
-def _by_words(rng: random.Random, held_out: bool) -> tuple[NewTool, str, dict[str, Value]]:
+def _by_words(rng: random.Random, held_out: bool) -> tuple[Offer, str, dict[str, Value]]:
     """Return a tool whose name is a verb and a noun, and a question with both words and a value."""
     while True:
         verb = rng.choice(TEXTS["verbs"])
@@ -174,20 +156,20 @@ def _by_words(rng: random.Random, held_out: bool) -> tuple[NewTool, str, dict[st
     argument = rng.choice(TEXTS["usual_arguments"]) if rng.random() < 0.4 else _identifier(rng, held_out)
     value, text = _value(rng)
     question = rng.choice(TEXTS["by_words"]).format(verb=verb, noun=noun, value=text)
-    return NewTool(name, _with_optional(rng, held_out, argument)), question, {argument: value}
+    return Offer(name, _with_optional(rng, held_out, argument)), question, {argument: value}
 
 
-def _the_only_one(rng: random.Random, held_out: bool) -> tuple[NewTool, str, dict[str, Value]]:
+def _the_only_one(rng: random.Random, held_out: bool) -> tuple[Offer, str, dict[str, Value]]:
     """Return a tool whose name says nothing, and a question that needs a tool. It must be the only one on offer."""
     topic = rng.choice([topic for topic in TOOLS if len(topic.arguments) == 1])
     value = topic.values[0](rng)
     argument = _identifier(rng, held_out)
     question = rng.choice(topic.asked).format(x=value)
-    tool = NewTool(_identifier(rng, held_out), _with_optional(rng, held_out, argument))
+    tool = Offer(_identifier(rng, held_out), _with_optional(rng, held_out, argument))
     return tool, question, {argument: value}
 
 
-def _of_an_agent(rng: random.Random, held_out: bool) -> tuple[NewTool, str, dict[str, Value]]:
+def _of_an_agent(rng: random.Random, held_out: bool) -> tuple[Offer, str, dict[str, Value]]:
     """Return a tool that reads a file or runs a command, such as coding agents offer, and a question that needs it."""
     reads = rng.random() < 0.5
     path = _path(rng, held_out)
@@ -198,7 +180,7 @@ def _of_an_agent(rng: random.Random, held_out: bool) -> tuple[NewTool, str, dict
     else:
         name, argument = rng.choice(TEXTS["readers" if reads else "runners"]).split(": ")
     question = ask(rng, TEXTS["read" if reads else "run"], value=value)
-    return NewTool(name, _with_optional(rng, held_out, argument)), question, {argument: value}
+    return Offer(name, _with_optional(rng, held_out, argument)), question, {argument: value}
 
 
 def _clutter(rng: random.Random) -> str:
@@ -214,14 +196,14 @@ def _clutter(rng: random.Random) -> str:
     return f"<{tag}>\n{text}\n</{tag}>"
 
 
-def _dialogue(rng: random.Random, tools: list[NewTool], turns: Sequence[Turn]) -> Dialogue:
+def _dialogue(rng: random.Random, tools: list[Offer], turns: Sequence[Turn]) -> Dialogue:
     """Return a dialogue that offers `tools` in random order. Other text may stand before them and before the user's.
 
     Of tools with one name, only the first is offered.
     """
     tools = list({tool.name: tool for tool in reversed(tools)}.values())
     rng.shuffle(tools)
-    system = "Tools: " + ", ".join(map(str, tools))
+    system = listed_tools(tools)
     if rng.random() < _CLUTTER_CHANCE:
         system = f"{rng.choice((_clutter(rng), rng.choice(TEXTS['systems'])))}\n{system}"
     first, *rest = turns
@@ -281,7 +263,7 @@ def write_file(rng: random.Random, held_out: bool) -> Dialogue:
     arguments = [path_argument, content_argument]
     if rng.random() < 0.3:
         arguments.reverse()
-    tool = NewTool(name, _with_optional(rng, held_out, *arguments))
+    tool = Offer(name, _with_optional(rng, held_out, *arguments))
     path, content = _path(rng, held_out), _content(rng)
     question = rng.choice(TEXTS["write"]).format(path=path, content=content)
     turns = [Turn(question, tool.call({path_argument: path, content_argument: content}))]
@@ -293,10 +275,10 @@ def write_file(rng: random.Random, held_out: bool) -> Dialogue:
     return _dialogue(rng, [tool, *others], turns)
 
 
-def _usual(rng: random.Random) -> NewTool:
+def _usual(rng: random.Random) -> Offer:
     """Return a tool that coding agents often offer, other than one that writes files."""
     name, arguments = rng.choice((*TEXTS["usual_tools"], *TEXTS["readers"], *TEXTS["runners"])).split(": ")
-    return NewTool(name, tuple(arguments.split()))
+    return Offer(name, tuple(arguments.split()))
 
 
 def copy(rng: random.Random, held_out: bool) -> Dialogue:
