@@ -161,7 +161,10 @@ def _in_blocks(source: ConversionSource, name: str, spec: TensorSpec, block_form
     block_type = block_format.name.upper()
     shape = source.model.tensors[spec.name].shape
     if not keeps_blocks(block_type):
-        raise ModelError(f"a GGUF file can't hold {spec.name} in {block_format.name}; expected q8_0, q4_0 or q4_1")
+        raise ModelError(
+            f"a GGUF file can't hold {spec.name} in {block_format.name}; expected q8_0, q4_0 or q4_1, or what another "
+            "GGUF file has"
+        )
     if shape[1] % block_format.block_columns:
         multiple = f"a multiple of {block_format.block_columns} for {block_format.name}"
         raise ModelError(f"{spec.name} has rows of {shape[1]} numbers; expected {multiple}")

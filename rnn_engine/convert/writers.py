@@ -21,7 +21,7 @@ from rnn_engine.forward.weight_formats import FloatFormat
 from rnn_engine.model import OpenModel
 from rnn_engine.model.huggingface import fla_name, is_transposed
 from rnn_engine.model.layout import TensorSpec
-from rnn_engine.quantised import BLOCK_FORMATS, BlockFormat, Blocks, quantise
+from rnn_engine.quantised import KEPT_FORMATS, BlockFormat, Blocks, quantise
 from rnn_engine.tensor_files.pth_file import write_pth
 from rnn_engine.tensor_files.safetensors_file import (
     CODES,
@@ -74,7 +74,7 @@ class ConversionSource:
             return None
         chosen = self.format_of(spec.name)
         name = self.model.tensors[spec.name].block_type if chosen is None else chosen.name
-        found = BLOCK_FORMATS.get((name or "").lower())
+        found = KEPT_FORMATS.get((name or "").lower())
         if found is not None and not spec.name.endswith(".weight"):
             raise ModelError(f"{spec.name} can't be saved in {name}; expected adapters=f16, bf16 or f32")
         return found

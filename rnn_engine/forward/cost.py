@@ -95,6 +95,9 @@ UNPACKING: Final[Mapping[str, float]] = {
     "int4": 20,
     "q4_1": 24,
     "q4_0": 29,
+    "q4_k": 50,
+    "q5_k": 66,
+    "q6_k": 50,
     "nf4": 47,
     "sf4": 47,
 }

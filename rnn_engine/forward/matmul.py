@@ -28,7 +28,7 @@ from rnn_engine.forward.tuning import MatMulClass, Tuning
 from rnn_engine.forward.variants import MatMulVariant, MatMulWork, StreamVariant
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
-from rnn_engine.quantised import BLOCK_FORMATS
+from rnn_engine.quantised import KEPT_FORMATS
 from rnn_engine_shaders import Constant, Include, ShaderSource
 
 
@@ -226,7 +226,7 @@ class MatMul:
             return None
         blocks, halves = self._parts
         num_segments = len(blocks.places) + len(halves.places)
-        if blocks.format.name not in BLOCK_FORMATS or blocks.kind.number != "f32" or halves.format.name != "f16":
+        if blocks.format.name not in KEPT_FORMATS or blocks.kind.number != "f32" or halves.format.name != "f16":
             return None
         if num_segments > MAX_SEGMENTS:
             return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant, TransposedVariant
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import DeviceInfo
-from rnn_engine.quantised import BLOCK_FORMATS
+from rnn_engine.quantised import KEPT_FORMATS
 from rnn_engine.types import ModelShape
 from rnn_engine_shaders import Include
 
@@ -100,7 +100,7 @@ class Tuning:
     def _fixed(self, kind: MatMulClass | None) -> tuple[tuple[StreamVariant, ...], TiledVariant | None]:
         if kind is not None and kind.number == "int8":
             return self.packed, self.packed_tiled
-        in_blocks = kind is not None and kind.weights in BLOCK_FORMATS
+        in_blocks = kind is not None and kind.weights in KEPT_FORMATS
         streams = (in_blocks and self.blocks) or self.matmuls
         if kind is not None and kind.rows <= _FEW_ROWS and self.few_rows is not None:
             streams = (self.few_rows, *streams)

@@ -12,8 +12,8 @@ import numpy as np
 
 from rnn_engine.bounds import STORED
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat, WeightFormat
-from rnn_engine.quantised import BLOCK_FORMATS
+from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS, FloatFormat, WeightFormat
+from rnn_engine.quantised import KEPT_FORMATS
 from rnn_engine.types import MatrixPlace, Model, ModelShape
 
 FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
@@ -138,7 +138,7 @@ def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> Weight
     If there is no such format, return f32 for floats and f16 for blocks.
     """
     if block_type is not None:
-        return WEIGHT_FORMATS.get(block_type.lower(), WEIGHT_FORMATS["f16"])
+        return STORED_FORMATS.get(block_type.lower(), WEIGHT_FORMATS["f16"])
     name = {"float16": "f16", "bfloat16": "bf16"}.get(dtype.name, "f32")
     return WEIGHT_FORMATS[name]
 
@@ -146,13 +146,13 @@ def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> Weight
 def has_bytes(model: Model, format_of: FormatOf) -> bool:
     """Return True if some matrix has 8-bit weights on the device, so that int8 activations would have an effect."""
     kept = ((model.block_type(name) or "").lower() for name in model.names)
-    chosen = (format_of(name) or WEIGHT_FORMATS.get(stored) for name, stored in zip(model.names, kept, strict=True))
+    chosen = (format_of(name) or STORED_FORMATS.get(stored) for name, stored in zip(model.names, kept, strict=True))
     return any(weights is not None and weights.packed is not None for weights in chosen)
 
 
 def has_kept_blocks(model: Model) -> bool:
     """Return True if the model's file has matrices in quantised blocks that a device can use without conversion."""
-    return any((model.block_type(name) or "").lower() in BLOCK_FORMATS for name in model.names)
+    return any((model.block_type(name) or "").lower() in KEPT_FORMATS for name in model.names)
 
 
 def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
@@ -170,7 +170,7 @@ def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
         chosen = format_of(name)
         if chosen is not None and chosen.name != block_type.lower():
             converted[f"{block_type} to {chosen.name}"] += 1
-        elif block_type.lower() in BLOCK_FORMATS:
+        elif block_type.lower() in KEPT_FORMATS:
             kept[block_type] += 1
         else:
             dequantised[block_type] += 1

@@ -16,7 +16,16 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rnn_engine.quantised import BLOCK_FORMATS, BlockFormat, Blocks, blocks_of_row, bytes_of_codes, quantise_rows
+from rnn_engine.quantised import (
+    BLOCK_FORMATS,
+    KEPT_FORMATS,
+    BlockFormat,
+    Blocks,
+    blocks_of_row,
+    bytes_of_codes,
+    columns_of_item,
+    quantise_rows,
+)
 from rnn_engine.types import F32
 from rnn_engine_shaders import Include
 
@@ -216,7 +225,9 @@ class QuantisedFormat:
         if not isinstance(matrix, Blocks) or matrix.format != self.blocks:
             matrix = quantise_rows(self.blocks, _numbers(matrix))
         return {
-            "weights": arrange_blocks(matrix.codes, COLUMNS_AT_ONCE * self.blocks.code_bits // 8),
+            "weights": arrange_blocks(
+                matrix.codes, columns_of_item(self.blocks.code_bits) * self.blocks.code_bits // 8
+            ),
             self.figures: arrange_blocks(matrix.figures.view(np.uint8), 2 * self.blocks.num_figures),
         }
 
@@ -235,20 +246,29 @@ def row_blocks(weights: WeightFormat, num_columns: int) -> int:
     return blocks_of_row(num_columns, weights.block_columns)
 
 
-_CODES: Final = {"int4": "nibbles", "q4_0": "nibbles", "q4_1": "nibbles", "nf4": "levels", "sf4": "levels"}
+_CODES: Final = {"nf4": "levels", "sf4": "levels"}
+
+
+def _quantised(blocks: BlockFormat) -> QuantisedFormat:
+    return QuantisedFormat(
+        blocks,
+        f"weights_{blocks.name}",
+        "ranges" if blocks.name == "int8" else "scales",
+        _CODES.get(blocks.name, "nibbles") if blocks.code_bits < 8 else None,
+        f"packed_{blocks.name}" if blocks.code_bits == 8 else None,
+    )
+
 
 WEIGHT_FORMATS: Final[Mapping[str, WeightFormat]] = {
     "f16": FloatFormat("f16", np.float16, "weights_f16"),
     "bf16": FloatFormat("bf16", ml_dtypes.bfloat16, "weights_bf16"),
     "f32": FloatFormat("f32", np.float32, "weights_f32"),
-    **{
-        name: QuantisedFormat(
-            each,
-            f"weights_{name}",
-            "ranges" if name == "int8" else "scales",
-            _CODES.get(name),
-            f"packed_{name}" if each.code_bits == 8 else None,
-        )
-        for name, each in BLOCK_FORMATS.items()
-    },
+    **{name: _quantised(each) for name, each in BLOCK_FORMATS.items()},
 }
+"""The formats to which a device's matrices can be converted."""
+
+STORED_FORMATS: Final[Mapping[str, WeightFormat]] = {
+    **WEIGHT_FORMATS,
+    **{name: _quantised(each) for name, each in KEPT_FORMATS.items() if name not in BLOCK_FORMATS},
+}
+"""The same, and the blocks that a device only keeps as a file has them."""

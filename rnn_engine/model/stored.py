@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.quantised import Blocks
+from rnn_engine.quantised import BLOCK_FORMATS, Blocks
 from rnn_engine.tensor_files.source import TensorInfo, show
 
 Shape = tuple[int, ...]
@@ -144,9 +144,6 @@ class Scale:
         return scaled
 
 
-_KEEPS_BLOCKS: Final = (StoredPart, Scale)  # steps after which blocks are still blocks
-
-
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """How a file stores one tensor of a model: its name there, and the steps that convert it to the model's tensor."""
@@ -169,7 +166,7 @@ class StoredTensor:
                 shape = step.shape(shape)
             except ModelError as error:
                 raise ModelError(f"{show(self.name)} {error}") from error
-            block_type = block_type if isinstance(step, _KEEPS_BLOCKS) else None
+            block_type = block_type if _keeps_blocks(step, block_type) else None
         try:
             return TensorInfo(shape, info.dtype, block_type)
         except ValueError as error:
@@ -192,3 +189,8 @@ class StoredTensor:
                 return None
             scaled = scaled.scaled(step.factor)
         return scaled
+
+
+def _keeps_blocks(step: StoredStep, block_type: str | None) -> bool:
+    """Return True if blocks are still blocks after a step; of a part, its numbers can become blocks again."""
+    return isinstance(step, Scale) or (isinstance(step, StoredPart) and (block_type or "").lower() in BLOCK_FORMATS)

@@ -34,12 +34,17 @@ class BlockFormat(Protocol):
 
     @property
     def code_bits(self) -> int:
-        """The number of bits of each weight's integer code: 8 or 4."""
+        """The number of bits of each weight's integer code: 8, 6, 5 or 4."""
         ...
 
     @property
     def num_figures(self) -> int:
-        """The number of f16 figures, such as a scale, of each block of weights."""
+        """The number of f16 figures, such as a scale, of each block of weights; some may be bits of others."""
+        ...
+
+    @property
+    def num_scales(self) -> int:
+        """The number of figures, the first ones of a block, by which its weights are multiplied."""
         ...
 
     def quantise(self, blocks: F32, num_whole: int, /) -> tuple[Codes, Figures]:
@@ -52,7 +57,10 @@ class BlockFormat(Protocol):
         ...
 
     def dequantise(self, codes: Codes, figures: Figures) -> F32:
-        """Return the weights [..., B] of blocks with these codes and figures (scales). Codes of 4 bits are unsigned."""
+        """Return the weights [..., B] of blocks with these codes and figures (scales).
+
+        Codes of less than 8 bits are unsigned.
+        """
         ...
 
 
@@ -62,7 +70,7 @@ class Blocks:
 
     format: BlockFormat
     num_columns: int
-    codes: NDArray[np.uint8]  # [R, C / B, bytes]: a byte a code, or two codes, the first in the lower half
+    codes: NDArray[np.uint8]  # [R, C / B, bytes]; see `pack_codes`
     figures: Figures  # [R, C / B, n]
 
     @property
@@ -78,18 +86,61 @@ class Blocks:
 
     def numbers(self) -> F32:
         """Dequantise the matrix: return the weights [R, C] as f32."""
-        codes = self.codes
-        if self.format.code_bits == 4:
-            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
         with np.errstate(all="ignore"):  # the figures of a damaged file may be anything
-            weights = self.format.dequantise(codes, self.figures)
+            weights = self.format.dequantise(unpack_codes(self.codes, self.format.code_bits), self.figures)
         return weights.reshape(len(self), -1)[:, : self.num_columns]
 
     def scaled(self, factor: float) -> Blocks | None:
         """Return the matrix times `factor`, a power of 2; None if a block's scale would exceed f16."""
+        figures = self.figures.copy()
+        scales = figures[..., : self.format.num_scales]
         with np.errstate(over="ignore"):
-            figures = self.figures * np.float16(factor)
-        return replace(self, figures=figures) if np.isfinite(figures).all() else None
+            scales *= np.float16(factor)
+        return replace(self, figures=figures) if np.isfinite(scales).all() else None
+
+
+_HIGH_BITS: Final = {5: 1, 6: 2}  # of a code, above its four low bits
+
+
+def columns_of_item(code_bits: int) -> int:
+    """Return how many consecutive weights of a row have their codes in one item of bytes; see `pack_codes`."""
+    return 32 // _HIGH_BITS[code_bits] if code_bits in _HIGH_BITS else 8
+
+
+def pack_codes(codes: NDArray[np.uint8], code_bits: int) -> NDArray[np.uint8]:
+    """Pack codes [..., B], a byte each, to items of bytes [..., bytes].
+
+    Codes of 8 bits are a byte each. Of 4 bits, two share a byte, the first in the lower half. Of 5 or 6 bits, an item
+    has the low four bits of 32 or 16 codes in the same way, and then four bytes with their other bits, the first ones
+    lowest.
+    """
+    if code_bits == 8:
+        return codes
+    low = codes & np.uint8(15)
+    packed: NDArray[np.uint8] = low[..., ::2] + np.uint8(16) * low[..., 1::2]
+    if code_bits == 4:
+        return packed
+    items = columns_of_item(code_bits)
+    high = (codes >> np.uint8(4)).reshape(*codes.shape[:-1], -1, items)
+    bits = np.stack([(high >> bit) & 1 for bit in range(_HIGH_BITS[code_bits])], axis=-1)
+    highs = np.packbits(bits.reshape(*high.shape[:-1], 32), axis=-1, bitorder="little")
+    nibbles = packed.reshape(*highs.shape[:-1], items // 2)
+    return np.concatenate([nibbles, highs], axis=-1).reshape(*codes.shape[:-1], -1)
+
+
+def unpack_codes(packed: NDArray[np.uint8], code_bits: int) -> NDArray[np.uint8]:
+    """Return the codes [..., B], a byte each, that `pack_codes` packed."""
+    if code_bits == 8:
+        return packed
+    if code_bits == 4:
+        return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(*packed.shape[:-1], -1)
+    items = columns_of_item(code_bits)
+    parts = packed.reshape(*packed.shape[:-1], -1, items // 2 + 4)
+    low = unpack_codes(parts[..., :-4], 4)
+    bits = np.unpackbits(parts[..., -4:], axis=-1, bitorder="little").reshape(*low.shape, _HIGH_BITS[code_bits])
+    for bit in range(_HIGH_BITS[code_bits]):
+        low |= bits[..., bit] << np.uint8(4 + bit)
+    return low.reshape(*packed.shape[:-1], -1)
 
 
 def bytes_of_codes(block_format: BlockFormat) -> int:
@@ -122,10 +173,7 @@ def quantise_rows(block_format: BlockFormat, matrix: NDArray[Any]) -> Blocks:
     codes, figures = block_format.quantise(
         padded.reshape(num_rows, row_blocks, -1), num_columns // block_format.block_columns
     )
-    stored = codes.view(np.uint8)
-    if block_format.code_bits == 4:
-        stored = stored[..., ::2] + np.uint8(16) * stored[..., 1::2]
-    return Blocks(block_format, num_columns, stored, figures)
+    return Blocks(block_format, num_columns, pack_codes(codes.view(np.uint8), block_format.code_bits), figures)
 
 
 # Search for the scales of 4-bit blocks with the least error. Scales that just reach the farthest weight have more.

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.quantised import BLOCK_FORMATS, BlockFormat, Blocks, blocks_of_row, bytes_of_codes
+from rnn_engine.quantised import KEPT_FORMATS, BlockFormat, Blocks, blocks_of_row, bytes_of_codes
 from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource, FileStamp
 from rnn_engine.tensor_files.source import ALL_ROWS, TensorEntry, TensorInfo, TensorSource, show, span_of_rows
 
@@ -248,11 +248,11 @@ class QuantisedFile:
 def _matrix(entry: Any) -> StoredMatrix:  # noqa: ANN401
     """Parse the metadata of one quantised matrix. Raises TypeError, ValueError or KeyError if they describe none."""
     name, num_columns = entry["format"], entry["columns"]
-    if name not in BLOCK_FORMATS:
-        raise ValueError(f"the format {name!r} is not known; expected one of {', '.join(BLOCK_FORMATS)}")
+    if name not in KEPT_FORMATS:
+        raise ValueError(f"the format {name!r} is not known; expected one of {', '.join(KEPT_FORMATS)}")
     if type(num_columns) is not int or not 0 < num_columns < 1 << 32:
         raise ValueError(f"{num_columns!r} columns; expected a number from 1 to 2^32")
-    return StoredMatrix(BLOCK_FORMATS[name], num_columns)
+    return StoredMatrix(KEPT_FORMATS[name], num_columns)
 
 
 def _check(path: Path, name: str, matrix: StoredMatrix, tensors: Mapping[str, TensorInfo]) -> TensorInfo:

@@ -16,10 +16,12 @@ from rnn_engine.forward.matmul import MatMul, MatMulBuffers, MatMulKernels
 from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat, round_up
+from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS, WeightFormat, round_up
 from rnn_engine.gpu import Buffer, Device, Memory, Plan, Recorder
 from rnn_engine.types import F32
 from tests.support.gpu import KINDS, open_checked
+from tests.support.kept_blocks import K_KINDS, random_kept
+from tests.support.reference import relative_error
 
 LIMITS = StepLimits(num_slots=1, max_tokens=40, max_rows=1, num_candidates=1)
 F16, FLOATS, INT8 = (WEIGHT_FORMATS[name] for name in ("f16", "f32", "int8"))
@@ -107,6 +109,16 @@ def test_any_matrix_size(bench: Bench, rows: int, columns: int, count: int, weig
     expected = gradients[:, :rows] @ stored(matrix, weights)
     np.testing.assert_allclose(found[:, :columns], expected, rtol=1e-5, atol=1e-4)
     assert (found[:, columns:] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("count", [1, 9, 40])
+@pytest.mark.parametrize("kind", K_KINDS)
+def test_blocks_that_are_only_kept(bench: Bench, kind: str, count: int) -> None:
+    blocks, gradients = random_kept(kind, 65, 512), padded(draw(count, 65, seed=6))
+    segment = Matrix(SegmentWeights(blocks, STORED_FORMATS[kind.lower()]), 0, 512, 0, gradients.shape[1])
+    found, _ = bench.differentiate([segment], gradients, count * 512)
+    expected = gradients[:, :65].astype(np.float64) @ blocks.numbers().astype(np.float64)
+    assert relative_error(found.reshape(count, 512), expected) < 1e-5
 
 
 SLOPES: dict[Activation, Callable[[F32], F32]] = {

@@ -21,7 +21,7 @@ from rnn_engine.forward.cost import (
 from rnn_engine.forward.gpus import GPUS, Gpu, gpu_of
 from rnn_engine.forward.tuning import MatMulClass, tuning_for
 from rnn_engine.forward.variants import MatMulWork, StreamVariant
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo
 
 LARGE = MatMulWork(65536, 4096, 2 * 65536 * 4096, 1)
@@ -104,7 +104,7 @@ def test_a_format_of_many_instructions_waits_for_them() -> None:
 
 
 def test_every_weight_format_has_its_instructions() -> None:
-    assert UNPACKING.keys() == WEIGHT_FORMATS.keys()
+    assert UNPACKING.keys() == STORED_FORMATS.keys()
 
 
 @pytest.mark.parametrize("weights", ["f16", "int8", "int4", "q4_0", "nf4"])

@@ -15,10 +15,14 @@ from rnn_engine.forward.matmul import MatMul, MatMulBuffers, MatMulKernels
 from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat, round_up
+from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS, WeightFormat, round_up
 from rnn_engine.gpu import Buffer, Device, Memory, Plan, Recorder
+from rnn_engine.quantised import Blocks
 from rnn_engine.types import F32
 from tests.support.gpu import KINDS, open_checked
+from tests.support.kept_blocks import K_KINDS, random_kept
+from tests.support.kept_blocks import KINDS as KEPT_KINDS
+from tests.support.reference import relative_error
 
 LIMITS = StepLimits(num_slots=1, max_tokens=150, max_rows=1, num_candidates=1)
 TOKEN_COUNTS = (1, 2, 3, 5, 8, 16, 17, 63, 65, 150)
@@ -40,7 +44,7 @@ class Bench:
 
     def multiply(
         self,
-        matrices: list[F32],
+        matrices: Sequence[F32 | Blocks],
         inputs: F32,
         *,
         weights: WeightFormat | Sequence[WeightFormat] = F32_FORMAT,
@@ -127,6 +131,25 @@ def test_any_matrix_size(bench: Bench, rows: int, columns: int, count: int, weig
     matrix, inputs = draw(rows, columns), draw(count, columns, seed=6)
     (found,), _ = bench.multiply([matrix], inputs, weights=weights)
     np.testing.assert_allclose(found, inputs @ stored(matrix, weights).T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 256), (65, 768), (9, 2304)])
+@pytest.mark.parametrize("count", [1, 3, 20, 65])
+@pytest.mark.parametrize("kind", K_KINDS)
+def test_blocks_that_are_only_kept(bench: Bench, kind: str, rows: int, columns: int, count: int) -> None:
+    blocks, inputs = random_kept(kind, rows, columns), draw(count, columns, seed=6)
+    (found,), _ = bench.multiply([blocks], inputs, weights=STORED_FORMATS[kind.lower()])
+    expected = inputs.astype(np.float64) @ blocks.numbers().T.astype(np.float64)
+    assert relative_error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KEPT_KINDS)
+def test_every_weight_of_blocks_is_exact(bench: Bench, kind: str) -> None:
+    blocks = random_kept(kind, 24, 256)
+    for start in (0, 128):
+        one_each = np.eye(256, dtype=np.float32)[start : start + 128]
+        (found,), _ = bench.multiply([blocks], one_each, weights=STORED_FORMATS[kind.lower()])
+        assert np.array_equal(found.T, blocks.numbers()[:, start : start + 128])
 
 
 @pytest.mark.parametrize("count", [3, 20])

@@ -5,26 +5,30 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
+from rnn_engine.convert.convert import convert_model
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.weight_choice import WeightChoice, describe_blocks, stored_format
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS
 from rnn_engine.hub import locate_model, model_name
 from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.model import ModelFile
 from rnn_engine.tokenizer.load import read_pieces
 from rnn_engine.types import TokenRun, run_step
 from tests.support.gguf import encode, llama_cpp_tensors, metadata, save_gguf, write_gguf
+from tests.support.kept_blocks import K_KINDS, KINDS, random_bytes
 from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.older_models import tiny_v6
 from tests.support.reference import forward, relative_error
 
 V7 = random_model(tiny_shape(), seed=1)
+WIDE = random_model(tiny_shape(width=256, head_size=64), seed=4)
 V6 = random_model(tiny_v6(layers=5, ffn=96), seed=2)
 BOTH = pytest.mark.parametrize("model", [V6, V7], ids=["v6", "v7"])
 TOKENS = [1, 17, 3, 95, 40, 2, 2]
@@ -139,29 +143,19 @@ def test_what_a_kernel_multiplies_with_is_kept_as_it_is(kind: str, tmp_path: Pat
         ]
 
 
-def random_blocks(kind: str, rows: int, columns: int) -> NDArray[np.uint8]:
-    """Return random codes and scales. No search would find them, as with those that an importance matrix has chosen."""
-    generator = np.random.default_rng(5)
-    block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    blocks = generator.integers(0, 256, (rows, columns // block_size, block_bytes), np.uint8)
-    figure_bytes = block_bytes - block_size * (8 if kind == "Q8_0" else 4) // 8
-    figures = generator.normal(0.0, 0.02, (*blocks.shape[:2], figure_bytes // 2)).astype(np.float16)
-    blocks[..., :figure_bytes] = figures.view(np.uint8)
-    return blocks.reshape(rows, -1)
-
-
 @pytest.mark.parametrize("weights", ["stored", "same"])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_scales_of_an_importance_matrix_are_kept(kind: str, weights: str, tmp_path: Path) -> None:
     number = GGMLQuantizationType[kind]
-    tensors = llama_cpp_tensors(V7) | {STORED_MATRIX: random_blocks(kind, *V7.tensor(MATRIX).shape)}
+    tensors = llama_cpp_tensors(V7) | {STORED_MATRIX: random_bytes(kind, *V7.tensor(MATRIX).shape)}
     path = write_gguf(tmp_path / "model.gguf", "rwkv7", metadata(V7.shape), tensors, encoded={STORED_MATRIX: number})
     with open_model(path) as opened:
-        chosen = WEIGHT_FORMATS[kind.lower()]
+        chosen = STORED_FORMATS[kind.lower()]
         matrix, blocks = opened.tensor(MATRIX), opened.blocks(MATRIX)
         assert blocks is not None
         assert np.array_equal(chosen.unpack(chosen.pack(blocks), *matrix.shape), matrix)
-        assert not np.array_equal(chosen.unpack(chosen.pack(matrix), *matrix.shape), matrix)
+        if kind not in K_KINDS:
+            assert not np.array_equal(chosen.unpack(chosen.pack(matrix), *matrix.shape), matrix)
         expected, _ = forward(opened, TOKENS, dtype=np.float64)
         of_matrix = None if weights == "stored" else chosen
         runner = load_runner(
@@ -174,6 +168,47 @@ def test_scales_of_an_importance_matrix_are_kept(kind: str, weights: str, tmp_pa
     logits = np.array([readout.full_row(row) for row in range(len(TOKENS))])
     runner.close()
     assert relative_error(logits, expected) < 1e-4
+
+
+MIX: dict[str, str] = {"token_embd": "Q4_K", "output": "Q6_K", "channel_mix_value": "Q6_K", "time_mix_output": "Q5_K"}
+
+
+def save_mixture(folder: Path) -> Path:
+    """Write a model whose matrices are in the blocks of llama.cpp's Q4_K_M, and some others."""
+    tensors = llama_cpp_tensors(WIDE)
+    encoded: dict[str, GGMLQuantizationType] = {}
+    for name in [name for name, values in tensors.items() if _is_large(name, values)]:
+        kind = MIX.get(name.removesuffix(".weight").rpartition(".")[2], "Q4_K")
+        tensors[name] = random_bytes(kind, *tensors[name].shape, seed=len(encoded))
+        encoded[name] = GGMLQuantizationType[kind]
+    return write_gguf(folder / "mixture.gguf", "rwkv7", metadata(WIDE.shape), tensors, "F32", encoded=encoded)
+
+
+def _is_large(name: str, values: NDArray[Any]) -> bool:
+    return values.ndim == 2 and min(values.shape) > 64 and name.endswith(".weight")
+
+
+def test_a_model_of_several_kinds_of_blocks_runs_in_them(tmp_path: Path) -> None:
+    path = save_mixture(tmp_path)
+    with open_model(path) as opened:
+        (line,) = describe_blocks(opened, WeightChoice.parse("stored").of(opened.shape))
+        assert line == "matrices kept in the blocks of the file: 9 in Q4_K, 2 in Q5_K, 3 in Q6_K"
+        expected, _ = forward(opened, TOKENS, dtype=np.float64)
+        runner = load_runner(opened, weights="stored", num_slots=1, max_rows=len(TOKENS))
+    readout = run_step(runner, [TokenRun(0, TOKENS, rows=len(TOKENS))])
+    logits = np.array([readout.full_row(row) for row in range(len(TOKENS))])
+    runner.close()
+    assert relative_error(logits, expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["copy.gguf", "copy.safetensors"])
+def test_blocks_are_copied_unchanged(name: str, tmp_path: Path) -> None:
+    with open_model(save_mixture(tmp_path)) as opened:
+        convert_model(opened, tmp_path / name)
+        with open_model(tmp_path / name) as copied:
+            for each in opened.names:
+                assert np.array_equal(copied.tensor(each), opened.tensor(each)), each
+                assert (copied.block_type(each) or "").lower() == (opened.block_type(each) or "").lower(), each
 
 
 def test_matrices_that_are_scaled_back_keep_their_blocks(tmp_path: Path) -> None:

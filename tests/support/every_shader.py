@@ -17,9 +17,9 @@ from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.unread import Unpacked, UnreadModel
 from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant
 from rnn_engine.forward.weight_choice import FormatOf, WeightChoice
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice
-from rnn_engine.quantised import BLOCK_FORMATS
+from rnn_engine.quantised import BLOCK_FORMATS, KEPT_FORMATS
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
@@ -101,9 +101,9 @@ def shaders_of_variant(
     """
     device = _Collector()
     matmuls = MatMulKernels(device.kernels, tuning_for(device.info, can_broadcast=True), _LIMITS)
-    formats = [each for each in WEIGHT_FORMATS.values() if variant.number != "int8" or each.packed is not None]
+    formats = [each for each in STORED_FORMATS.values() if variant.number != "int8" or each.packed is not None]
     if "one_format" in includes:
-        formats = [each for each in formats if each.name in BLOCK_FORMATS]
+        formats = [each for each in formats if each.name in KEPT_FORMATS]
     for weights in formats:
         norm = _NORM if variant in matmuls.tuning.normed else {}
         matmuls.get(variant, weights, {**norm, **constants}, includes)
