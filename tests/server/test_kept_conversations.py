@@ -18,7 +18,7 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
 from rnn_engine_server.apis.openai.kept import ConversationStore
-from rnn_engine_server.apis.openai.kept_file import FILE, History
+from rnn_engine_server.apis.openai.kept_file import FILE, History, Kept
 from rnn_engine_server.apis.openai.response_items import KeptItem
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store.folder import Store
@@ -35,6 +35,28 @@ def answer(key: str, text: str = "yes") -> Mapping[str, Any]:
     """Return a response whose id has the given key, with one item."""
     item = {"id": f"msg_{key}0000", "type": "message", "content": [{"type": "output_text", "text": text}]}
     return {"id": f"resp_{key}", "status": "completed", "output": [item]}
+
+
+def test_a_full_disk_can_be_read_and_deletions_have_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores, seen = Stores(tmp_path), list[bool]()
+    store, reserve = stores.open(), tmp_path / f"{FILE}-reserve"
+    first, second = (store.create("ann", [said("hello")], {}) for _ in range(2))
+    connection, delete = store._file._connection, store._file.delete
+    before = connection.total_changes
+    assert store.conversation("ann", first.id).id == first.id
+    assert len(store.conversation_history("ann", first.id).items) == 1
+    assert connection.total_changes == before
+
+    def watch(kept: Kept) -> None:
+        seen.append(reserve.exists())
+        delete(kept)
+
+    monkeypatch.setattr(store._file, "delete", watch)
+    store.delete("ann", first.id)
+    monkeypatch.setattr("rnn_engine_server.apis.openai.kept_file._free_bytes", lambda _: 0)
+    store.delete("ann", second.id)
+    assert (seen, reserve.exists()) == ([True, False], True)
+    stores.close()
 
 
 class Stores:

@@ -21,7 +21,7 @@ from rnn_engine.errors import StateError, StorageError
 T = TypeVar("T")
 
 _NUM_READERS: Final = 3
-_BALLAST_BYTES: Final = 1 << 20  # that a deletion may need on a full disk
+_RESERVE_BYTES: Final = 1 << 20  # that a deletion may need on a full disk
 _LOG_BYTES: Final = 1 << 22  # of the write-ahead log that are kept for the next changes
 _FREED_PAGES: Final = 10_000  # that one change gives back to the disk at most
 _log = logging.getLogger(__name__)
@@ -38,6 +38,31 @@ class Transaction:
     def after(self, action: Callable[[], object]) -> None:
         """Call `action` once the change is on the disk. It must not raise."""
         self.afterwards.append(action)
+
+
+class Reserve:
+    """A file beside a database that keeps some room on the disk, so that a deletion has it when the disk is full."""
+
+    def __init__(self, database: Path, num_bytes: int = _RESERVE_BYTES) -> None:
+        self.path = database.with_name(f"{database.name}-reserve")
+        self.num_bytes = num_bytes
+        self.lay()
+
+    def drop(self) -> bool:
+        """Give the room back. Return False if it is not there."""
+        try:
+            self.path.unlink()
+        except OSError:
+            return False
+        return True
+
+    def lay(self) -> None:
+        """Take the room, unless it is taken or the disk has none."""
+        if not self.path.exists():
+            try:
+                self.path.write_bytes(bytes(self.num_bytes))
+            except OSError:
+                self.drop()
 
 
 class Database:
@@ -58,6 +83,7 @@ class Database:
         self._version = version
         self._lasting = lasting
         self._path: Path | None = None
+        self._reserve: Reserve | None = None
         self._opening = threading.Lock()
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
@@ -112,7 +138,7 @@ class Database:
             try:
                 result, transaction = self._transact(connection, change)
             except sqlite3.OperationalError as error:
-                if not (frees and _is_full(error) and self._drop_ballast()):
+                if not (frees and _is_full(error) and self._reserve is not None and self._reserve.drop()):
                     raise
                 result, transaction = self._transact(connection, change)
         for action in transaction.afterwards:
@@ -121,7 +147,8 @@ class Database:
             with suppress(sqlite3.Error):  # space that is not given back now is used again
                 connection.execute(f"PRAGMA incremental_vacuum({_FREED_PAGES})").fetchall()
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            self._lay_ballast()
+            if self._reserve is not None:
+                self._reserve.lay()
         return result
 
     def _transact(self, connection: sqlite3.Connection, change: Callable[[Transaction], T]) -> tuple[T, Transaction]:
@@ -136,27 +163,6 @@ class Database:
             raise
         return result, transaction
 
-    # A file without content keeps some room on the disk, so that there is enough for a deletion when the disk is full.
-
-    @property
-    def _ballast(self) -> Path:
-        assert self._path is not None
-        return self._path.with_name(f"{self._path.name}-reserve")
-
-    def _drop_ballast(self) -> bool:
-        try:
-            self._ballast.unlink()
-        except OSError:
-            return False
-        return True
-
-    def _lay_ballast(self) -> None:
-        if self._lasting and not self._ballast.exists():
-            try:
-                self._ballast.write_bytes(bytes(_BALLAST_BYTES))
-            except OSError:
-                self._drop_ballast()
-
     def _connect(self) -> sqlite3.Connection:
         """Return the connection of this thread."""
         found: sqlite3.Connection | None = getattr(self._local, "connection", None)
@@ -166,7 +172,8 @@ class Database:
                     path = self._find_path()
                     self._create(path)
                     self._path = path
-                    self._lay_ballast()
+                    if self._lasting:
+                        self._reserve = Reserve(path)
                 self._local.connection = found = self._open(self._path)
                 self._connections.append(found)
         return found

@@ -193,7 +193,7 @@ class ConversationStore:
 
     def delete_response(self, owner: str, response_id: str) -> None:
         """Delete the response with this id, but not the responses that continue it. Raises NotFoundError."""
-        with self._file.changing():
+        with self._file.changing(frees=True):
             self._file.delete(self._file.find(owner, response_id, "response"))
 
     def unfinished(self, owner: str | None = None) -> list[Kept]:
@@ -283,7 +283,7 @@ class ConversationStore:
 
     def delete(self, owner: str, conversation_id: str) -> None:
         """Delete the conversation with this id. Raises NotFoundError if it is not stored or has another owner."""
-        with self._file.changing():
+        with self._file.changing(frees=True):
             self._file.delete(self._file.find(owner, conversation_id, "conversation"))
 
     def _add_items(self, conversation: Kept, items: Sequence[KeptItem]) -> Sequence[KeptItem]:

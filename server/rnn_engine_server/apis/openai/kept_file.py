@@ -8,6 +8,7 @@ own. A turn is deleted when nothing needs it.
 from __future__ import annotations
 
 import logging
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from rnn_engine.errors import NotFoundError, StateError, StorageError
 from rnn_engine_server.apis.openai.response_items import KeptItem
 from rnn_engine_server.core.kept import KeptUsage
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.store.database import Reserve
 from rnn_engine_server.store.folder import Store
 
 FILE = "conversations.sqlite"
@@ -27,6 +29,7 @@ EVENTS = ".events"
 """The ending of the name of a file with the events of a response, after the response's id."""
 
 _KEPT_BYTES = 1024  # that a response or a conversation takes beside its texts
+_RESERVE_BYTES = 8 << 20  # that a deletion may need on a full disk, with the write-ahead log moved to the file before
 _FORMAT = 1  # of the file
 _SCHEMA = """
     CREATE TABLE turns (
@@ -127,7 +130,9 @@ class KeptFile:
         self._files = files
         self._limits = limits
         self._lock = threading.RLock()
+        self._used: dict[str, float] = {}  # conversation -> when it was used last, which the next change writes
         self._connection = _connect(files.folder / FILE if files.persistent else None)
+        self._reserve = Reserve(files.folder / FILE, _RESERVE_BYTES) if files.persistent else None
         known = {f"{kept.id}{EVENTS}" for kept in self.select("events_bytes IS NOT NULL")}
         for path in files.paths(f"resp_*{EVENTS}"):
             if path.name not in known:
@@ -158,15 +163,31 @@ class KeptFile:
                 raise StorageError(f"the conversations can't be read or written: {error}") from error
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Return a context manager for one change, all of which is written or nothing. Expired rows are gone before."""
+    def changing(self, *, frees: bool = False) -> Iterator[None]:
+        """Return a context manager for one change, all of which is written or nothing. Expired rows are gone before.
+
+        A change that only reads, or one that `frees` room, is made also on a full disk.
+        """
         with self._lock:
-            if expired := self.select("expires <= ?", self._files.now()):
+            expired = self.select("expires <= ?", self._files.now())
+            reserve = self._reserve if expired or frees else None
+            if reserve is not None and _free_bytes(reserve.path) < reserve.num_bytes:
+                reserve.drop()
+                self._empty_log()
+            if expired:
                 with self._transaction():
                     for kept in expired:
                         self.delete(kept)
             with self._transaction():
                 yield
+            if reserve is not None and not reserve.path.exists():
+                self._empty_log()
+                reserve.lay()
+
+    def _empty_log(self) -> None:
+        """Move changes from the write-ahead log to the file, so that the log gives its room back."""
+        with suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -191,7 +212,7 @@ class KeptFile:
                 "others"
             )
         if kind == "conversation":  # responses give way by their age
-            self._connection.execute("UPDATE kept SET used = ? WHERE id = ?", (self._files.now(), kept_id))
+            self._used[kept_id] = self._files.now()
         return found
 
     def select(self, condition: str, *values: object) -> list[Kept]:
@@ -227,6 +248,9 @@ class KeptFile:
 
     def _make_room(self, owner: str) -> None:
         """Drop what is beyond the bounds: of the owner, and of those who have most."""
+        used = [(when, kept_id, when) for kept_id, when in self._used.items()]
+        self._connection.executemany("UPDATE kept SET used = ? WHERE id = ? AND used < ?", used)
+        self._used.clear()
         counts: tuple[tuple[Kind, int], ...] = (
             ("response", self._limits.max_responses),
             ("conversation", self._limits.max_conversations),
@@ -328,6 +352,10 @@ class KeptFile:
 def total_bytes(items: Sequence[KeptItem]) -> int:
     """Return the bytes of some items."""
     return sum(item.num_bytes for item in items)
+
+
+def _free_bytes(path: Path) -> int:
+    return shutil.disk_usage(path.parent).free
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:
