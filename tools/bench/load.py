@@ -3,7 +3,7 @@
 Clients of a closed load ask again when they have been answered and have thought. Conversations of an open load begin at
 random moments, even if the server can't keep up. The server runs in a process of its own, started anew for each load,
 so that loads do not find each other's prefixes in the cache. Each load runs with the server's cache and without it.
-With --replicas, it runs over one engine and over fleets, with routing by the prompts' prefixes and without it.
+With --replicas, it runs over one engine and over fleets.
 """
 
 from __future__ import annotations
@@ -210,9 +210,7 @@ def main(
     command: Sequence[str] = ("tools.bench.serve",) if modelled or replicas else (CLI, "serve")
     variants = _MODELLED_CACHES if modelled else _CACHES
     if replicas:
-        fleets = {f"{count} replicas": ("--replicas", count) for count in replicas}
-        variants = {"one engine": (), **fleets}
-        variants |= {f"{name}, no routing": (*fleet, "--no-routing") for name, fleet in fleets.items()}
+        variants = {"one engine": (), **{f"{count} replicas": ("--replicas", count) for count in replicas}}
     lines: list[Line] = []
     for load, size in [*(("closed", size) for size in clients), *(("open", size) for size in rates)]:
         for name, more in variants.items():

@@ -7,14 +7,12 @@ Everything except the model is real: HTTP, chat template, scheduler, cache and r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from rnn_engine.chat_template import WorldTemplate
-from rnn_engine.fleet.routing import Candidate, PrefixRouter
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import freeze_modules
 from rnn_engine.loading.states import make_state_store
@@ -37,11 +35,8 @@ _CPUS = 0.01  # a replica: its steps take time and no processor
 @click.option("--token", default=0.0001, show_default=True, help="Seconds that each token adds to a step.")
 @click.option("--states", default=1000, show_default=True, help="States that a cache keeps; 0 = no cache.")
 @click.option("--replicas", default=0, show_default=True, help="Replicas of a fleet; 0 = one engine without a fleet.")
-@click.option("--no-routing", is_flag=True, help="Choose the replica with the fewest requests, whatever the prompt is.")
 @click.option("--instant", is_flag=True, help="Serve the engine of tools.bench.host, which has no cache.")
-def main(
-    port: int, slots: int, step: float, token: float, states: int, replicas: int, no_routing: bool, instant: bool
-) -> None:
+def main(port: int, slots: int, step: float, token: float, states: int, replicas: int, instant: bool) -> None:
     """Serve until the process is ended."""
     freeze_modules()
 
@@ -49,8 +44,7 @@ def main(
         if instant:
             return make_instant_engine(slots, step)
         if replicas:
-            router = LeastBusyRouter() if no_routing else PrefixRouter()
-            return await _open_fleet(partial(load_replica, slots, step, token, states), replicas, slots, router)
+            return await _open_fleet(partial(load_replica, slots, step, token, states), replicas, slots)
         return make_engine(slots, step, token, states)
 
     connections = ConnectionSettings(max_connections=_CLIENTS, max_per_client=_CLIENTS)
@@ -58,7 +52,7 @@ def main(
     run(load, settings, lambda _, url: print(f"address  {url}", flush=True))
 
 
-async def _open_fleet(load: LoadReplica, replicas: int, slots: int, router: PrefixRouter) -> EngineLike:
+async def _open_fleet(load: LoadReplica, replicas: int, slots: int) -> EngineLike:
     from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
     from rnn_engine.fleet.deployment import make_application
     from rnn_engine.fleet.remote import Front, RemoteEngine
@@ -70,17 +64,10 @@ async def _open_fleet(load: LoadReplica, replicas: int, slots: int, router: Pref
     await asyncio.to_thread(deploy, MODEL, application)
     states = make_state_store(SHAPE, MODEL)
     front = Front(WordTokenizer(VOCAB), WorldTemplate(), states, states.files)
-    engine = await RemoteEngine.open(RayLinks(MODEL, owned=True), front, max_queued=QUEUED, router=router)
+    engine = await RemoteEngine.open(RayLinks(MODEL, owned=True), front, max_queued=QUEUED)
     while engine.info.num_slots < replicas * slots:
         await asyncio.sleep(0.1)
     return engine
-
-
-class LeastBusyRouter(PrefixRouter):
-    """A router that ignores prompts and chooses the replica with the fewest requests."""
-
-    def choose(self, candidates: Sequence[Candidate], root: str, prompt: Sequence[int]) -> Candidate:  # noqa: ARG002
-        return min(candidates, key=lambda candidate: candidate.outstanding)
 
 
 if __name__ == "__main__":
