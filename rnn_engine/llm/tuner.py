@@ -203,9 +203,9 @@ class Tuner:
         """
         try:
             for event in self._tuning.run():
+                yield event  # before it is saved, so that who keeps the events has all that a checkpoint is past
                 if self._checkpoint is not None and self._checkpoint.is_due:
                     self._checkpoint.save(self._tuning.progress)
-                yield event
         finally:
             if self._checkpoint is not None:
                 self._checkpoint.save(self._tuning.progress)

@@ -80,10 +80,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The loss after `step` updates on what was held out. The process waits for the word `go`.
-
-    After the first update, the state is in the order's file.
-    """
+    """The loss after `step` updates on what was held out. After the first update, the state is in the order's file."""
 
     step: int
     held_out_loss: float
@@ -92,7 +89,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run has ended, and its best state is in the order's file. The process waits for the word `go`."""
+    """The run has ended, and its best state is in the order's file."""
 
     best_step: int
     held_out_loss: float
@@ -114,7 +111,9 @@ class Stuck:
     message: str
 
 
-Answer: TypeAlias = Checked | Started | Updated | RateTried | Judgement | Finished | Failed | Stuck
+Event: TypeAlias = Updated | RateTried | Judgement | Finished
+"""What happens in a run. The process waits for the word `go` after each, so that no checkpoint is past it unnoted."""
+Answer: TypeAlias = Checked | Started | Event | Failed | Stuck
 _ANSWERS: Final[dict[str, TypeAdapter[Any]]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Answer)}
 
 
@@ -155,12 +154,13 @@ class Server:
     def send(self, answer: Answer) -> None:
         self._answers.write(encode_answer(answer))
 
-    def send_and_wait(self, answer: Answer) -> None:
-        """Send an answer, and wait until the server has taken it in. Raises _StoppedError if it has not."""
-        self.send(answer)
+    def send_and_wait(self, event: Event) -> None:
+        """Send an event, and wait until the server has taken it in. Raises _StoppedError if it has not."""
+        self.send(event)
+        began = self._clock()
         self._go.acquire()
         self._check()
-        self._worked_since = self._clock()
+        self._worked_since += self._clock() - began  # waiting is not work
 
     def rest(self) -> None:
         """While requests run, leave them the device for their share of the time since the last rest.
@@ -242,7 +242,7 @@ def tune(order: TuningOrder, server: Server) -> None:
             if isinstance(event, Judged):
                 _report(tuner, event, order.state, server)
             else:
-                server.send(event)
+                server.send_and_wait(event)
         tuner.best.save(order.state)
         best = next(each for each in reversed(tuner.judged) if each.is_best)
         server.send_and_wait(Finished(best.step, best.held_out_loss))

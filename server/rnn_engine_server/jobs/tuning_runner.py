@@ -38,6 +38,7 @@ from rnn_engine_server.core.streams import uninterrupted
 from rnn_engine_server.jobs.tuning_process import (
     Answer,
     Checked,
+    Event,
     Failed,
     Finished,
     Judgement,
@@ -357,7 +358,7 @@ class TuningRunner:
                 async for answer in process.answers():
                     if await self._take_in(job, run, answer):
                         return
-                    if isinstance(answer, Judgement):
+                    if isinstance(answer, Event):
                         process.say("go")
             if run.stop.is_set():
                 if run.turn_ends == 0.0:
