@@ -28,6 +28,7 @@ _KERNEL_FILES: Final = (
     *("matmul", "products_", "tiles_", "inputs_", "stored_inputs", "one_format", "packed_", "weights_", "halves"),
     *(
         "segments",
+        "part_scales",
         "activations",
         "number_",
         "eight",

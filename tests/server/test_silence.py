@@ -241,7 +241,10 @@ async def test_the_events_of_a_tuning_job_are_not_silent(silence: Silence, monke
     async def wait(*_: object) -> None:
         await silence.engine.speak.wait()
 
-    monkeypatch.setattr(fine_tuning, "_job", lambda _request: SimpleNamespace())
+    async def job(_request: web.Request) -> SimpleNamespace:
+        return SimpleNamespace()
+
+    monkeypatch.setattr(fine_tuning, "_job", job)
     monkeypatch.setattr(fine_tuning, "_send", wait)
     response = await silence.client.get("/v1/fine_tuning/jobs/x/events?stream=true")
     assert await silence.ping(response) == b": ping\n\n"
