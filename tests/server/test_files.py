@@ -19,12 +19,12 @@ import openai
 import pytest
 from aiohttp import FormData
 
+from rnn_engine.database import Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
 from rnn_engine_server.apis.openai.files import FileDeleted, FileList, FileObject
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import STORE, make_app
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
-from rnn_engine_server.store.database import Transaction
 from rnn_engine_server.store.files import FILES, StoredFile
 from rnn_engine_server.store.folder import FOLDER_LOCK, Store
 from rnn_engine_server.store.owners import Cursor

@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.errors",
         "rnn_engine.bounds",
         "rnn_engine.files",
+        "rnn_engine.database",
         "rnn_engine.types",
         "rnn_engine.chat_template",
         "rnn_engine.quantised",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
 
+from rnn_engine.database import Transaction
 from rnn_engine.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -50,7 +51,6 @@ from rnn_engine_server.jobs.tuning_process import (
     parse_answer,
 )
 from rnn_engine_server.models.registry import ModelRegistry, ServedModel
-from rnn_engine_server.store.database import Transaction
 from rnn_engine_server.store.events import EventKind, Level, Number
 from rnn_engine_server.store.tunings import (
     FOLLOWS,

@@ -17,11 +17,11 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter
 
+from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine_server.core.bodies import storage_errors
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.jobs.lines import NO_TOKENS, BatchError, Journal, LineCounts, TokenUsage, skip_lines
-from rnn_engine_server.store.database import Database, Transaction
 from rnn_engine_server.store.files import FILES, Files, StoredFile
 from rnn_engine_server.store.jobs import Jobs
 from rnn_engine_server.store.owners import Columns, Table

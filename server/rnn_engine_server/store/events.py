@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
 
+from rnn_engine.database import Transaction
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine_server.store.database import Transaction
 from rnn_engine_server.store.owners import Cursor, Page
 
 Level: TypeAlias = Literal["info", "warn", "error"]

@@ -14,10 +14,10 @@ from typing import IO, Final, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 
+from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError, StorageError
 from rnn_engine_server.core.bodies import on_thread
 from rnn_engine_server.store.blobs import Blobs
-from rnn_engine_server.store.database import Database, Transaction
 from rnn_engine_server.store.owners import Columns, Cursor, Page, Room, Table
 
 UploadPurpose: TypeAlias = Literal["batch", "fine-tune"]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from rnn_engine.database import Database
 from rnn_engine.errors import StateError
 from rnn_engine_server.core.bodies import storage_errors
 from rnn_engine_server.core.settings import Limits
@@ -22,7 +23,6 @@ from rnn_engine_server.jobs.lines import LineCounts
 from rnn_engine_server.store import batches, events, tunings
 from rnn_engine_server.store.batches import BATCHES, Batches
 from rnn_engine_server.store.blobs import Blobs
-from rnn_engine_server.store.database import Database
 from rnn_engine_server.store.files import FILES, HELD_FILES, Files
 from rnn_engine_server.store.former import take_over
 from rnn_engine_server.store.owners import Room, ended_in
@@ -78,7 +78,9 @@ class Store:
         self._making = threading.Lock()
         self._delete_folder: Callable[[], object] | None = None
         self._room = Room(self.limits)
-        self._database = Database(lambda: self.folder / _DATABASE, _SCHEMA, _FORMAT, lasting=folder is not None)
+        self._database = Database(
+            "the folder of jobs", lambda: self.folder / _DATABASE, _SCHEMA, _FORMAT, lasting=folder is not None
+        )
         self.blobs = Blobs(lambda: self.folder / _BLOBS)
         self.files = Files(self._database, self.blobs, self._room, clock)
         self.batches = Batches(self._database, self.files, self.limits)

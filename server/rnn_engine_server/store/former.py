@@ -16,11 +16,11 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from rnn_engine.database import Database, Transaction
 from rnn_engine.files import read_record
 from rnn_engine_server.store import events
 from rnn_engine_server.store.batches import BATCH_ID, BATCHES, RESULTS, Batch
 from rnn_engine_server.store.blobs import Blobs
-from rnn_engine_server.store.database import Database, Transaction
 from rnn_engine_server.store.events import EventKind
 from rnn_engine_server.store.files import FILE_ID, FILES, StoredFile
 from rnn_engine_server.store.owners import Table

@@ -18,9 +18,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from rnn_engine.database import Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.store.database import Transaction
 
 _log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter
 
+from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine.training.tuner import TunerSettings
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store import events
-from rnn_engine_server.store.database import Database, Transaction
 from rnn_engine_server.store.events import Event, EventKind, Level, Number
 from rnn_engine_server.store.files import FILES, Files
 from rnn_engine_server.store.jobs import Jobs

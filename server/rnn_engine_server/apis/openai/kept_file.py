@@ -17,11 +17,11 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from rnn_engine.database import Reserve
 from rnn_engine.errors import NotFoundError, StateError, StorageError
 from rnn_engine_server.apis.openai.response_items import KeptItem
 from rnn_engine_server.core.kept import KeptUsage
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.store.database import Reserve
 from rnn_engine_server.store.folder import Store
 
 FILE = "conversations.sqlite"

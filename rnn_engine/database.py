@@ -10,9 +10,9 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -72,12 +72,16 @@ class Database:
     raises, and StorageError for an error of SQLite.
     """
 
-    def __init__(self, find_path: Callable[[], Path], schema: Sequence[str], version: int, *, lasting: bool) -> None:
+    def __init__(
+        self, what: str, find_path: Callable[[], Path], schema: Sequence[str], version: int, *, lasting: bool
+    ) -> None:
         """Prepare a database at the path that `find_path` returns; it is opened when it is first used.
 
-        `schema` creates the tables of a new file. Unless it is `lasting`, nothing waits for the disk.
+        Messages call it `what`, such as "the folder of jobs". `schema` creates the tables of a new file. Unless it is
+        `lasting`, nothing waits for the disk.
         """
         self.was_damaged = False  # when it was opened; then rows may be lost
+        self._what = what
         self._find_path = find_path
         self._schema = schema
         self._version = version
@@ -129,11 +133,11 @@ class Database:
         return self._readers.submit(self._read, query)
 
     def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        with _storage_errors():
+        with self._storage_errors():
             return query(self._connect())
 
     def _write(self, change: Callable[[Transaction], T], frees: bool) -> T:
-        with _storage_errors():
+        with self._storage_errors():
             connection = self._connect()
             try:
                 result, transaction = self._transact(connection, change)
@@ -150,6 +154,13 @@ class Database:
             if self._reserve is not None:
                 self._reserve.lay()
         return result
+
+    @contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StorageError(f"{self._what} can't be read or written: {error}") from error
 
     def _transact(self, connection: sqlite3.Connection, change: Callable[[Transaction], T]) -> tuple[T, Transaction]:
         transaction = Transaction(connection)
@@ -246,16 +257,6 @@ def _copy_rows(connection: sqlite3.Connection, table: str) -> None:
             while (row := rows.fetchone()) is not None:
                 marks = ", ".join("?" * len(row))
                 connection.execute(f"INSERT OR IGNORE INTO main.{table} VALUES ({marks})", row)
-
-
-class _storage_errors:  # noqa: N801
-    """Turns errors of SQLite into StorageError."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, sqlite3.Error):
-            raise StorageError(f"the folder of jobs can't be read or written: {error}") from error
 
 
 def _is_full(error: sqlite3.Error) -> bool:
