@@ -110,9 +110,9 @@ def columns_of_item(code_bits: int) -> int:
 def pack_codes(codes: NDArray[np.uint8], code_bits: int) -> NDArray[np.uint8]:
     """Pack codes [..., B], a byte each, to items of bytes [..., bytes].
 
-    Codes of 8 bits are a byte each. Of 4 bits, two share a byte, the first in the lower half. Of 5 or 6 bits, an item
-    has the low four bits of 32 or 16 codes in the same way, and then four bytes with their other bits, the first ones
-    lowest.
+    A code of 8 bits is a byte. Two codes of 4 bits share a byte; the first is in the lower half. Codes of 5 or 6 bits
+    are packed in items of 32 or 16. An item begins with their low four bits, packed like codes of 4 bits. Four bytes
+    with their other bits follow, those of the first code in the lowest bits.
     """
     if code_bits == 8:
         return codes

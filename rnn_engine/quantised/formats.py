@@ -167,9 +167,10 @@ class ScaledParts4:
 
 @dataclass(frozen=True, slots=True)
 class SignedParts6:
-    """GGUF's Q6_K, 6.56 bits a weight: codes minus 32, times a scale for each 16 weights.
+    """GGUF's Q6_K, 6.56 bits a weight in a file: codes minus 32, times a scale for each 16 weights.
 
-    Such a scale is a signed byte times the scale of the block. The figures are that one, a zero and, as bits, 16 bytes.
+    Such a scale is a signed byte times the scale of the block. The figures are that one, a zero, which makes it 6.625
+    bits a weight, and, as bits, 16 bytes.
     """
 
     name: str = "q6_k"

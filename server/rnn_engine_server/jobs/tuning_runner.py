@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
@@ -51,7 +51,6 @@ from rnn_engine_server.jobs.tuning_process import (
     parse_answer,
 )
 from rnn_engine_server.models.registry import ModelRegistry, ServedModel
-from rnn_engine_server.store.events import EventKind, Level, Number
 from rnn_engine_server.store.tunings import (
     FOLLOWS,
     KEPT_CHECKPOINTS,
@@ -160,7 +159,6 @@ class TuningRunner:
         self._find_principal = find_principal
         self._loading = loading
         self._share = share
-        self._news = asyncio.Condition()
         self._runs: dict[str, _Run] = {}  # by job
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._num_wakes = 0  # each may mean jobs that were not seen yet
@@ -206,7 +204,7 @@ class TuningRunner:
     @uninterrupted
     async def resume(self, job: TuningJob) -> TuningJob:
         """Have a paused job go on. Raises InvalidRequestError unless it is paused, and StorageError."""
-        changed = await self._enter(job, "queued", "The job has been resumed, and is queued", among=["paused"])
+        changed = await self._store.enter(job.id, "queued", "The job has been resumed, and is queued", among=["paused"])
         self.wake()
         return changed
 
@@ -219,11 +217,6 @@ class TuningRunner:
         per_step = (time.monotonic() - begun) / max(1, run.step - first)
         return self._store.files.now() + per_step * (job.num_steps - run.step)
 
-    async def wait_for_news(self) -> None:
-        """Wait until some job has an event more."""
-        async with self._news:
-            await self._news.wait()
-
     async def close(self) -> None:
         """Stop the processes. Their jobs go on after the next start."""
         self._closing.set()
@@ -235,45 +228,12 @@ class TuningRunner:
     async def _leave(
         self, job: TuningJob, status: TuningStatus, message: str, among: Collection[TuningStatus]
     ) -> TuningJob:
-        changed = await self._enter(job, status, message, among=among)
+        changed = await self._store.enter(job.id, status, message, among=among)
         if (run := self._runs.get(job.id)) is not None:
             run.stop.set()
         else:
             await self._store.clean(job)
         return changed
-
-    async def _enter(
-        self,
-        job: TuningJob,
-        status: TuningStatus,
-        message: str,
-        level: Level = "info",
-        *,
-        among: Collection[TuningStatus] | None = None,
-        error: JobError | None = None,
-    ) -> TuningJob:
-        """Let a job come into a status, and wake those who wait for events."""
-        changed = await self._store.enter(job.id, status, message, level, among=among, error=error)
-        await self._notify()
-        return changed
-
-    async def _tell(
-        self,
-        job: TuningJob,
-        message: str,
-        level: Level = "info",
-        kind: EventKind = "message",
-        place: float | None = None,
-        data: Mapping[str, Number] | None = None,
-    ) -> bool:
-        """Add an event, and wake those who wait for events. Return False if the job has it already."""
-        is_new = await self._store.add_event(job, message, level, kind, place, data)
-        await self._notify()
-        return is_new
-
-    async def _notify(self) -> None:
-        async with self._news:
-            self._news.notify_all()
 
     # One task checks jobs, and another one trains. Each takes the jobs of some statuses, in turns of their owners.
 
@@ -317,7 +277,7 @@ class TuningRunner:
                 await self._fail(job, Failed("server_error", reason))
             else:
                 message = f"The job has been paused, since it can't go on: {reason}"
-                await self._enter(job, "paused", message, "error")
+                await self._store.enter(job.id, "paused", message, "error")
         except RnnEngineError:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), _RETRY_SECONDS)
@@ -325,7 +285,7 @@ class TuningRunner:
     async def _check(self, job: TuningJob, run: _Run) -> None:
         if not await self._has_owner(job):
             return
-        await self._tell(job, f"Validating training file: {job.training_file}")
+        await self._store.add_event(job, f"Validating training file: {job.training_file}")
         found: Answer = Failed("server_error", "the process that checks the data has ended without an answer")
         async with self._process("check", job, run) as process:
             async for answer in process.answers():
@@ -337,9 +297,9 @@ class TuningRunner:
             await self._fail(job, found)
             return
         for warning in found.warnings:
-            await self._tell(job, f"{job.training_file}: {warning}", "warn")
+            await self._store.add_event(job, f"{job.training_file}: {warning}", "warn")
         what = f"{found.num_examples} examples with {found.num_tokens} tokens, {found.num_learnt} of them learnt"
-        await self._enter(job, "queued", f"Files validated: {what}; moving job to queued state")
+        await self._store.enter(job.id, "queued", f"Files validated: {what}; moving job to queued state")
         self.wake()
 
     async def _tune(self, job: TuningJob, run: _Run) -> None:
@@ -351,8 +311,8 @@ class TuningRunner:
             job = await self._store.enter(job.id, "running")
             if job.status != "running":
                 return
-        if not await self._tell(job, "Fine-tuning job started", kind="started"):
-            await self._tell(job, "Fine-tuning job goes on")
+        if not await self._store.add_event(job, "Fine-tuning job started", kind="started"):
+            await self._store.add_event(job, "Fine-tuning job goes on")
         for _ in range(_MOST_STARTS):
             async with self._process("tune", job, run) as process:
                 async for answer in process.answers():
@@ -362,7 +322,7 @@ class TuningRunner:
                         process.say("go")
             if run.stop.is_set():
                 if run.turn_ends == 0.0:
-                    await self._enter(job, "queued", "The job waits for its next turn")
+                    await self._store.enter(job.id, "queued", "The job waits for its next turn")
                 return
             _log.warning("the process of the tuning job %s has ended before its end", job.id)
         raise StepError(f"the process that trains has ended {_MOST_STARTS} times before its end")
@@ -455,7 +415,7 @@ class TuningRunner:
                 await self._note_update(job, run, answer)
             case RateTried():
                 message = f"Tried learning rate {answer.rate:.4g}: validation loss={answer.held_out_loss:.4f}"
-                await self._tell(job, message, kind="rate", place=answer.rate)
+                await self._store.add_event(job, message, kind="rate", place=answer.rate)
             case Judgement():
                 await self._note_judgement(job, run, answer)
             case Finished():
@@ -474,7 +434,7 @@ class TuningRunner:
             message = (
                 f"The device has room for examples of {started.max_tokens} tokens, not {most}; longer ones are cut"
             )
-            await self._tell(job, message, "warn")
+            await self._store.add_event(job, message, "warn")
 
         def change(job: TuningJob, _: Transaction) -> TuningJob:
             return replace(
@@ -495,7 +455,7 @@ class TuningRunner:
         message = f"Step {update.step}/{update.num_steps}: training loss={update.loss:.4f}"
         figures = {"train_loss": update.loss, "learning_rate": update.rate, "tokens": update.num_tokens}
         data = {"step": update.step, "total_steps": update.num_steps, **figures}
-        if await self._tell(job, message, kind="update", place=update.step, data=data):
+        if await self._store.add_event(job, message, kind="update", place=update.step, data=data):
             run.tokens += update.num_tokens
 
     async def _note_judgement(self, job: TuningJob, run: _Run, judgement: Judgement) -> None:
@@ -504,14 +464,14 @@ class TuningRunner:
         assert job.num_steps is not None
         message = f"Step {step}/{job.num_steps}: validation loss={loss:.4f}"
         data = {"step": step, "total_steps": job.num_steps, "valid_loss": loss}
-        await self._tell(job, message, kind="judgement", place=step, data=data)
+        await self._store.add_event(job, message, kind="judgement", place=step, data=data)
         if step == 0 or any(kept.step == step for kept in job.checkpoints):
             return
         name = f"{job.state}:ckpt-step-{step}"
         try:
             await self._keep_state(job, name)
         except RnnEngineError as error:  # such as no room for more states
-            await self._tell(job, f"The checkpoint of step {step} can't be kept: {error}", "warn")
+            await self._store.add_event(job, f"The checkpoint of step {step} can't be kept: {error}", "warn")
             return
         kept = Checkpoint(f"ftckpt_{uuid4().hex}", name, self._store.files.now(), step, finite(run.loss), finite(loss))
         checkpoints = (*job.checkpoints, kept)
@@ -522,21 +482,22 @@ class TuningRunner:
                 with suppress(RnnEngineError):  # such as one that its owner has deleted
                     await states.delete(checkpoint.state)
         message = f"Checkpoint created at step {step}: {job.model_name(name)}"
-        await self._tell(job, message, kind="checkpoint", place=step)
+        await self._store.add_event(job, message, kind="checkpoint", place=step)
 
     async def _finish(self, job: TuningJob, run: _Run, finished: Finished) -> None:
         await self._keep_state(job, job.state)
         if run.num_steps is not None and run.step < run.num_steps:
             early = f"Training ended after step {run.step} of {run.num_steps}: the validation loss no longer falls"
-            await self._tell(job, early, kind="early_end")
+            await self._store.add_event(job, early, kind="early_end")
         best = f"its state is that of step {finished.best_step}, with validation loss={finished.held_out_loss:.4f}"
-        await self._tell(job, f"New fine-tuned model created: {job.model_name(job.state)}; {best}", kind="result")
+        await self._store.add_event(
+            job, f"New fine-tuned model created: {job.model_name(job.state)}; {best}", kind="result"
+        )
         await self._store.succeed(job, "The job has successfully completed", run.tokens)
-        await self._notify()
 
     async def _fail(self, job: TuningJob, failed: Failed) -> None:
         error = JobError(failed.code, failed.message, failed.param)
-        await self._enter(job, "failed", f"The job has failed: {failed.message}", "error", error=error)
+        await self._store.enter(job.id, "failed", f"The job has failed: {failed.message}", "error", error=error)
 
     @asynccontextmanager
     async def _states(self, job: TuningJob) -> AsyncIterator[tuple[StateFiles, StateStore]]:

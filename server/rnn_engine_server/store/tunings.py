@@ -163,6 +163,7 @@ class Tunings(Jobs[TuningJob]):
         super().__init__(TUNINGS, FOLLOWS, "max_key_tunings", 1, database, files, limits)
         self.updates = 0  # since the start; the runner counts them, and the next
         self.tokens = 0
+        self._news = asyncio.Condition()
 
     async def create(
         self,
@@ -225,7 +226,6 @@ class Tunings(Jobs[TuningJob]):
         *,
         among: Collection[TuningStatus] | None = None,
         error: JobError | None = None,
-        trained_tokens: int | None = None,
     ) -> TuningJob:
         """Write that a job comes into `status`, perhaps with an event, and return its present form.
 
@@ -244,9 +244,11 @@ class Tunings(Jobs[TuningJob]):
             if ends and status != "succeeded":
                 transaction.after(lambda: self.files.room.give(job.owner, 1, 0))  # of the table of steps
             finished = now if ends else None
-            return replace(job, status=status, error=error, finished=finished, trained_tokens=trained_tokens)
+            return replace(job, status=status, error=error, finished=finished)
 
-        return await self.change(job_id, change)
+        changed = await self.change(job_id, change)
+        await self._notify()
+        return changed
 
     async def add_event(
         self,
@@ -263,9 +265,11 @@ class Tunings(Jobs[TuningJob]):
         """
         figures = None if data is None else {name: finite(value) for name, value in data.items()}
         now = self.files.now()
-        return await self._database.write(
+        is_new = await self._database.write(
             lambda transaction: events.add(transaction, job.id, now, message, level, kind, place, figures)
         )
+        await self._notify()
+        return is_new
 
     async def events(self, job: TuningJob, cursor: Cursor) -> Page[Event]:
         """Return a part of the events of a job. Raises InvalidRequestError and StorageError."""
@@ -307,6 +311,12 @@ class Tunings(Jobs[TuningJob]):
             return replace(job, status="succeeded", finished=now, trained_tokens=trained_tokens)
 
         await self.change(job.id, change)
+        await self._notify()
+
+    async def wait_for_news(self) -> None:
+        """Wait until some job has an event more."""
+        async with self._news:
+            await self._news.wait()
 
     async def clean(self, job: TuningJob) -> None:
         """Delete what the process of a job has written, if the job has ended. The process must have ended, too."""
@@ -314,6 +324,10 @@ class Tunings(Jobs[TuningJob]):
             if not (await self.get(None, job.id)).has_ended:
                 return
         await asyncio.to_thread(self.files.blobs.delete, *(f"{job.id}.{ending}" for ending in BLOBS))
+
+    async def _notify(self) -> None:
+        async with self._news:
+            self._news.notify_all()
 
     def _forget(self, transaction: Transaction, job: TuningJob) -> None:
         super()._forget(transaction, job)

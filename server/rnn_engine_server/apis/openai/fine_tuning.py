@@ -332,14 +332,14 @@ async def _stream_events(request: web.Request, job: TuningJob) -> web.StreamResp
     async with EventStream(request) as stream:
         await stream.open()
         if request.method != hdrs.METH_HEAD:
-            await send_until_closing(request, _send(stream, job, request.app[TUNINGS], request.app[TUNING_RUNNER]))
+            await send_until_closing(request, _send(stream, job, request.app[TUNINGS]))
         return await stream.close()
 
 
-async def _send(stream: EventStream, job: TuningJob, store: Tunings, runner: TuningRunner) -> None:
+async def _send(stream: EventStream, job: TuningJob, store: Tunings) -> None:
     number = 0  # of the last event that was sent
     while True:
-        news = asyncio.create_task(runner.wait_for_news())  # from before the events are read
+        news = asyncio.create_task(store.wait_for_news())  # from before the events are read
         try:
             events, has_ended = await store.events_after(job, number, _SENT_EVENTS)
             if events:
