@@ -1,7 +1,8 @@
 """One SQLite file: one thread writes, a few read, and the event loop never waits for the disk.
 
 A change is one transaction, which is on the disk before its caller goes on. Readers have connections of their own, so a
-long reading delays no change. However many clients call, there are no more threads and open files than those.
+long reading delays no change. However many clients call, there are no more threads and open files than those, and the
+owners of what is stored take turns on them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 import logging
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -65,53 +68,100 @@ class Reserve:
                 self.drop()
 
 
+class _FairThreads:
+    """Threads on which owners take turns: each next call is that of the owner who has waited longest for one."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, name)
+        self._lock = threading.Lock()
+        self._waiting: dict[str | None, deque[Callable[[], None]]] = {}  # only owners that have any, in their order
+
+    def submit(self, owner: str | None, function: Callable[[], T]) -> Future[T]:
+        future = Future[T]()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = function()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+
+        with self._lock:
+            self._waiting.setdefault(owner, deque()).append(run)
+        self._threads.submit(self._run_next)
+        return future
+
+    def shutdown(self) -> None:
+        self._threads.shutdown()
+
+    def _run_next(self) -> None:
+        with self._lock:
+            owner, calls = next(iter(self._waiting.items()))
+            run = calls.popleft()
+            del self._waiting[owner]
+            if calls:
+                self._waiting[owner] = calls  # now the last
+        run()
+
+
 class Database:
     """A database of a folder. Thread-safe.
 
     `read` and `write` call a function with a connection on a thread of the database. Both raise what the function
-    raises, and StorageError for an error of SQLite.
+    raises, and StorageError for an error of SQLite. The `owner` for whom they are called takes turns with others.
     """
 
     def __init__(
-        self, what: str, find_path: Callable[[], Path], schema: Sequence[str], version: int, *, lasting: bool
+        self, what: str, find_path: Callable[[], Path], schema: Sequence[Sequence[str]], *, lasting: bool
     ) -> None:
         """Prepare a database at the path that `find_path` returns; it is opened when it is first used.
 
-        Messages call it `what`, such as "the folder of jobs". `schema` creates the tables of a new file. Unless it is
-        `lasting`, nothing waits for the disk.
+        Messages call it `what`, such as "the folder of jobs". `schema` has for each format of the file the statements
+        that make it of the format before; the first ones make it of an empty file. Unless it is `lasting`, nothing
+        waits for the disk.
         """
         self.was_damaged = False  # when it was opened; then rows may be lost
         self._what = what
         self._find_path = find_path
         self._schema = schema
-        self._version = version
         self._lasting = lasting
         self._path: Path | None = None
         self._reserve: Reserve | None = None
         self._opening = threading.Lock()
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
-        self._writer = ThreadPoolExecutor(1, "store-writer")
-        self._readers = ThreadPoolExecutor(_NUM_READERS, "store-reader")
+        self._writer = _FairThreads(1, "store-writer")
+        self._readers = _FairThreads(_NUM_READERS, "store-reader")
 
-    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, query: Callable[[sqlite3.Connection], T], owner: str | None = None) -> T:
         """Call `query` with a connection that sees all changes that have ended."""
-        return await asyncio.wrap_future(self._start_reading(query))
+        return await asyncio.wrap_future(self._readers.submit(owner, lambda: self._read(query)))
 
-    async def write(self, change: Callable[[Transaction], T], *, frees: bool = False) -> T:
+    async def write(
+        self,
+        change: Callable[[Transaction], T],
+        owner: str | None = None,
+        *,
+        frees: bool = False,
+        flushes: bool = True,
+    ) -> T:
         """Make one change, all of which is written or, if `change` raises an error, nothing.
 
-        It is made, too, if the caller is cancelled meanwhile. One that `frees` room is made also on a full disk.
+        It is made, too, if the caller is cancelled meanwhile. One that `frees` room is made also on a full disk. Unless
+        it `flushes`, a kill can't undo it, but a power failure may, until the next one that does.
         """
-        return await asyncio.shield(asyncio.wrap_future(self._writer.submit(self._write, change, frees)))
+        writing = self._writer.submit(owner, lambda: self._write(change, frees, flushes))
+        return await asyncio.shield(asyncio.wrap_future(writing))
 
     def read_now(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Do as `read`, and block meanwhile."""
-        return self._start_reading(query).result()
+        return self._readers.submit(None, lambda: self._read(query)).result()
 
     def write_now(self, change: Callable[[Transaction], T], *, frees: bool = False) -> T:
         """Do as `write`, and block meanwhile."""
-        return self._writer.submit(self._write, change, frees).result()
+        return self._writer.submit(None, lambda: self._write(change, frees, flushes=True)).result()
 
     def close(self) -> None:
         """Finish what was begun, and close all connections. Idempotent."""
@@ -129,27 +179,32 @@ class Database:
         pages, free, size = self.read_now(lambda db: [db.execute(f"PRAGMA {name}").fetchone()[0] for name in names])
         return pages * size, free * size
 
-    def _start_reading(self, query: Callable[[sqlite3.Connection], T]) -> Future[T]:
-        return self._readers.submit(self._read, query)
-
     def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         with self._storage_errors():
             return query(self._connect())
 
-    def _write(self, change: Callable[[Transaction], T], frees: bool) -> T:
+    def _write(self, change: Callable[[Transaction], T], frees: bool, flushes: bool) -> T:
         with self._storage_errors():
             connection = self._connect()
+            if self._lasting:
+                connection.execute(f"PRAGMA synchronous = {'FULL' if flushes else 'NORMAL'}")
             try:
                 result, transaction = self._transact(connection, change)
             except sqlite3.OperationalError as error:
-                if not (frees and _is_full(error) and self._reserve is not None and self._reserve.drop()):
+                if not (frees and _is_full(error)):
                     raise
-                result, transaction = self._transact(connection, change)
+                if self._reserve is not None:
+                    self._reserve.drop()
+                connection.execute("PRAGMA secure_delete = OFF")  # there is no room to overwrite what is deleted
+                try:
+                    result, transaction = self._transact(connection, change)
+                finally:
+                    connection.execute("PRAGMA secure_delete = ON")
         for action in transaction.afterwards:
             action()
         if frees:
             with suppress(sqlite3.Error):  # space that is not given back now is used again
-                connection.execute(f"PRAGMA incremental_vacuum({_FREED_PAGES})").fetchall()
+                connection.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")  # `execute` frees one page alone
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             if self._reserve is not None:
                 self._reserve.lay()
@@ -223,15 +278,16 @@ class Database:
         connection = self._open(path)
         try:
             [version] = connection.execute("PRAGMA user_version").fetchone()
-            if version > self._version:
+            if version > len(self._schema):
                 raise StateError(
-                    f"{path}: its format is {version}, of a later version; expected at most {self._version}"
+                    f"{path}: its format is {version}, of a later version; expected at most {len(self._schema)}"
                 )
             if version == 0:
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 connection.execute("PRAGMA journal_mode = WAL")
-                script = ";\n".join(self._schema)
-                connection.executescript(f"BEGIN; PRAGMA user_version = {self._version}; {script}; COMMIT;")
+            if version < len(self._schema):
+                script = ";\n".join(chain.from_iterable(self._schema[version:]))
+                connection.executescript(f"BEGIN; PRAGMA user_version = {len(self._schema)}; {script}; COMMIT;")
             [[found]] = connection.execute("PRAGMA quick_check(1)").fetchall()
             if found != "ok":
                 raise sqlite3.DatabaseError(found)

@@ -113,12 +113,12 @@ class Files:
     async def page(self, owner: str | None, cursor: Cursor, purpose: str | None = None) -> Page[StoredFile]:
         """Return a part of the list of an owner's files, perhaps of one purpose. Raises InvalidRequestError."""
         await self._drop_expired()
-        return await self._database.read(lambda db: FILES.page(db, owner, cursor, purpose))
+        return await self._database.read(lambda db: FILES.page(db, owner, cursor, purpose), owner)
 
     async def get(self, owner: str | None, file_id: str) -> StoredFile:
         """Return the owner's file with this id. Raises NotFoundError if there is none, or none any more."""
         await self._drop_expired()
-        return await self._database.read(lambda db: FILES.find(db, owner, file_id))
+        return await self._database.read(lambda db: FILES.find(db, owner, file_id), owner)
 
     async def content(self, owner: str | None, file_id: str) -> Path:
         """Return the path of a file's content, which exists until the file is deleted. Raises NotFoundError."""
@@ -152,7 +152,7 @@ class Files:
             assert new.description is not None
             stored = self._describe(file_id, owner, *new.description, new.num_bytes, new.sha256)
             try:
-                await self._database.write(lambda transaction: self.record(transaction, stored))
+                await self._database.write(lambda transaction: self.record(transaction, stored), owner)
             except Exception:
                 await asyncio.to_thread(self.blobs.delete, file_id)
                 raise
@@ -175,7 +175,7 @@ class Files:
             self.forget(transaction, stored)
 
         await self._drop_expired()
-        await self._database.write(delete, frees=True)
+        await self._database.write(delete, owner, frees=True)
 
     # Parts of changes that jobs make, too.
 

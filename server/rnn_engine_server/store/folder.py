@@ -34,8 +34,7 @@ TEMPORARY_FOLDER: Final = "rnn-engine-jobs-"  # the beginning of the names of te
 
 _DATABASE: Final = "jobs.sqlite"
 _BLOBS: Final = "blobs"
-_FORMAT: Final = 1  # of the database
-_SCHEMA: Final = (*FILES.schema, *HELD_FILES, *BATCHES.schema, *TUNINGS.schema, *events.SCHEMA)
+_SCHEMA: Final = ((*FILES.schema, *HELD_FILES, *BATCHES.schema, *TUNINGS.schema, *events.SCHEMA),)
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +78,7 @@ class Store:
         self._delete_folder: Callable[[], object] | None = None
         self._room = Room(self.limits)
         self._database = Database(
-            "the folder of jobs", lambda: self.folder / _DATABASE, _SCHEMA, _FORMAT, lasting=folder is not None
+            "the folder of jobs", lambda: self.folder / _DATABASE, _SCHEMA, lasting=folder is not None
         )
         self.blobs = Blobs(lambda: self.folder / _BLOBS)
         self.files = Files(self._database, self.blobs, self._room, clock)

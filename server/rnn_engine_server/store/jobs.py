@@ -60,11 +60,11 @@ class Jobs(Generic[J]):
         self, owner: str | None, cursor: Cursor, label: str | None = None, metadata: Mapping[str, str] | None = None
     ) -> Page[J]:
         """Return a part of the list of an owner's jobs. Raises InvalidRequestError."""
-        return await self._database.read(lambda db: self.table.page(db, owner, cursor, label, metadata))
+        return await self._database.read(lambda db: self.table.page(db, owner, cursor, label, metadata), owner)
 
     async def get(self, owner: str | None, job_id: str) -> J:
         """Return the owner's job with this id. Raises NotFoundError if there is none."""
-        return await self._database.read(lambda db: self.table.find(db, owner, job_id))
+        return await self._database.read(lambda db: self.table.find(db, owner, job_id), owner)
 
     async def unfinished(self, owner: str | None = None) -> list[J]:
         """Return the jobs that have not ended, of one owner or of all, the oldest first."""
@@ -107,7 +107,7 @@ class Jobs(Generic[J]):
 
         self.files.room.take(job.owner, self._num_results, 0)
         try:
-            await self._database.write(add)
+            await self._database.write(add, job.owner)
         except BaseException:
             self.files.room.give(job.owner, self._num_results, 0)
             raise
@@ -122,7 +122,7 @@ class Jobs(Generic[J]):
             self._forget(transaction, job)
             return job
 
-        return await self._database.write(delete, frees=True)
+        return await self._database.write(delete, owner, frees=True)
 
     def _put(self, transaction: Transaction, job: J) -> None:
         self.table.put(transaction, job)

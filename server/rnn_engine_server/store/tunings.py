@@ -273,7 +273,7 @@ class Tunings(Jobs[TuningJob]):
 
     async def events(self, job: TuningJob, cursor: Cursor) -> Page[Event]:
         """Return a part of the events of a job. Raises InvalidRequestError and StorageError."""
-        return await self._database.read(lambda db: events.page(db, job.id, cursor))
+        return await self._database.read(lambda db: events.page(db, job.id, cursor), job.owner)
 
     async def events_after(self, job: TuningJob, number: int, limit: int) -> tuple[list[Event], bool]:
         """Return the first events of a job after one, and True if the job had ended before that.
@@ -281,7 +281,7 @@ class Tunings(Jobs[TuningJob]):
         Raises NotFoundError if it was forgotten, and StorageError.
         """
         has_ended = (await self.get(None, job.id)).has_ended
-        return await self._database.read(lambda db: events.after(db, job.id, number, limit)), has_ended
+        return await self._database.read(lambda db: events.after(db, job.id, number, limit), job.owner), has_ended
 
     async def progress(self, job: TuningJob) -> tuple[int, float | None, int]:
         """Return the last step of a job that has an event, its loss, and the tokens of all steps."""
