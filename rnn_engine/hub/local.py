@@ -15,7 +15,7 @@ from typing import Final
 from rnn_engine import demo
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import cache_folder
-from rnn_engine.tensor_files.parts import part_names
+from rnn_engine.tensor_files.parts import part_names, without_part
 
 WEIGHTS: Final = (".pth", ".safetensors", ".st", ".gguf", ".bin")
 _FOLDER_TEXTS: Final = (".json", ".txt")  # in a repository of one model in Hugging Face's form
@@ -194,7 +194,7 @@ def model_name(path: Path) -> str:
 
     The number of a part is no part of a model's name.
     """
-    return path.resolve().name if path.is_dir() else re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    return path.resolve().name if path.is_dir() else without_part(path.stem)
 
 
 def find_local(wanted: Wanted) -> Path | None:

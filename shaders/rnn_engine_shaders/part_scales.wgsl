@@ -4,11 +4,14 @@
 
 @group(0) @binding(6) var<storage, read> scales: array<vec4<u32>>;
 
-// Return the scale and the minimum of a part of a block.
-fn scale_and_minimum(block: u32, part: u32) -> vec2<f32> {
+// Return eight codes times the scale of their part of a block, minus its minimum.
+fn scale_part(codes: Eight, block: u32, part: u32) -> Eight {
     let figures = scales[block];
     let bytes = (figures.yzw >> vec3<u32>(part % 4u * 8u)) & vec3<u32>(255u);
     let early = bytes.xy & vec2<u32>(63u);
     let late = vec2<u32>(bytes.z & 15u, bytes.z >> 4u) | ((bytes.xy >> vec2<u32>(2u)) & vec2<u32>(48u));
-    return unpack2x16float(figures.x) * vec2<f32>(vec2<i32>(select(early, late, part >= 4u)));
+    let scaled = unpack2x16float(figures.x) * vec2<f32>(vec2<i32>(select(early, late, part >= 4u)));
+    let step = vec4<f32>(scaled.x);
+    let least = vec4<f32>(-scaled.y);
+    return Eight(fma(step, codes.low, least), fma(step, codes.high, least));
 }

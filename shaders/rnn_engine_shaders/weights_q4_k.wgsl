@@ -9,9 +9,5 @@ fn prepare_weights(thread: u32) {}
 
 fn load_weights(row: u32, eight: u32) -> Eight {
     let word = weights[eight_index(row, eight, 32u)];
-    let figures = scale_and_minimum(row + eight / 32u * PANEL, eight / 4u % 8u);
-    let codes = eight_nibbles(word);
-    let step = vec4<f32>(figures.x);
-    let least = vec4<f32>(-figures.y);
-    return Eight(fma(step, codes.low, least), fma(step, codes.high, least));
+    return scale_part(eight_nibbles(word), row + eight / 32u * PANEL, eight / 4u % 8u);
 }

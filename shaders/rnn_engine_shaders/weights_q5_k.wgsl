@@ -20,9 +20,5 @@ fn load_weights(row: u32, eight: u32) -> Eight {
     let bits = (weights[first + 4u] >> (eight % 4u * 8u)) & 255u;
     let even = (word & 0x0f0f0f0fu) | fifth_bits(bits);
     let odd = ((word >> 4u) & 0x0f0f0f0fu) | fifth_bits(bits >> 1u);
-    let codes = eight_bytes(even, odd);
-    let figures = scale_and_minimum(row + eight / 32u * PANEL, eight / 4u % 8u);
-    let step = vec4<f32>(figures.x);
-    let least = vec4<f32>(-figures.y);
-    return Eight(fma(step, codes.low, least), fma(step, codes.high, least));
+    return scale_part(eight_bytes(even, odd), row + eight / 32u * PANEL, eight / 4u % 8u);
 }
