@@ -28,7 +28,7 @@ from rnn_engine.gpu import DevicePeaks, Dispatch, measure_peaks, time_dispatches
 from rnn_engine.llm.progress import Report, progress_bar
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import plan_memory
-from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model import LoraChoice
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
 
@@ -257,7 +257,7 @@ def measure(
     With `profile`, also time each kernel. Raises DeviceError if the device can't do that.
     """
     with progress_bar("opening the model") as progress:
-        with open_merged(model, loras) as opened:
+        with open_model(model, loras) as opened:
             size = RunnerSize(num_slots=max(slots))
             plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
             runner = load_runner(

@@ -81,9 +81,9 @@ def inspect_command(
     model is shown after the merge; weights that the LoRA changes are float32.
     """
     from rnn_engine.loading.memory import inspect_model
-    from rnn_engine.loading.runner import open_merged
+    from rnn_engine.loading.runner import open_model
 
-    with open_merged(model, loras) as opened:
+    with open_model(model, loras) as opened:
         found = inspect_model(opened, tokenizer, slots, device_memory)
         title = describe_shape(opened.shape)
     if as_json:
@@ -166,11 +166,11 @@ def convert_command(
 ) -> None:
     from rnn_engine.convert.convert import convert_model, model_bytes
     from rnn_engine.loading.memory import in_words
-    from rnn_engine.loading.runner import open_merged, open_model
+    from rnn_engine.loading.runner import open_model
 
     context.params["name"] = target = Path(name)  # which has no slash at its end
     check_outputs(context, {"DST": target})
-    with open_merged(source, loras) as model, progress_bar("writing") as report:
+    with open_model(source, loras) as model, progress_bar("writing") as report:
         title = convert_model(model, name, weights, force=force, progress=report)
         shape = describe_shape(model.shape)
     with open_model(target) as written:

@@ -17,7 +17,7 @@ from rnn_engine.forward.tuning import MatMulClass
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine.loading.kernel_choices import TuneOrder, kept_records, kernels_version, read_choices
 from rnn_engine.loading.memory import plan_memory
-from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model import LoraChoice
 
 
@@ -37,7 +37,7 @@ def tune(
         raise DeviceError("the device 'cpu' has no kernels to choose from; choose another --device")
     found: dict[tuple[MatMulClass, int], Choice] = {}
     order = TuneOrder(seconds, anew=True, exhaustive=exhaustive, half=half, on_found=found.update)
-    with progress_bar("opening the model") as progress, open_merged(model, loras) as opened:
+    with progress_bar("opening the model") as progress, open_model(model, loras) as opened:
         plan = plan_memory(opened, device, RunnerSize(), weights=weights, device_memory=device_memory)
         load_runner(opened, device, weights=plan.weights, tune=order, progress=progress).close()
     _show_choices(found.values())

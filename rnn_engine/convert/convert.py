@@ -25,7 +25,7 @@ from rnn_engine.files import atomic_folder, is_special, output_file
 from rnn_engine.forward import Progress
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat
-from rnn_engine.model import OpenModel
+from rnn_engine.model import ModelFile
 from rnn_engine.versions.table import VERSIONS, VersionTable
 
 _Write: TypeAlias = Callable[[IO[bytes], ConversionSource], None]
@@ -46,7 +46,7 @@ def _no_progress(what: str, done: int, total: int) -> None:
 
 
 def convert_model(
-    model: OpenModel,
+    model: ModelFile,
     target: Path | str,
     weights: str = STORED,
     *,

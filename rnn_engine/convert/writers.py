@@ -18,7 +18,7 @@ from rnn_engine.files import atomic_file
 from rnn_engine.forward import Progress
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import FloatFormat
-from rnn_engine.model import OpenModel
+from rnn_engine.model import ModelFile
 from rnn_engine.model.huggingface import fla_name, is_transposed
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.quantised import KEPT_FORMATS, BlockFormat, Blocks, quantise
@@ -56,7 +56,7 @@ def is_matrix(spec: TensorSpec) -> bool:
 class ConversionSource:
     """A model that is being converted: reads its tensors in the chosen weight formats, and reports the progress."""
 
-    model: OpenModel
+    model: ModelFile
     specs: Sequence[TensorSpec]  # of the model's tensors, in BlinkDL's names and orientation
     format_of: FormatOf  # of its matrices
     progress: Progress

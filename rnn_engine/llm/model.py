@@ -27,7 +27,7 @@ from rnn_engine.hub import locate_model
 from rnn_engine.llm.progress import Report
 from rnn_engine.llm.state import State
 from rnn_engine.loading.memory import plan_memory
-from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model import LoraChoice
 from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.tokenizer import load_tokenizer
@@ -87,7 +87,7 @@ class Model:
         if max_tokens is not None:
             check_whole("max_tokens", max_tokens, 1, 2**31 - 1)
         path = locate_model(model)
-        with open_merged(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
+        with open_model(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             size = RunnerSize(num_slots=max_sequences, max_tokens=max_tokens, max_rows=max_tokens)
             plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
             self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))

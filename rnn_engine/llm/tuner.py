@@ -18,7 +18,7 @@ from rnn_engine.llm.progress import Report
 from rnn_engine.llm.state import State
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.memory import plan_memory
-from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.loading.trainer import DEFAULT_OPTIMIZER, load_trainer
 from rnn_engine.model import LoraChoice
 from rnn_engine.model.fingerprint import metal_fingerprint
@@ -115,7 +115,7 @@ class Tuner:
         if resume and checkpoint is None:
             raise InvalidRequestError("resume", True, "false, since there is no checkpoint")
         path = locate_model(model)
-        with open_merged(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
+        with open_model(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))
             maker = TextMaker(
                 load_tokenizer(tokenizer, path, opened.shape.vocab_size), load_chat_template(chat_template, path)

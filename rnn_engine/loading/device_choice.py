@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rnn_engine.files import read_record, write_record
 from rnn_engine.gpu import DeviceInfo, list_devices
 from rnn_engine.loading.runner import load_runner
-from rnn_engine.model import OpenModel
+from rnn_engine.model import ModelFile
 from rnn_engine.quantised.rows import Matrix
 from rnn_engine.types import Model, ModelShape, Runner, TokenRun, run_step
 
@@ -53,7 +53,7 @@ class DeviceChoice:
 
 
 def choose_device(
-    model: OpenModel, device: str, weights: Callable[[], str], num_slots: int, cache_folder: Path | None = None
+    model: ModelFile, device: str, weights: Callable[[], str], num_slots: int, cache_folder: Path | None = None
 ) -> DeviceChoice:
     """Choose "cpu", which means numpy, if WebGPU finds no GPU and numpy is faster or starts sooner; else `device`.
 
@@ -91,7 +91,7 @@ def choose_device(
     return choice
 
 
-def _recall(record: Path, model: OpenModel) -> DeviceChoice | None:
+def _recall(record: Path, model: ModelFile) -> DeviceChoice | None:
     """Return the choice that an earlier load of `model` wrote to `record`; None if there is none."""
     kept = read_record(record) or {}
     if kept.get("model") != model.fingerprint:
@@ -100,7 +100,7 @@ def _recall(record: Path, model: OpenModel) -> DeviceChoice | None:
     return DeviceChoice(kept["device"], reason)
 
 
-def _measure(model: OpenModel, weights: str, num_slots: int, software_name: str) -> DeviceChoice:
+def _measure(model: ModelFile, weights: str, num_slots: int, software_name: str) -> DeviceChoice:
     """Measure `model` on the software driver and with numpy, and choose one."""
     software = measure_speed(model, partial(load_runner, weights=weights, num_slots=num_slots))
     numpy = measure_speed(model, partial(load_runner, device="cpu", num_slots=num_slots))

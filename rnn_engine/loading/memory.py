@@ -20,7 +20,7 @@ from rnn_engine.forward.weight_choice import has_kept_blocks
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice, allocated_on, list_devices
 from rnn_engine.loading.runner import RunnerSize, measure_runner
-from rnn_engine.model import MergedModel, OpenModel
+from rnn_engine.model import ModelFile
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.files.reading import is_time_state
@@ -40,7 +40,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: OpenModel, device: str, size: RunnerSize, *, weights: str | None, device_memory: int | None = None
+    model: ModelFile, device: str, size: RunnerSize, *, weights: str | None, device_memory: int | None = None
 ) -> MemoryPlan:
     """Choose a weight format for a model on a device, and the bytes for spare slots, so that all fits into its memory.
 
@@ -88,12 +88,12 @@ def check_cpu_weights(weights: str | None) -> None:
         raise InvalidRequestError("weights", weights, "auto, f32 or stored on the device cpu", message)
 
 
-def usual_weights(model: OpenModel) -> str:
+def usual_weights(model: ModelFile) -> str:
     """Return a model's weight format if the user chose none: `STORED` for a quantised file, else f16.
 
     LoRAs turn quantised blocks into plain numbers, so a model with LoRAs is f16.
     """
-    return STORED if has_kept_blocks(model) and not isinstance(model, MergedModel) else AUTO_FORMATS[0]
+    return STORED if has_kept_blocks(model) and not model.loras else AUTO_FORMATS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Room:
         )
 
 
-def measure_on(device: SizingDevice, model: OpenModel) -> Measure:
+def measure_on(device: SizingDevice, model: ModelFile) -> Measure:
     """Return a function that computes the bytes that a runner of `model` takes on a device like `device`.
 
     The function takes the weight format and the runner's size, and caches its results.
@@ -224,7 +224,7 @@ class Inspection:
 
 
 def inspect_model(
-    model: OpenModel, tokenizer: str = "auto", num_slots: int = 8, device_memory: int | None = None
+    model: ModelFile, tokenizer: str = "auto", num_slots: int = 8, device_memory: int | None = None
 ) -> Inspection:
     """Describe an open model and the memory that it needs on each device of this computer.
 
@@ -256,14 +256,14 @@ def _devices() -> Iterator[SizingDevice]:
         yield SizingDevice.like(str(info.index))
 
 
-def _name_tokenizer(choice: str, model: OpenModel) -> str:
+def _name_tokenizer(choice: str, model: ModelFile) -> str:
     try:
         return load_tokenizer(choice, model.path, model.shape.vocab_size).name
     except TokenizerError as error:
         return f"none that fits: {error}"
 
 
-def _device_needs(model: OpenModel, device: SizingDevice, num_slots: int, device_memory: int | None) -> DeviceNeeds:
+def _device_needs(model: ModelFile, device: SizingDevice, num_slots: int, device_memory: int | None) -> DeviceNeeds:
     name = _title(device.info)
     available = free_memory(device.info, device_memory)
     unread, size = UnreadModel(model.shape, model.tensors), RunnerSize(num_slots=num_slots)

@@ -30,10 +30,10 @@ from rnn_engine.loading.device_choice import DeviceChoice, choose_device
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import MemoryPlan, cpu_has, plan_memory
 from rnn_engine.loading.reranker import Reranker
-from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged, spare_slot_bytes
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model, spare_slot_bytes
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.loading.states import make_state_store, open_states, share_names
-from rnn_engine.model import LoraChoice, OpenModel
+from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from rnn_engine.types import DeviceMemory, Runner
@@ -149,7 +149,7 @@ def open_parts(
     """
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
     loras = tuple(settings.loras)
-    open_file = partial(open_merged, path, loras, v5_group_norm_epsilon=settings.v5_group_norm_epsilon)
+    open_file = partial(open_model, path, loras, v5_group_norm_epsilon=settings.v5_group_norm_epsilon)
     with ExitStack() as undo, open_file() as model:
         if isinstance(model.shape, ShapeV7Reranker):
             raise ModelError(f"{path} is a reranker; expected an embedding model beside it: MODEL --reranker {path}")
@@ -213,7 +213,7 @@ def open_parts(
 
 
 @contextmanager
-def _identifying(model: OpenModel, progress: Progress) -> Iterator[Callable[[], str]]:
+def _identifying(model: ModelFile, progress: Progress) -> Iterator[Callable[[], str]]:
     """Compute a model's fingerprint on a thread while it is loaded; yield a function that waits for it.
 
     `progress` is called only while that waits. The block's end stops the thread.
@@ -248,7 +248,7 @@ class _Loaded:
     reason: str  # why this device, in words for the log
     weights: str
     drafts: DraftSettings
-    load: Callable[[OpenModel, str, Progress], Runner]  # loads the model onto a device with the same settings
+    load: Callable[[ModelFile, str, Progress], Runner]  # loads the model onto a device with the same settings
 
     @property
     def device_name(self) -> str:
@@ -272,7 +272,7 @@ class _Loaded:
 
 
 def _load_onto_device(
-    model: OpenModel, path: Path, settings: LoadSettings, *, num_slots: int, config: CacheConfig, progress: Progress
+    model: ModelFile, path: Path, settings: LoadSettings, *, num_slots: int, config: CacheConfig, progress: Progress
 ) -> _Loaded:
     """Choose a device, and load `model` and its reranker onto it. If this raises an exception, nothing stays there.
 
@@ -290,7 +290,7 @@ def _load_onto_device(
             undo.callback(reranker.close)
             plan = _plan(model, choice.device, settings, size)  # in the memory that is left
 
-        def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
+        def load(opened: ModelFile, device: str, progress: Progress) -> Runner:
             return load_runner(
                 opened,
                 device,
@@ -319,7 +319,7 @@ def _load_onto_device(
 
 
 def place_model(
-    model: OpenModel, settings: LoadSettings, size: RunnerSize, cache_folder: Path | None = None
+    model: ModelFile, settings: LoadSettings, size: RunnerSize, cache_folder: Path | None = None
 ) -> tuple[DeviceChoice, MemoryPlan]:
     """Choose the device for `model`, its weight format there, and the memory for spare slots.
 
@@ -333,11 +333,11 @@ def place_model(
     return choice, _plan(model, choice.device, settings, size)
 
 
-def _weights_on(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> str:
+def _weights_on(model: ModelFile, settings: LoadSettings, size: RunnerSize) -> str:
     return _plan(model, settings.device, settings, size).weights
 
 
-def _plan(model: OpenModel, device: str, settings: LoadSettings, size: RunnerSize) -> MemoryPlan:
+def _plan(model: ModelFile, device: str, settings: LoadSettings, size: RunnerSize) -> MemoryPlan:
     return plan_memory(model, device, size, weights=settings.weights, device_memory=settings.device_memory)
 
 

@@ -18,49 +18,39 @@ from rnn_engine.forward.unread import UnreadModel, unpacked
 from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, has_bytes, parse_weights
 from rnn_engine.gpu import Device, SizingDevice, open_device
 from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, kernel_limits
-from rnn_engine.model.lora import LoraChoice
-from rnn_engine.model.merged import MergedModel, OpenModel
-from rnn_engine.model.model_file import ModelFile
+from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.types import DeviceMemory, Model, ModelShape, TracingRunner
 from rnn_engine.versions.table import VERSIONS, VersionTable
 from rnn_engine.versions.v5 import ShapeV5
 
 
 def open_model(
-    path: Path, versions: VersionTable = VERSIONS, *, v5_group_norm_epsilon: float | None = None
-) -> ModelFile:
-    """Open a model file and check its header. The caller closes it, or uses it as a context manager.
-
-    `v5_group_norm_epsilon` is for an RWKV-5 model that was not trained with the usual one, 64e-5. Raises ModelError if
-    it is given for another version, if the file can't be read, or if the model is not served; the message has the path.
-    """
-    model = ModelFile.open(path, versions.find_layout)
-    if v5_group_norm_epsilon is not None:
-        if not isinstance(model.shape, ShapeV5):
-            model.close()
-            raise ModelError(
-                f"{path}: a group norm epsilon of {v5_group_norm_epsilon:g} is not allowed for RWKV "
-                f"{model.shape.version}; expected none, since only RWKV-5 has this setting"
-            )
-        model.shape = model.shape.with_group_norm_epsilon(v5_group_norm_epsilon)
-    return model
-
-
-def open_merged(
     path: Path,
-    loras: Sequence[LoraChoice],
+    loras: Sequence[LoraChoice] = (),
     versions: VersionTable = VERSIONS,
     *,
     v5_group_norm_epsilon: float | None = None,
-) -> OpenModel:
-    """Open a model as `open_model` does, with `loras` merged into it in their order.
+) -> ModelFile:
+    """Open a model file, check its header, and merge `loras` into it. The caller closes it, perhaps as a context.
 
-    Also raises ModelError if a LoRA can't be read or does not fit the model; the message has the LoRA's path.
+    `v5_group_norm_epsilon` is for an RWKV-5 model that was not trained with the usual one, 64e-5. Raises ModelError if
+    it is given for another version, if a file can't be read, if the model is not served, or if a LoRA does not fit; the
+    message has the path.
     """
-    model = open_model(path, versions, v5_group_norm_epsilon=v5_group_norm_epsilon)
-    if not loras:
-        return model
-    return MergedModel(model, loras, versions.get(model.shape.version).layout.list_specs(model.names))
+    model = ModelFile.open(path, versions.find_layout)
+    with ExitStack() as undo:
+        undo.callback(model.close)
+        if v5_group_norm_epsilon is not None:
+            if not isinstance(model.shape, ShapeV5):
+                raise ModelError(
+                    f"{path}: a group norm epsilon of {v5_group_norm_epsilon:g} is not allowed for RWKV "
+                    f"{model.shape.version}; expected none, since only RWKV-5 has this setting"
+                )
+            model.shape = model.shape.with_group_norm_epsilon(v5_group_norm_epsilon)
+        if loras:
+            model.merge(loras, versions.get(model.shape.version).layout.list_specs(model.names))
+        undo.pop_all()
+    return model
 
 
 _LOGITS_BYTES = 64 << 20  # for the logits of one step's rows, unless the user sets `max_rows`

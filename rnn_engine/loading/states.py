@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rnn_engine.errors import StateError
 from rnn_engine.loading.settings import StateSettings
-from rnn_engine.model import OpenModel
+from rnn_engine.model import ModelFile
 from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.types import ModelShape
 from rnn_engine_states.files.exchange import StateFiles
@@ -24,7 +24,7 @@ OWN_STATE = "model"
 """The name of the state that a model's own file contains."""
 
 
-def open_states(model: OpenModel, settings: StateSettings) -> LocalStateStore:
+def open_states(model: ModelFile, settings: StateSettings) -> LocalStateStore:
     """Create the store of named states for an open model, and load the states of its files and of earlier runs.
 
     These are the files that `settings` name, the model's own tuned state, if there is one, and the persistent states of

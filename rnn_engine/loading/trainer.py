@@ -30,7 +30,7 @@ from rnn_engine.loading.memory import (
     in_words,
     usual_weights,
 )
-from rnn_engine.model import OpenModel
+from rnn_engine.model import ModelFile
 from rnn_engine.types import DeviceMemory, Model, ModelShape
 from rnn_engine.versions.table import VERSIONS, VersionTable
 
@@ -65,7 +65,7 @@ def _no_progress(_what: str, _done: int, _total: int) -> None:
 
 
 def load_trainer(
-    model: OpenModel,
+    model: ModelFile,
     device: str = "auto",
     *,
     weights: str | None = None,
@@ -128,7 +128,7 @@ def load_trainer(
 
 
 def plan_trainer(
-    model: OpenModel,
+    model: ModelFile,
     device: str,
     size: TrainerSize,
     *,

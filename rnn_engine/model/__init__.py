@@ -1,7 +1,6 @@
 """Read model files of any supported format as numpy arrays, with the tensor names and shapes of BlinkDL's files."""
 
 from rnn_engine.model.lora import LoraChoice
-from rnn_engine.model.merged import MergedModel, OpenModel
 from rnn_engine.model.model_file import ModelFile
 
-__all__ = ["LoraChoice", "MergedModel", "ModelFile", "OpenModel"]
+__all__ = ["LoraChoice", "ModelFile"]

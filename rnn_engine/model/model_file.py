@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,8 @@ from rnn_engine.model.conventions import locate_tensors
 from rnn_engine.model.fingerprint import CountParts, fingerprint, ignore_parts, recall, with_settings
 from rnn_engine.model.ggml import check_metadata, check_sizes, locate_llama_cpp, locate_rwkv_cpp
 from rnn_engine.model.huggingface import HfConfig, has_fla_names, has_hf_names, locate_fla, locate_hf, open_folder
-from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
+from rnn_engine.model.layout import CheckedModel, Layout, TensorSpec, check_tensors
+from rnn_engine.model.lora import Lora, LoraChoice, open_lora
 from rnn_engine.model.stored import StoredTensor, Swap
 from rnn_engine.quantised import Blocks
 from rnn_engine.quantised.rows import Matrix, StoredRows
@@ -28,6 +29,8 @@ from rnn_engine.tensor_files.ggml_file import GgmfFile
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.source import TensorInfo, TensorSource, show, show_all
 from rnn_engine.types import ModelShape
+
+_MERGED: Final = np.dtype(np.float32)  # the type of a tensor that a LoRA changes
 
 FindLayout: TypeAlias = Callable[[Mapping[str, TensorInfo]], Layout]
 """A function from a file's tensors to the layout of the RWKV version that has them. Raises ModelError for none."""
@@ -39,6 +42,8 @@ class ModelFile:
     The arrays that it returns belong to the caller and stay valid after `close`. Every read raises ModelError if the
     file was truncated or written to since it was opened: tensors read before and after could belong to two models. If
     another file replaces it, for example by a rename, the opened one is still read.
+
+    LoRAs that were merged are applied to each tensor that is read. A tensor that they change is float32.
     """
 
     def __init__(self, path: Path, source: TensorSource, found: _Found) -> None:
@@ -49,6 +54,7 @@ class ModelFile:
         self._source = source
         self._stamp = found.stamp
         self._stored = found.stored
+        self.loras: list[Lora] = []
         self._fingerprint: str | None = None
         self._identifying = threading.Lock()
 
@@ -66,6 +72,19 @@ class ModelFile:
             source.close()
             raise
 
+    def merge(self, choices: Sequence[LoraChoice], specs: Sequence[TensorSpec]) -> None:
+        """Open the LoRAs of `choices` and merge them, one after another, into the tensors that are read from now on.
+
+        `specs` describe the tensors of the model's version. Raises ModelError if a LoRA can't be read or does not fit;
+        the caller then closes the model.
+        """
+        for choice in choices:
+            self.loras.append(open_lora(choice, specs, self.tensors))
+        self.tensors = {
+            name: TensorInfo(info.shape, _MERGED) if self._loras_of(name) else info
+            for name, info in self.tensors.items()
+        }
+
     def __enter__(self) -> ModelFile:
         return self
 
@@ -76,7 +95,7 @@ class ModelFile:
 
     @property
     def num_bytes(self) -> int:
-        """The size in bytes of the model's file, or of all its shards together."""
+        """The size in bytes of the model's file, or of all its shards together, without LoRAs."""
         return self._source.stamp.size
 
     @property
@@ -85,7 +104,7 @@ class ModelFile:
         return self.identify()
 
     def identify(self, progress: CountParts = ignore_parts) -> str:
-        """Return the model's fingerprint: a digest of all weights and of the shape's settings.
+        """Return the model's fingerprint: a digest of all weights, of the shape's settings and of the merged LoRAs.
 
         The first call reads the whole file, unless it is large and an earlier run has recorded the digest. `progress`
         takes the number of tensors that are read, and that of all. Another thread may meanwhile read tensors. Raises
@@ -96,7 +115,8 @@ class ModelFile:
                 weights = recall(
                     self.path, self._stamp, lambda: fingerprint(self.shape.version, self.names, self.matrix, progress)
                 )
-                self._fingerprint = with_settings(weights, self.shape.settings)
+                loras = "; ".join(lora.fingerprint for lora in self.loras)
+                self._fingerprint = with_settings(with_settings(weights, self.shape.settings), loras)
             return self._fingerprint
 
     def has(self, name: str) -> bool:
@@ -105,17 +125,22 @@ class ModelFile:
     def tensor(self, name: str) -> NDArray[Any]:
         """Read the tensor that BlinkDL calls `name`, in BlinkDL's orientation: contiguous, aligned and read-only.
 
-        It has the stored element type, or is f32 if it is stored in quantised blocks. Raises KeyError if the model has
-        no such tensor, ModelError if the file is damaged or has changed, and ValueError after `close`.
+        It has the stored element type, or is f32 if it is stored in quantised blocks or changed by a LoRA. Raises
+        KeyError if the model has no such tensor, ModelError if a file is damaged or has changed, and ValueError after
+        `close`.
         """
         array = np.require(self._oriented(name), requirements=("C", "A"))
+        if loras := self._loras_of(name):
+            array = array.astype(_MERGED)
+            for lora in loras:
+                lora.merge(name, array)
         array.flags.writeable = False
         return array
 
     def block_type(self, name: str) -> str | None:
         """Return the name of the quantised block format in which the file stores a tensor; None for plain numbers.
 
-        Raises KeyError if the model has no tensor `name`.
+        It is None for a tensor that a LoRA changes. Raises KeyError if the model has no tensor `name`.
         """
         return self.tensors[name].block_type
 
@@ -136,8 +161,11 @@ class ModelFile:
     def matrix(self, name: str, *, transposed: bool = False) -> Matrix:
         """Return a tensor for reading by rows; see `Model.matrix`.
 
-        It is read at once if that is quicker: if its rows are not stored one after another. Raises as `tensor` does.
+        It is read at once if that is quicker, if its rows are not stored one after another, and if a LoRA changes it.
+        Raises as `tensor` does.
         """
+        if self._loras_of(name):
+            return self.tensor(name).T if transposed else self.tensor(name)
         info, place = self.tensors[name], self._stored[name]
         stored = self._source.tensors[place.name].shape
         wanted = info.shape[::-1] if transposed else info.shape
@@ -150,8 +178,13 @@ class ModelFile:
         return self._oriented(name) if blocks is None else blocks
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
+        """Close the file, and those of the LoRAs. Idempotent."""
+        for lora in self.loras:
+            lora.close()
         self._source.close()
+
+    def _loras_of(self, name: str) -> list[Lora]:
+        return [lora for lora in self.loras if lora.changes(name)]
 
     def _read_rows(self, stored: str, rows: slice) -> NDArray[Any] | Blocks:
         blocks = self._source.read_blocks(stored, rows)

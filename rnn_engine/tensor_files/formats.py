@@ -5,7 +5,7 @@ A new format needs one reader module and one line in `_FORMATS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from errno import ENOENT
@@ -22,26 +22,19 @@ from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.parts import part_names
 from rnn_engine.tensor_files.prefab_file import PREFAB_START, PrefabFile
 from rnn_engine.tensor_files.pth_file import PthFile
-from rnn_engine.tensor_files.safetensors_file import open_safetensors
-from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo, TensorSource, count, show_all
+from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorSource, count, show_all
 
 
-class JoinedFiles:
-    """Several open model files that have no tensor in common, as one `TensorSource`; `close` closes the files."""
+class JoinedFiles(TensorSource):
+    """Several open model files that have no tensor in common; `close` closes the files."""
 
     def __init__(self, sources: Sequence[TensorSource]) -> None:
+        self.stamp = FileStamp.of_all([source.stamp for source in sources])
         self._sources = tuple(sources)
         self._source_of = {name: source for source in sources for name in source.tensors}
-        self._tensors = {name: source.tensors[name] for name, source in self._source_of.items()}
-        assert len(self._tensors) == sum(len(source.tensors) for source in sources)
-
-    @property
-    def stamp(self) -> FileStamp:
-        return FileStamp.of_all([source.stamp for source in self._sources])
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self._tensors
+        self.tensors = {name: source.tensors[name] for name, source in self._source_of.items()}
+        assert len(self.tensors) == sum(len(source.tensors) for source in sources)
 
     def reads_rows(self, name: str) -> bool:
         return self._source_of[name].reads_rows(name)
@@ -91,7 +84,7 @@ _FORMATS = (
     _Format(lambda head: head.startswith(b"GGUF"), GgufFile),
     _Format(lambda head: head.startswith(PREFAB_START), PrefabFile),
     _Format(lambda head: head.startswith(MAGIC), GgmfFile),
-    _Format(lambda head: head[8:9] == b"{", open_safetensors),
+    _Format(lambda head: head[8:9] == b"{", SafetensorsFile),
 )
 
 _REFUSALS = (

@@ -7,7 +7,7 @@ no package reads rwkv.cpp's files.
 from __future__ import annotations
 
 import struct
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.quantised import KEPT_FORMATS, Blocks, pack_codes, unpack_codes
-from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
-from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo, show, span_of_rows
+from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo, TensorSource, show, span_of_rows
 
 # The element types of GGUF tensors: plain numbers, and blocks of consecutive weights of a row with their scales.
 
@@ -222,27 +222,16 @@ class _TensorPlace:
     num_bytes: int
 
 
-class GgmlFile(ABC):
+class GgmlFile(TensorSource):
     """Base class of open GGUF and rwkv.cpp files: reads tensors whose positions the subclass has found.
 
     Dimensions are in numpy's order, the fastest last. Numbers in blocks are read as f32. `close` closes `file`.
     """
 
     def __init__(self, file: BinaryFile) -> None:
-        self._file = file
-        self._tensors: dict[str, TensorInfo] = {}
+        super().__init__(file)
+        self.tensors: dict[str, TensorInfo] = {}
         self._places: dict[str, _TensorPlace] = {}
-
-    @property
-    def stamp(self) -> FileStamp:
-        return self._file.stamp
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self._tensors
-
-    def reads_rows(self, _name: str) -> bool:
-        return True
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
         data, shape = self._read(name, rows)
@@ -250,18 +239,15 @@ class GgmlFile(ABC):
 
     def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
         kind = self._places[name].type.name
-        if len(self._tensors[name].shape) != 2 or not keeps_blocks(kind):
+        if len(self.tensors[name].shape) != 2 or not keeps_blocks(kind):
             return None
         return read_blocks(kind, *self._read(name, rows))
 
     def _read(self, name: str, rows: slice) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
         """Return the bytes of some rows of a tensor, and the rows' shape."""
         place = self._places[name]
-        start, num_bytes, shape = span_of_rows(self._tensors[name].shape, place.num_bytes, rows)
+        start, num_bytes, shape = span_of_rows(self.tensors[name].shape, place.num_bytes, rows)
         return self._file.read(place.start + start, num_bytes), shape
-
-    def close(self) -> None:
-        self._file.close()
 
     def _add(self, name: str, dimensions: tuple[int, ...], element: ElementType, start: int) -> int:
         """Record the place of a tensor that begins at byte `start` of the file; return the position after it.
@@ -281,7 +267,7 @@ class GgmlFile(ABC):
             info = TensorInfo(dimensions[::-1], element.dtype, element.name if element.is_block else None)
         except ValueError as error:
             raise self._damaged(f"tensor {show(name)}: {error}") from error
-        self._tensors[name], self._places[name] = info, _TensorPlace(element, start, num_bytes)
+        self.tensors[name], self._places[name] = info, _TensorPlace(element, start, num_bytes)
         return start + num_bytes
 
     def _check_end(self, start: int, num_bytes: int, what: str) -> None:
@@ -341,7 +327,7 @@ class GgmfFile(GgmlFile):
         self.sizes = self._read_header()
         position = _HEADER.size
         while position < file.stamp.size:
-            if len(self._tensors) == _MOST_TENSORS:
+            if len(self.tensors) == _MOST_TENSORS:
                 raise self._damaged(f"it has more than {_MOST_TENSORS} tensors")
             position = self._read_tensor(position)
 
@@ -368,7 +354,7 @@ class GgmfFile(GgmlFile):
             name = rest[4 * num_dimensions :].decode("utf-8")
         except UnicodeDecodeError as error:
             raise self._damaged(f"the name of the tensor at byte {position} is not valid UTF-8") from error
-        if name in self._tensors or 0 in dimensions:
+        if name in self.tensors or 0 in dimensions:
             raise self._damaged(
                 f"tensor {show(name)} has the dimensions {list(dimensions)}; expected only one such tensor, and "
                 "dimensions above 0"

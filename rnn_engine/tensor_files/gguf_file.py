@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource
 from rnn_engine.tensor_files.ggml_file import ELEMENT_TYPES, ElementType, GgmlFile
 from rnn_engine.tensor_files.source import TensorEntry, show
 
@@ -96,7 +96,7 @@ def read_header(file: BinaryFile) -> Header:
     return Header(metadata, tuple(entries.values()), reader.position)
 
 
-def damaged(file: BinaryFile, what: str) -> ModelError:
+def damaged(file: ByteSource, what: str) -> ModelError:
     return ModelError(f"{file.path}: damaged or truncated GGUF file: {what}")
 
 

@@ -8,7 +8,7 @@ head to a multiple of 8 are cut off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final
@@ -27,9 +27,9 @@ from rnn_engine.quantised import (
     bytes_of_codes,
 )
 from rnn_engine.quantised.blocks import F32
-from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files.binary_file import ByteSource
 from rnn_engine.tensor_files.cbor import ByteString, read_items
-from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo, TensorSource
 
 PREFAB_START: Final = b"\xa5\x67context"
 MATRICES: Final = {"w_r": "receptance", "w_k": "key", "w_v": "value", "w_g": "gate", "w_o": "output"}
@@ -75,27 +75,20 @@ class _Tensor:
     scale: float = 1.0
 
 
-class PrefabFile:
+class PrefabFile(TensorSource):
     """An open prefab file, from which tensors are read. `close` closes `file`."""
 
-    def __init__(self, file: BinaryFile) -> None:
+    def __init__(self, file: ByteSource) -> None:
         """Find all tensors in the file. Raises ModelError if the file is damaged."""
-        self._file = file
+        super().__init__(file)
         content = read_items(file)
         try:
             self._stored = dict(_Layout(file, content).tensors())
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise ModelError(f"{file.path}: damaged prefab model: {type(error).__name__}: {error}") from error
+        self.tensors = {name: stored.info for name, stored in self._stored.items()}
 
-    @property
-    def stamp(self) -> FileStamp:
-        return self._file.stamp
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return {name: stored.info for name, stored in self._stored.items()}
-
-    def reads_rows(self, _name: str) -> bool:
+    def reads_rows(self, name: str) -> bool:  # noqa: ARG002
         return False
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
@@ -118,9 +111,6 @@ class PrefabFile:
         scaled = blocks if stored.scale == 1 else blocks.scaled(stored.scale)
         return scaled and scaled[rows]
 
-    def close(self) -> None:
-        self._file.close()
-
     def _blocks(self, stored: _Tensor, num_rows: int, num_columns: int) -> Blocks:
         assert stored.format is not None
         assert stored.figures is not None
@@ -139,7 +129,7 @@ class _Layout:
     Its methods raise KeyError, TypeError or ValueError if the file has another structure.
     """
 
-    def __init__(self, file: BinaryFile, content: dict[str, Any]) -> None:
+    def __init__(self, file: ByteSource, content: dict[str, Any]) -> None:
         self._file = file
         self._content = content["tensor"]
         info = content["info"]
@@ -270,7 +260,7 @@ def _plain(
     return _Tensor(part, TensorInfo(part.shape if shape is None else shape, dtype), transform=transform)
 
 
-def _read(file: BinaryFile, part: _PrefabPart, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _read(file: ByteSource, part: _PrefabPart, dtype: np.dtype[Any]) -> NDArray[Any]:
     return file.read(part.data.start, part.data.size).view(dtype)
 
 

@@ -8,7 +8,7 @@ rebuilds a tensor.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -20,17 +20,17 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files.binary_file import BinaryFile
 from rnn_engine.tensor_files.pth_pickle import Entry, TensorRef, ZipArchive, read_tensor_refs
-from rnn_engine.tensor_files.source import ALL_ROWS, TensorEntry, TensorInfo, show
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorEntry, TensorInfo, TensorSource, show
 
 _PICKLE_NAME: Final = "data.pkl"
 _INTEGER: Final = np.dtype(np.int64)
 _PICKLE_LIMIT: Final = 1 << 20  # bytes; a model of a thousand tensors needs 0.2 MB
 
 
-class PthFile:
-    """An open torch .pth file, from which tensors are read. `close` closes `file`."""
+class PthFile(TensorSource):
+    """An open torch .pth file, from which tensors are read; a list of whole numbers in it counts as a tensor."""
 
     def __init__(self, file: BinaryFile, most_inflated: int | None = None) -> None:
         """Read the file's list of tensors. To read one, at most `most_inflated` compressed bytes will be inflated.
@@ -39,7 +39,7 @@ class PthFile:
 
         Raises ModelError if the file is damaged.
         """
-        self._file = file
+        super().__init__(file)
         self._most_inflated = most_inflated
         self._zip = ZipArchive(file)
         self._folder = _find_folder(file.path, self._zip)
@@ -49,17 +49,8 @@ class PthFile:
         self._lists = {name: entry for name, entry in entries.items() if not isinstance(entry, TensorRef)}
         for name, ref in self._refs.items():
             _check_inside(file.path, self._zip, self._entry(ref), name, ref)
-        self._tensors = {name: _info(file.path, name, ref) for name, ref in self._refs.items()}
-        self._tensors |= {name: TensorInfo((len(numbers),), _INTEGER) for name, numbers in self._lists.items()}
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The shape and type of every tensor; a list of whole numbers in the file counts as one."""
-        return self._tensors
-
-    @property
-    def stamp(self) -> FileStamp:
-        return self._file.stamp
+        self.tensors = {name: _info(file.path, name, ref) for name, ref in self._refs.items()}
+        self.tensors |= {name: TensorInfo((len(numbers),), _INTEGER) for name, numbers in self._lists.items()}
 
     def reads_rows(self, name: str) -> bool:
         ref = self._refs.get(name)
@@ -77,12 +68,6 @@ class PthFile:
         elements = data.view(dtype)  # [count] the part of the storage from the tensor's first element to its last
         strides = [step * dtype.itemsize if size > 1 else 0 for size, step in zip(ref.shape, ref.strides, strict=True)]
         return as_strided(elements, ref.shape, strides, writeable=False)
-
-    def read_blocks(self, _name: str, _rows: slice = ALL_ROWS) -> None:
-        """Return None, since a .pth file has no quantised blocks; `read` returns every tensor."""
-
-    def close(self) -> None:
-        self._file.close()
 
     def _check_inflation(self, name: str, ref: TensorRef) -> None:
         end = _reach(ref) * ref.storage.dtype.itemsize

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.quantised import KEPT_FORMATS, BlockFormat, Blocks, blocks_of_row, bytes_of_codes
-from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource, FileStamp
+from rnn_engine.tensor_files.binary_file import ByteSource
 from rnn_engine.tensor_files.source import ALL_ROWS, TensorEntry, TensorInfo, TensorSource, show, span_of_rows
 
 _LENGTH_BYTES: Final = 8
@@ -45,48 +45,48 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 """The name of an element type in safetensors files -> numpy's type."""
 
 
-class SafetensorsFile:
-    """An open safetensors file, from which plain tensors are read. `close` closes `file`."""
+class SafetensorsFile(TensorSource):
+    """An open safetensors file. A quantised matrix, stored as codes and scales, is read as one tensor."""
 
     def __init__(self, file: ByteSource, header_limit: int = HEADER_LIMIT) -> None:
         """Read the header of the file.
 
         Raises ModelError if the file is damaged, or if the header has more than `header_limit` bytes.
         """
-        self._file = file
+        super().__init__(file)
         header, data_start = _read_header(file, header_limit)
         try:
             self.metadata = _strings(header.pop("__metadata__", {}))
             entries = {name: _HeaderEntry(entry) for name, entry in header.items()}
-            self._tensors = {
+            self._plain = {
                 name: TensorInfo(entry.shape, _dtype(file, name, entry.dtype)) for name, entry in entries.items()
             }
-            _check_places(zip(entries.values(), self._tensors.values(), strict=True), file.stamp.size - data_start)
+            _check_places(zip(entries.values(), self._plain.values(), strict=True), file.stamp.size - data_start)
         except (TypeError, ValueError, KeyError) as error:
             raise _damaged(file, f"its header is invalid: {error}") from error
         self._starts = {name: data_start + entry.begin for name, entry in entries.items()}
-
-    @property
-    def stamp(self) -> FileStamp:
-        return self._file.stamp
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self._tensors
-
-    def reads_rows(self, _name: str) -> bool:
-        return True
+        self._matrices = _matrices(file.path, self.metadata)
+        self.tensors = dict(self._plain)
+        for name, matrix in self._matrices.items():
+            info = _check(file.path, name, matrix, self.tensors)
+            del self.tensors[name + CODES], self.tensors[name + FIGURES]
+            self.tensors[name] = info
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
-        info = self._tensors[name]
+        blocks = self.read_blocks(name, rows)
+        return self._read(name, rows) if blocks is None else blocks.numbers()
+
+    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            return None
+        codes, figures = (self._read(name + part, rows) for part in (CODES, FIGURES))
+        return Blocks(matrix.format, matrix.num_columns, codes, figures)
+
+    def _read(self, name: str, rows: slice) -> NDArray[Any]:
+        info = self._plain[name]
         start, num_bytes, shape = span_of_rows(info.shape, info.num_bytes, rows)
         return self._file.read(self._starts[name] + start, num_bytes).view(info.dtype).reshape(shape)
-
-    def read_blocks(self, _name: str, _rows: slice = ALL_ROWS) -> None:
-        """Return None, since safetensors itself has no quantised blocks; `read` returns every tensor."""
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class _HeaderEntry:
@@ -186,63 +186,13 @@ def describe_matrices(matrices: Mapping[str, StoredMatrix]) -> dict[str, str]:
     return {METADATA_KEY: json.dumps(described, separators=(",", ":"))}
 
 
-def open_safetensors(file: BinaryFile) -> TensorSource:
-    """Open a safetensors file to read its tensors, quantised matrices included.
-
-    The result's `close` closes `file`. Raises ModelError if it is damaged.
-    """
-    source = SafetensorsFile(file)
-    described = source.metadata.get(METADATA_KEY)
-    return source if described is None else QuantisedFile(file.path, source, described)
-
-
-class QuantisedFile:
-    """An open safetensors file with quantised matrices, each stored as a tensor of codes and one of scales.
-
-    A matrix is read as one tensor, in blocks or as f32. `close` closes `source`.
-    """
-
-    def __init__(self, path: Path, source: SafetensorsFile, described: str) -> None:
-        """Read the list of quantised matrices, the JSON text `described` from the file's metadata.
-
-        Raises ModelError if they make no sense, or if a matrix's tensors are missing or don't fit.
-        """
-        self._source = source
-        try:
-            self._matrices = {name: _matrix(entry) for name, entry in json.loads(described).items()}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{path}: the metadata's {METADATA_KEY} is invalid: {show(str(error))}") from error
-        tensors = dict(source.tensors)
-        for name, matrix in self._matrices.items():
-            info = _check(path, name, matrix, tensors)
-            del tensors[name + CODES], tensors[name + FIGURES]
-            tensors[name] = info
-        self._tensors = tensors
-
-    @property
-    def stamp(self) -> FileStamp:
-        return self._source.stamp
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self._tensors
-
-    def reads_rows(self, _name: str) -> bool:
-        return True
-
-    def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
-        blocks = self.read_blocks(name, rows)
-        return self._source.read(name, rows) if blocks is None else blocks.numbers()
-
-    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
-        matrix = self._matrices.get(name)
-        if matrix is None:
-            return None
-        codes, figures = (self._source.read(name + part, rows) for part in (CODES, FIGURES))
-        return Blocks(matrix.format, matrix.num_columns, codes, figures)
-
-    def close(self) -> None:
-        self._source.close()
+def _matrices(path: Path, metadata: Mapping[str, str]) -> dict[str, StoredMatrix]:
+    """Return the quantised matrices that a file's metadata describe. Raises ModelError if they make no sense."""
+    try:
+        described = json.loads(metadata.get(METADATA_KEY, "{}"))
+        return {name: _matrix(entry) for name, entry in described.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{path}: the metadata's {METADATA_KEY} is invalid: {show(str(error))}") from error
 
 
 def _matrix(entry: Any) -> StoredMatrix:  # noqa: ANN401

@@ -1,17 +1,18 @@
-"""The interface of the readers and writers of all model file formats: named tensors of known shape and type."""
+"""What the readers and writers of all model file formats share: named tensors of known shape and type."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.quantised import Blocks
-from rnn_engine.tensor_files.binary_file import FileStamp
+from rnn_engine.tensor_files.binary_file import ByteSource
 
 MOST_DIMENSIONS: Final = 8
 _MOST_BYTES: Final = (1 << 63) - 1
@@ -54,23 +55,21 @@ def span_of_rows(shape: tuple[int, ...], num_bytes: int, rows: slice) -> tuple[i
     return start * row_bytes, (stop - start) * row_bytes, (stop - start, *shape[1:])
 
 
-class TensorSource(Protocol):
-    """The interface of an open model file, from which named tensors are read."""
+class TensorSource(ABC):
+    """Base class of open model files, from which named tensors are read."""
 
-    @property
-    def stamp(self) -> FileStamp:
-        """The file's size and times when it was opened, by which a change of the file is noticed."""
-        ...
+    tensors: Mapping[str, TensorInfo]  # the shape and type of every tensor in the file, under its name there
 
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The shape and type of every tensor in the file, under its name there."""
-        ...
+    def __init__(self, file: ByteSource) -> None:
+        """Read from `file`, which `close` closes. The subclass sets `tensors`."""
+        self._file = file
+        self.stamp = file.stamp  # the file's size and times when it was opened, by which a change of it is noticed
 
-    def reads_rows(self, name: str) -> bool:
+    def reads_rows(self, name: str) -> bool:  # noqa: ARG002
         """Return True if `read` takes no longer for some rows than their share of the whole tensor."""
-        ...
+        return True
 
+    @abstractmethod
     def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
         """Return a copy of some rows of the tensor `name`, which no later change of the file affects.
 
@@ -80,18 +79,17 @@ class TensorSource(Protocol):
         the bytes are damaged, or if the file was truncated or written to since it was opened. Raises ValueError after
         `close`.
         """
-        ...
 
-    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
+    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:  # noqa: ARG002
         """Return a copy of some rows of a quantised matrix in its blocks.
 
         Returns None for plain numbers and blocks of an unknown format. Raises as `read` does.
         """
-        ...
+        return None
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        ...
+        self._file.close()
 
 
 # The input of the writers of all file formats: named tensors of known shape and type, each read just before it is

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.demo import model_path
-from rnn_engine.loading.runner import open_merged, open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.model import LoraChoice
 from rnn_engine.tokenizer import load_tokenizer
 from tests.support.cli import Command
@@ -87,7 +87,7 @@ def test_loras_are_merged(rnn_engine: Command, model_file: Path, tiny_model: Ten
     lora = save_ai00({name: draw_pair(tiny_model, f"{name}.weight", 4)}, tmp_path / "lora.st")
     rnn_engine("convert", model_file, tmp_path / "out.safetensors", "--lora", f"{lora}:8")
     with (
-        open_merged(model_file, [LoraChoice.parse(f"{lora}:8")]) as merged,
+        open_model(model_file, [LoraChoice.parse(f"{lora}:8")]) as merged,
         open_model(tmp_path / "out.safetensors") as written,
     ):
         for tensor in merged.names:

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
-from rnn_engine.loading.runner import load_runner, open_merged, open_model
+from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.model import LoraChoice
 from rnn_engine.quantised import BLOCK_FORMATS, blocks
 from rnn_engine.types import F32, TokenRun, run_step
@@ -122,7 +122,7 @@ def test_a_lora_on_a_quantised_model_makes_numbers_of_what_it_changes(source: Pa
     target = convert(source, tmp_path / "out.safetensors", "int8")
     module = MATRIX.removesuffix(".weight")
     lora = save_ai00({module: draw_pair(MODEL, MATRIX, 4)}, tmp_path / "lora.st")
-    with open_merged(target, [LoraChoice.parse(f"{lora}:8")]) as merged:
+    with open_model(target, [LoraChoice.parse(f"{lora}:8")]) as merged:
         assert merged.blocks(MATRIX) is None
         assert merged.blocks("blocks.0.ffn.key.weight") is not None
 

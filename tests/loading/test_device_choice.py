@@ -16,9 +16,9 @@ from rnn_engine.loading import device_choice
 from rnn_engine.loading.device_choice import FirstLayers, Speed, choose_device, measure_speed
 from rnn_engine.loading.memory import MemoryPlan
 from rnn_engine.loading.parts import place_model
-from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.model import OpenModel
+from rnn_engine.model import ModelFile
 from rnn_engine.requests import GenerateRequest, Started
 from rnn_engine.types import Model, Runner, TokenRun, run_step
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
@@ -39,10 +39,10 @@ def speeds(monkeypatch: pytest.MonkeyPatch, software: Speed, numpy: Speed) -> No
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Iterator[OpenModel]:
+def model(tmp_path: Path) -> Iterator[ModelFile]:
     path = tmp_path / "tiny.safetensors"
     save_safetensors(random_model(tiny_shape(), seed=1), path, "f32")
-    with open_merged(path, ()) as model:
+    with open_model(path, ()) as model:
         yield model
 
 
@@ -56,7 +56,7 @@ def model(tmp_path: Path) -> Iterator[OpenModel]:
     ],
 )
 def test_the_device_on_which_a_request_takes_less_time_is_chosen(
-    model: OpenModel, monkeypatch: pytest.MonkeyPatch, software: Speed, numpy: Speed, chosen: str, reason: str
+    model: ModelFile, monkeypatch: pytest.MonkeyPatch, software: Speed, numpy: Speed, chosen: str, reason: str
 ) -> None:
     devices(monkeypatch, SOFTWARE)
     speeds(monkeypatch, software, numpy)
@@ -76,7 +76,7 @@ def test_the_device_on_which_a_request_takes_less_time_is_chosen(
     ],
 )
 def test_nothing_is_measured_where_there_is_no_choice(
-    model: OpenModel, monkeypatch: pytest.MonkeyPatch, found: tuple[DeviceInfo, ...], device: str, chosen: str
+    model: ModelFile, monkeypatch: pytest.MonkeyPatch, found: tuple[DeviceInfo, ...], device: str, chosen: str
 ) -> None:
     devices(monkeypatch, *found)
     monkeypatch.setattr(device_choice, "measure_speed", None)
@@ -85,7 +85,7 @@ def test_nothing_is_measured_where_there_is_no_choice(
 
 @pytest.mark.parametrize(("weights", "device"), [("int8", "auto"), ("f32", "cpu")])
 def test_weights_that_were_asked_for_are_not_given_up_for_speed(
-    model: OpenModel, monkeypatch: pytest.MonkeyPatch, weights: str, device: str
+    model: ModelFile, monkeypatch: pytest.MonkeyPatch, weights: str, device: str
 ) -> None:
     devices(monkeypatch, SOFTWARE)
     speeds(monkeypatch, Speed(100, 10), Speed(1000, 100))
@@ -109,7 +109,7 @@ def test_weights_that_were_asked_for_are_not_given_up_for_speed(
     ],
 )
 async def test_the_log_says_where_a_model_runs_and_why(
-    model: OpenModel, settings: LoadSettings, words: str, caplog: pytest.LogCaptureFixture
+    model: ModelFile, settings: LoadSettings, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "rnn_engine.loading.parts"):
         engine = await Engine.load(model.path, settings, num_slots=3)
@@ -119,7 +119,7 @@ async def test_the_log_says_where_a_model_runs_and_why(
 
 
 def test_the_choice_of_a_folder_of_cached_states_is_kept(
-    model: OpenModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices(monkeypatch, SOFTWARE)
     speeds(monkeypatch, Speed(100, 10), Speed(300, 30))
@@ -136,7 +136,7 @@ def test_the_choice_of_a_folder_of_cached_states_is_kept(
 
 @pytest.mark.parametrize("spoilt", ["another model", "damaged"])
 def test_a_record_that_does_not_fit_is_written_anew(
-    model: OpenModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str
+    model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str
 ) -> None:
     devices(monkeypatch, SOFTWARE)
     record = tmp_path / "device.json"
@@ -150,7 +150,7 @@ def test_a_record_that_does_not_fit_is_written_anew(
 
 
 def test_a_choice_that_cannot_be_recorded_is_measured_again(
-    model: OpenModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     devices(monkeypatch, SOFTWARE)
     (tmp_path / "file").touch()
@@ -161,7 +161,7 @@ def test_a_choice_that_cannot_be_recorded_is_measured_again(
 
 
 async def test_cached_states_are_found_after_a_restart_that_would_have_chosen_another_device(
-    model: OpenModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices(monkeypatch, SOFTWARE)
     cache = CacheConfig(disk=DiskConfig(tmp_path / "states", write_after=0))
@@ -178,7 +178,7 @@ async def test_cached_states_are_found_after_a_restart_that_would_have_chosen_an
     assert cached == [0, len(prompt)]
 
 
-def test_the_reason_names_the_number_of_devices(model: OpenModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_the_number_of_devices(model: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
     for found, reason in (
         ((DISCRETE,), "the only device that WebGPU finds"),
         ((SOFTWARE, DISCRETE), "the first of the fastest kind of the 2 devices that WebGPU finds"),
@@ -188,7 +188,7 @@ def test_the_reason_names_the_number_of_devices(model: OpenModel, monkeypatch: p
 
 
 @pytest.mark.parametrize("choice", ["cpu", "auto"])
-def test_both_devices_are_measured_on_a_real_model(model: OpenModel, choice: str) -> None:
+def test_both_devices_are_measured_on_a_real_model(model: ModelFile, choice: str) -> None:
     speed = measure_speed(model, lambda part: load_runner(part, choice, num_slots=2))
     assert 0 < speed.request_seconds < 600
 

@@ -15,7 +15,7 @@ from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import SizingDevice
 from rnn_engine.loading.memory import MemoryPlan, find_memory, inspect_model, measure_on, plan_memory, usual_weights
-from rnn_engine.loading.runner import RunnerSize, load_runner, measure_runner, open_merged, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, measure_runner, open_model
 from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import DeviceMemory, ModelShape
@@ -115,7 +115,7 @@ def test_blocks_that_no_kernel_reads_make_no_quantised_file(tmp_path: Path) -> N
 def test_a_lora_makes_plain_numbers_of_blocks(quantised_file: Path, tmp_path: Path) -> None:
     model = random_model(tiny_shape(layers=2, width=128, vocab=300), seed=1)
     pairs = {"blocks.0.att.key": draw_pair(model, "blocks.0.att.key.weight", rank=2)}
-    with open_merged(quantised_file, [LoraChoice(save_ai00(pairs, tmp_path / "lora.st"), 2.0)]) as merged:
+    with open_model(quantised_file, [LoraChoice(save_ai00(pairs, tmp_path / "lora.st"), 2.0)]) as merged:
         assert usual_weights(merged) == "f16"
 
 

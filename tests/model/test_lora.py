@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from rnn_engine.errors import InvalidRequestError, ModelError
-from rnn_engine.loading.runner import open_merged, open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.model import LoraChoice
 from tests.support.loras import draw, draw_pair, save, save_ai00, save_peft
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 def assert_merged(path: Path, choices: list[LoraChoice], changed: Mapping[str, NDArray[Any]]) -> None:
     """Assert that the merged model has the tensors of `changed`, and otherwise those of the file."""
-    with open_model(path) as plain, open_merged(path, choices) as merged:
+    with open_model(path) as plain, open_model(path, choices) as merged:
         assert merged.names == plain.names
         assert merged.shape == plain.shape
         for name in plain.names:
@@ -122,18 +122,18 @@ def test_blocks_change_the_weight_by_blocks(rank: int, kind: str, path: Path, tm
 def test_shards_that_do_not_fit_are_named(shape: tuple[int, ...], name: str, path: Path, tmp_path: Path) -> None:
     file = save({f"{name}.disha": draw(1, *shape)}, tmp_path / "disha.pth")
     with pytest.raises(ModelError, match=rf"{name}.disha is \[.*\]; expected \[R, 64\], or \["):
-        open_merged(path, [LoraChoice(file)])
+        open_model(path, [LoraChoice(file)])
 
 
 def test_shards_of_what_is_no_matrix_are_named(path: Path, tmp_path: Path) -> None:
     file = save({f"{MIX}.disha": draw(1, 4, 64), "blocks.9.att.key.bone": draw(1, 4, 64)}, tmp_path / "disha.pth")
     with pytest.raises(ModelError, match=r"1 tensor that the model has no place for: blocks\.9\.att\.key\.bone"):
-        open_merged(path, [LoraChoice(file)])
+        open_model(path, [LoraChoice(file)])
     file = save({f"{MIX}.disha": draw(1, 4, 64)}, tmp_path / "vector.pth")
     with pytest.raises(
         ModelError, match=r"blocks.0.att.x_r.disha is for blocks.0.att.x_r, which is \[64\]; expected a"
     ):
-        open_merged(path, [LoraChoice(file)])
+        open_model(path, [LoraChoice(file)])
 
 
 def test_ai00s_names_of_an_older_version(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_everything_that_changes_weights_changes_the_fingerprint(path: Path, tmp
     cases += [[LoraChoice(file, 4.0), LoraChoice(other, 4.0)], *([choice] for choice in peft)]
     found = set()
     for choices in cases:
-        with open_merged(path, choices) as first, open_merged(path, choices) as again:
+        with open_model(path, choices) as first, open_model(path, choices) as again:
             assert first.fingerprint == again.fingerprint
             found.add(first.fingerprint)
     assert len(found) == len(cases)
@@ -229,13 +229,13 @@ BAD_FILES: dict[str, tuple[Tensors, str]] = {
 def test_a_file_that_does_not_fit_is_refused(tensors: Tensors, message: str, path: Path, tmp_path: Path) -> None:
     file = save(tensors, tmp_path / "lora.safetensors")
     with pytest.raises(ModelError, match=f"lora.safetensors: .*{message}"):
-        open_merged(path, [LoraChoice(file, 4.0)])
+        open_model(path, [LoraChoice(file, 4.0)])
 
 
 def test_numbers_that_overflow_are_refused(path: Path, tmp_path: Path) -> None:
     file = save_ai00({KEY: (np.full((4, 64), 1e30, np.float32), np.full((64, 4), 1e30, np.float32))}, tmp_path / "a.st")
     with (
-        open_merged(path, [LoraChoice(file, 4.0)]) as merged,
+        open_model(path, [LoraChoice(file, 4.0)]) as merged,
         pytest.raises(ModelError, match=f"a.st: {KEY}.weight is not finite once this LoRA is merged"),
     ):
         merged.tensor(f"{KEY}.weight")
@@ -243,7 +243,7 @@ def test_numbers_that_overflow_are_refused(path: Path, tmp_path: Path) -> None:
 
 def test_a_file_of_pairs_needs_an_alpha(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"lora\.st: the file does not contain its alpha; expected FILE:ALPHA"):
-        open_merged(path, [LoraChoice(save_ai00({KEY: PAIR}, tmp_path / "lora.st"))])
+        open_model(path, [LoraChoice(save_ai00({KEY: PAIR}, tmp_path / "lora.st"))])
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_config_of_peft_that_does_not_fit_is_refused(
 ) -> None:
     folder = save_peft({PEFT_KEY: PAIR}, tmp_path / "peft", {"r": 4, "lora_alpha": 16, **config})
     with pytest.raises(ModelError, match=f"peft/adapter_.*: .*{message}"):
-        open_merged(path, [LoraChoice(folder)])
+        open_model(path, [LoraChoice(folder)])
 
 
 @pytest.mark.parametrize(
@@ -282,13 +282,13 @@ def test_a_folder_that_is_not_pefts_is_refused(
     folder = save_peft({PEFT_KEY: PAIR}, tmp_path / "peft", {"r": 4, "lora_alpha": 16})
     damage(folder)
     with pytest.raises(ModelError, match=message):
-        open_merged(path, [LoraChoice(folder)])
+        open_model(path, [LoraChoice(folder)])
 
 
 def test_a_module_that_the_model_lacks_is_refused(path: Path, tmp_path: Path) -> None:
     folder = save_peft({"model.layers.0.attn.q_proj": PAIR}, tmp_path / "peft", {"r": 4, "lora_alpha": 16})
     with pytest.raises(ModelError, match="2 tensors that the model has no place for: base_model"):
-        open_merged(path, [LoraChoice(folder)])
+        open_model(path, [LoraChoice(folder)])
 
 
 @pytest.mark.parametrize(

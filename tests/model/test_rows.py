@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from rnn_engine.convert.convert import convert_model
-from rnn_engine.loading.runner import open_merged, open_model
-from rnn_engine.model import LoraChoice, OpenModel
+from rnn_engine.loading.runner import open_model
+from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.quantised import Blocks, quantise
 from rnn_engine.quantised.formats import BLOCK_FORMATS
 from rnn_engine.quantised.rows import StoredRows, read_rows
@@ -67,7 +67,7 @@ def as_numbers(piece: NDArray[np.generic] | Blocks) -> NDArray[np.generic]:
     return piece.numbers() if isinstance(piece, Blocks) else piece
 
 
-def assert_rows_are_right(model: OpenModel) -> int:
+def assert_rows_are_right(model: ModelFile) -> int:
     """Read all matrices of a model by rows, and return how many are read from the file piece by piece."""
     stored = 0
     for name in model.names:
@@ -102,7 +102,7 @@ def test_rows_are_those_of_the_whole_tensor(kind: str, tmp_path: Path) -> None:
 def test_a_matrix_that_a_lora_changes_has_the_changed_rows(tmp_path: Path) -> None:
     lora = {MATRIX: np.ones(MODEL.tensor(MATRIX).shape, np.float32)}
     path = save_pth(TensorModel(MODEL.shape, lora), tmp_path / "lora.pth", "f32")
-    with open_merged(save_safetensors(MODEL, tmp_path / "m.safetensors"), [LoraChoice(path, 1.0)]) as opened:
+    with open_model(save_safetensors(MODEL, tmp_path / "m.safetensors"), [LoraChoice(path, 1.0)]) as opened:
         assert_rows_are_right(opened)
         assert not np.array_equal(as_numbers(read_rows(opened.matrix(MATRIX))), MODEL.tensor(MATRIX))
 

@@ -26,7 +26,7 @@ TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Iterator[ModelFile]:
-    with open_model(save_toy(tmp_path / "toy.safetensors"), TABLE) as opened:
+    with open_model(save_toy(tmp_path / "toy.safetensors"), versions=TABLE) as opened:
         yield opened
 
 

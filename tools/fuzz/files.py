@@ -27,9 +27,8 @@ import numpy as np
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.demo import model_path
 from rnn_engine.errors import RnnEngineError
-from rnn_engine.loading.runner import open_merged, open_model
-from rnn_engine.model import LoraChoice
-from rnn_engine.model.merged import OpenModel
+from rnn_engine.loading.runner import open_model
+from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
 from rnn_engine_server.auth.keys import ApiKey, read_keys
 from rnn_engine_states.cache.cache import StateCache
@@ -118,7 +117,7 @@ def _read_model(path: Path) -> None:
         _read_tensors(opened)
 
 
-def _read_tensors(opened: OpenModel) -> None:
+def _read_tensors(opened: ModelFile) -> None:
     assert opened.fingerprint
     for name in opened.names:
         opened.tensor(name)
@@ -151,7 +150,7 @@ def _read_peft(folder: Path) -> None:
 
 
 def _read_merged(base: Path, lora: LoraChoice) -> None:
-    with open_merged(base, [lora]) as opened:
+    with open_model(base, [lora]) as opened:
         _read_tensors(opened)
 
 

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, RnnEngineError
 from rnn_engine.llm.tuner import Tuner
 from rnn_engine.loading.chat_template import load_chat_template
-from rnn_engine.loading.runner import open_merged
+from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.trainer import TrainerSize, plan_trainer
 from rnn_engine.tokenizer import load_tokenizer
@@ -196,7 +196,7 @@ class Server:
 def check_data(order: TuningOrder) -> Checked:
     """Read the data of a job. Raises InvalidRequestError, ModelError or TokenizerError if it can't be used."""
     loading = order.loading
-    with open_merged(order.model, tuple(loading.loras)) as opened:
+    with open_model(order.model, tuple(loading.loras)) as opened:
         tokenizer = load_tokenizer(loading.tokenizer, order.model, opened.shape.vocab_size)
     maker = TextMaker(tokenizer, load_chat_template(loading.chat_template, order.model))
     settings = DataSettings(order.max_tokens, order.validation, order.settings.seed, bad_lines="skip", long_texts="cut")
@@ -288,7 +288,7 @@ def _fitting_tokens(order: TuningOrder) -> int:
     loading, tokens = order.loading, order.max_tokens
     if loading.device == "cpu":
         return tokens
-    with open_merged(order.model, tuple(loading.loras)) as opened:
+    with open_model(order.model, tuple(loading.loras)) as opened:
         while True:
             size = TrainerSize(tokens, _MOST_DOCUMENTS)
             try:

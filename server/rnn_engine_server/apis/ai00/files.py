@@ -17,7 +17,7 @@ from rnn_engine.bounds import STORED
 from rnn_engine.convert.convert import convert_model, model_bytes
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, NotFoundError, StorageError
 from rnn_engine.files import atomic_file, is_special, read_text
-from rnn_engine.loading.runner import open_merged
+from rnn_engine.loading.runner import open_model
 from rnn_engine_server.apis.ai00.models import Ai00Quant, StateFileRef
 from rnn_engine_server.apis.common.states import StateEntry, state_entry
 from rnn_engine_server.auth.engine import engine_of
@@ -272,7 +272,7 @@ def _convert(order: LoadOrder, target: Path) -> int:
     Raises StorageError.
     """
     weights = "f16" if target.suffix == _PREFAB else STORED
-    with open_merged(order.path, order.loras) as model:
+    with open_model(order.path, order.loras) as model:
         try:
             convert_model(model, target, weights, force=True, field="path")
             return model_bytes(target)
