@@ -43,7 +43,8 @@ from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.tiers.tier import SlotPool
 from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.files.exchange import CACHE_LOCK, STATES_LOCK, OwnedFolder
-from rnn_engine_states.named.store import LocalStateStore, StateStore
+from rnn_engine_states.named.local import LocalTable
+from rnn_engine_states.named.store import StateStore
 from rnn_engine_states.shared.opening import OpenStore, open_store
 
 
@@ -78,7 +79,7 @@ class EngineParts:
     info: EngineInfo
     runner: Runner  # another one after `reopen`
     tokenizer: Tokenizer
-    own_states: LocalStateStore  # with the files that the operator brings
+    own_states: LocalTable  # with the files that the operator brings
     cache: StateCache | None
     folders: Mapping[str, OwnedFolder]  # `cache` and `states`, if in use
     load_runner: LoadRunner | None  # None = the runner can't be loaded again
@@ -350,7 +351,7 @@ def assemble(
     weights: str,
     device_memory: DeviceMemory | None = None,
     num_slots: int | None = None,
-    own_states: LocalStateStore | None = None,
+    own_states: LocalTable | None = None,
     cache: StateCache | None = None,
     folders: Mapping[str, OwnedFolder] | None = None,
     load_runner: LoadRunner | None = None,
@@ -386,7 +387,7 @@ def assemble(
         embedding=None if heads is None else embedding,
     )
     own_states = own_states or make_state_store(runner.shape, model)
-    states = states or own_states
+    states = states or StateStore(own_states)
     return EngineParts(
         info,
         runner,

@@ -15,16 +15,16 @@ from rnn_engine.types import ModelShape
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.reading import LoadedState, is_time_state, state_from_tuned
 from rnn_engine_states.frozen import NO_INITIAL_STATE
-from rnn_engine_states.named.persistence import SavedStates
+from rnn_engine_states.named.local import LocalTable, SavedStates
 from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
-from rnn_engine_states.named.store import LocalStateStore, StateStore
+from rnn_engine_states.named.store import StateStore
 from rnn_engine_states.shared.opening import OpenStore
 
 OWN_STATE = "model"
 """The name of the state that a model's own file contains."""
 
 
-def open_states(model: ModelFile, settings: StateSettings) -> LocalStateStore:
+def open_states(model: ModelFile, settings: StateSettings) -> LocalTable:
     """Create the store of named states for an open model, and load the states of its files and of earlier runs.
 
     These are the files that `settings` name, the model's own tuned state, if there is one, and the persistent states of
@@ -53,19 +53,17 @@ def open_states(model: ModelFile, settings: StateSettings) -> LocalStateStore:
     return states
 
 
-def share_names(store: OpenStore | None, own: LocalStateStore, fingerprint: str, settings: StateSettings) -> StateStore:
+def share_names(store: OpenStore | None, own: LocalTable, fingerprint: str, settings: StateSettings) -> StateStore:
     """Return the store of named states for clients: one in the `store` that servers share, or else `own`.
 
     It is `own` if there is no shared store, or if `settings.folder` is set: persistent states are then in that folder.
     """
     if store is None or settings.folder is not None:
-        return own
-    from rnn_engine_states.shared.state_store import (
-        SharedStateStore,  # needs an extra, which is installed since the store is open
-    )
+        return StateStore(own)
+    from rnn_engine_states.shared.table import SharedTable  # needs an extra, which is installed: the store is open
 
-    capacity, quota = settings.capacity, settings.quota
-    return SharedStateStore(own, store.client, fingerprint, capacity=capacity, quota=quota, forget=own.report_forgotten)
+    capacity, quota, forget = settings.capacity, settings.quota, own.report_forgotten
+    return StateStore(SharedTable(own, store.client, fingerprint, capacity=capacity, quota=quota, forget=forget))
 
 
 def make_state_store(
@@ -78,7 +76,7 @@ def make_state_store(
     file_folder: Path | None = None,
     base: str | None = None,
     any_model: bool = False,
-) -> LocalStateStore:
+) -> LocalTable:
     """Create an empty store of named states for models with the sizes `shape`.
 
     `folder` is for persistent states. Requests may read state files from `file_folder`, or else from `folder`. `base`
@@ -89,4 +87,4 @@ def make_state_store(
         saved = None if folder is None else SavedStates(files, folder)
     except OSError as error:
         raise StateError(f"the folder of states, {folder}, can't be made: {error.strerror}") from error
-    return LocalStateStore(files, capacity=capacity, saved=saved, quota=quota or Quota())
+    return LocalTable(files, capacity=capacity, saved=saved, quota=quota or Quota())

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, NotFoundError
-from rnn_engine_server.auth.engine import OwnStates
+from rnn_engine_server.auth.engine import KeyViewer
 from rnn_engine_server.auth.keys import Principal, Scope
 from rnn_engine_states.named.entry import NamedState, Retention
+from rnn_engine_states.named.store import StateStore
 from tests.support.named_states import BlockingStates, make_states, some_initial
 
 PRINCIPALS = {
@@ -25,7 +26,7 @@ VALUES = [some_initial(seed) for seed in range(3)]
 OPERATIONS = ("put", "put", "fork", "move", "delete", "change", "get")
 
 
-async def change(states: OwnStates, chance: random.Random, name: str, new: str) -> list[NamedState]:
+async def change(states: StateStore, chance: random.Random, name: str, new: str) -> list[NamedState]:
     """Do one random operation, and return the states that it shows."""
     keeping = Retention(persistent=chance.random() < 0.5, shared=chance.random() < 0.2)
     match chance.choice(OPERATIONS):
@@ -75,7 +76,7 @@ async def test_nobody_meets_what_is_anothers(tmp_path: Path, seed: int) -> None:
     chance, done, refused = random.Random(seed), 0, 0
     for _ in range(4):
         states = make_states(tmp_path)  # a start, which finds the persistent states
-        clients = {key: OwnStates(states.store, who) for key, who in PRINCIPALS.items()}
+        clients = {key: states.store.seen_by(KeyViewer(who)) for key, who in PRINCIPALS.items()}
         for _ in range(150):
             key = chance.choice(list(PRINCIPALS))
             name, new = chance.choice(names_to_try(states)), chance.choice(["a", "b", OWN_NAMES[key]])

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from rnn_engine_states.cache.browse import snapshot
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.checkpoint import CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
-from rnn_engine_states.cache.tiers.disk import BackgroundWriter, Writer
 from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.files.full import SavedState, read_full_state, save_full_state
 from rnn_engine_states.frozen import Payload
@@ -29,10 +28,16 @@ OTHER = [30, 31, 32]
 
 
 def make(
-    folder: Path, capacity: int = 1 << 20, *, host: int = 0, model: str = "model", writer: Writer | None = None
+    folder: Path,
+    capacity: int = 1 << 20,
+    *,
+    host: int = 0,
+    model: str = "model",
+    writer: Executor | None = None,
+    background_bytes: int = 0,
 ) -> tuple[StateCache, ToyDevice]:
     device = ToyDevice(SHAPE)
-    config = CacheConfig(host_capacity=host, disk=DiskConfig(folder, capacity, background_bytes=0))
+    config = CacheConfig(host_capacity=host, disk=DiskConfig(folder, capacity, background_bytes=background_bytes))
     return make_cache(SHAPE, model, device, config, writer=writer), device
 
 
@@ -232,39 +237,11 @@ class Gate:
         self.opened.wait()
 
 
-def test_the_writer_takes_what_its_bound_allows_and_runs_it_in_order() -> None:
-    done: list[int] = []
-    gate = Gate()
-
-    def job(number: int) -> Callable[[], None]:
-        return lambda: done.append(number)
-
-    writer = BackgroundWriter(max_bytes=100)
-    assert writer.submit(gate, 60)
-    gate.entered.wait()
-    assert writer.submit(job(1), 40)
-    assert not writer.submit(job(2), 1)
-    gate.opened.set()
-    assert writer.submit(job(3), 1000, wait=True)  # alone it may exceed the bound
-    writer.close()
-    assert done == [1, 3]
-
-
-def test_a_job_that_raises_does_not_stop_the_writer(caplog: pytest.LogCaptureFixture) -> None:
-    done: list[int] = []
-    writer = BackgroundWriter(max_bytes=100)
-    writer.submit(lambda: done.append(1 // 0), 1, wait=True)
-    writer.submit(lambda: done.append(2), 1, wait=True)
-    writer.close()
-    assert done == [2]
-    assert "ZeroDivisionError" in caplog.text
-
-
 def test_what_waits_for_the_writer_is_served_from_memory_and_may_be_dropped(tmp_path: Path) -> None:
     gate = Gate()
-    writer = BackgroundWriter(max_bytes=1 << 20)
-    writer.submit(gate, 1)
-    cache, device = make(tmp_path, writer=writer)
+    writer = ThreadPoolExecutor(1)
+    writer.submit(gate)
+    cache, device = make(tmp_path, writer=writer, background_bytes=1 << 20)
     keep(cache, device, PROMPT)
     keep(cache, device, OTHER, root="tuned")
     assert list(tmp_path.iterdir()) == []
@@ -278,7 +255,7 @@ def test_what_waits_for_the_writer_is_served_from_memory_and_may_be_dropped(tmp_
 def test_a_copy_dropped_while_it_is_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     monkeypatch.setattr("rnn_engine.files.os.fsync", lambda descriptor: gate())
-    cache, device = make(tmp_path, writer=BackgroundWriter(1 << 20))
+    cache, device = make(tmp_path, background_bytes=1 << 20)
     keep(cache, device, PROMPT)
     gate.entered.wait()
     assert cache.drop_state(ROOT) == 1
@@ -289,19 +266,44 @@ def test_a_copy_dropped_while_it_is_written_leaves_no_file(tmp_path: Path, monke
 
 def test_a_writer_that_is_too_far_behind_is_not_waited_for(tmp_path: Path) -> None:
     gate = Gate()
-    writer = BackgroundWriter(max_bytes=10)
-    writer.submit(gate, 10)
-    cache, device = make(tmp_path, writer=writer)
-    assert not keep(cache, device, PROMPT)
+    writer = ThreadPoolExecutor(1)
+    writer.submit(gate)
+    cache, device = make(tmp_path, writer=writer, background_bytes=10)
+    assert keep(cache, device, PROMPT)  # alone it may exceed the bound
+    assert not keep(cache, device, OTHER)
     stats = cache.stats()
-    assert (stats.writes_refused, stats.not_stored, disk_used(cache)) == (1, 1, 0)
+    assert (stats.writes_refused, stats.not_stored) == (1, 1)
     gate.opened.set()
     cache.close()
-    assert list(tmp_path.iterdir()) == []
+    assert disk_used(cache) == only_file(tmp_path).stat().st_size
+
+
+def test_a_copy_kept_again_while_the_one_before_is_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    monkeypatch.setattr("rnn_engine.files.os.fsync", lambda descriptor: gate())
+    cache, device = make(tmp_path, background_bytes=1 << 20)
+    keep(cache, device, PROMPT)
+    gate.entered.wait()
+    assert cache.drop_state(ROOT) == 1
+    keep(cache, device, PROMPT, logits=False)
+    gate.opened.set()
+    cache.close()
+    assert read_full_state(only_file(tmp_path), SHAPE, "model").payload.logits is None
+
+
+def test_closing_writes_what_waits_for_room(tmp_path: Path) -> None:
+    cache, device = make(tmp_path, host=1 << 20, background_bytes=10)
+    for start in range(0, 60, 10):
+        keep(cache, device, [*range(start, start + 10)])
+    cache.close()
+    again, device = make(tmp_path)
+    assert again.stats().checkpoints == 6
 
 
 def test_files_written_in_the_background_survive_a_restart(tmp_path: Path) -> None:
-    cache, device = make(tmp_path, writer=BackgroundWriter(1 << 20))
+    cache, device = make(tmp_path, background_bytes=1 << 20)
     prompts = [[*range(start, start + 10)] for start in range(0, 200, 10)]
     for prompt in prompts:
         keep(cache, device, prompt)

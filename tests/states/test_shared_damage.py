@@ -13,9 +13,10 @@ import pytest
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine_states.named.entry import Retention
 from rnn_engine_states.named.quota import Quota
+from rnn_engine_states.named.store import StateStore
 from rnn_engine_states.shared.client import StoreClient
 from rnn_engine_states.shared.config import ObjectsConfig, StoreUrl
-from rnn_engine_states.shared.state_store import SharedStateStore
+from rnn_engine_states.shared.table import SharedTable
 from tests.support.named_states import FINGERPRINT, make_states, some_initial
 from tests.support.shared_caches import SharingServer, serving
 from tests.support.store_server import StoreServer
@@ -129,15 +130,9 @@ def client(store: StoreServer) -> Iterator[StoreClient]:
     client.close()
 
 
-def named_states(client: StoreClient) -> SharedStateStore:
-    return SharedStateStore(
-        make_states(model=FINGERPRINT).store,
-        client,
-        FINGERPRINT,
-        capacity=1 << 20,
-        quota=Quota(),
-        forget=lambda _: None,
-    )
+def named_states(client: StoreClient) -> StateStore:
+    own = make_states(model=FINGERPRINT).table
+    return StateStore(SharedTable(own, client, FINGERPRINT, capacity=1 << 20, quota=Quota()))
 
 
 async def answered(call: Awaitable[object]) -> None:

@@ -26,7 +26,7 @@ from rnn_engine_states.named.quota import Quota
 from rnn_engine_states.named.store import StateStore
 from rnn_engine_states.shared.client import StoreClient
 from rnn_engine_states.shared.config import StoreOutcome, StoreUrl
-from rnn_engine_states.shared.state_store import SharedStateStore
+from rnn_engine_states.shared.table import SharedTable
 from tests.support.named_states import FINGERPRINT, Clock, make_states, some_initial, some_state
 from tests.support.store_server import SlowProxy, StoreServer
 from tests.support.toy_states import same
@@ -60,16 +60,15 @@ class Fleet:
         timeout: float = 30.0,
         url: str | None = None,
         quota: Quota | None = None,
-    ) -> SharedStateStore:
+    ) -> StateStore:
         """Return the states of a new server. If `own` is given, it brings a state of this name."""
         own_states = make_states(model=model)
         if own is not None:
             own_states.add(LoadedState("full", some_state(9)), own, "file")
         client = StoreClient(StoreUrl.parse(url or self._url), timeout)
         self._clients.append(client)
-        return SharedStateStore(
-            own_states.store, client, model, capacity=capacity, quota=quota or Quota(), forget=self.forgotten.append
-        )
+        quota, forget = quota or Quota(), self.forgotten.append
+        return StateStore(SharedTable(own_states.table, client, model, capacity=capacity, quota=quota, forget=forget))
 
     def close(self) -> None:
         for client in self._clients:
@@ -94,14 +93,20 @@ async def names(server: StateStore) -> list[str]:
     return [entry.name for entry in (await server.list()).entries]
 
 
-def operations(server: SharedStateStore) -> int:
+def table_of(server: StateStore) -> SharedTable:
+    table = server._access
+    assert isinstance(table, SharedTable)
+    return table
+
+
+def operations(server: StateStore) -> int:
     """Return how many operations on the store have succeeded."""
-    return server._client.counters().outcomes[StoreOutcome.DONE]
+    return table_of(server)._client.counters().outcomes[StoreOutcome.DONE]
 
 
-def unreadable(server: SharedStateStore) -> int:
+def unreadable(server: StateStore) -> int:
     """Return how many values of the store could not be parsed."""
-    return server._client.counters().unreadable
+    return table_of(server)._client.counters().unreadable
 
 
 async def test_calls_that_wait_together_share_a_read_of_the_names(fleet: Fleet) -> None:
@@ -127,14 +132,14 @@ async def test_a_read_that_fails_answers_nobody(store: StoreServer, fleet: Fleet
     assert all(isinstance(error, UnavailableError) for error in found), found
 
 
-def let_pass(store: StoreServer, seconds: float, *servers: SharedStateStore) -> None:
+def let_pass(store: StoreServer, seconds: float, *servers: StateStore) -> None:
     """Set the last use of all leases back by `seconds`."""
     with store.client() as client:
         for key in store.keys("*:names:used"):
             for owner in client.execute_command("ZRANGE", key, 0, -1):  # type: ignore[no-untyped-call]
                 client.zincrby(key, -seconds, owner)
     for server in servers:
-        server._replica.lose_track()
+        table_of(server)._replica.lose_track()
 
 
 async def test_what_is_made_at_one_server_is_known_at_the_other(fleet: Fleet) -> None:
@@ -383,7 +388,7 @@ async def test_a_name_that_can_not_be_understood_is_as_if_it_were_not_there(
     assert "the store has a named state that can't be parsed: KeyError('name')" in caplog.text
     with pytest.raises(NotFoundError, match="there are: b"):
         await other.get("a")
-    other._replica.lose_track()
+    table_of(other)._replica.lose_track()
     await put(other, "a", 3)
     assert unreadable(other) == 1  # it is counted once
     assert await names(fleet.server()) == ["b", "a"]

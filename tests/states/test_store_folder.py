@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,31 @@ def test_what_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest
     assert {entry.name: entry.frozen for entry in states.entries()} == {"kept": kept.frozen, "leased": leased.frozen}
     assert names(make_states(tmp_path)) == ["kept"]
     assert make_states(tmp_path).get("kept").frozen.digest == kept.frozen.digest
+
+
+def test_a_default_whose_change_cannot_be_written_stays_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = make_states(tmp_path)
+    put(states, "kept", 0, PERSISTENT)
+    states.set_default("kept")
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    changes: list[Callable[[], object]] = [
+        lambda: states.delete("kept"),
+        lambda: states.move("kept", "moved", PERSISTENT),
+        lambda: states.move("kept", "leased", KEPT),
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr("os.unlink", read_only)
+        patched.setattr("os.fsync", read_only)
+        for change in changes:
+            with pytest.raises(StorageError, match="Read-only file system"):
+                change()
+            assert states.default is not None
+            assert (states.default.name, names(states)) == ("kept", ["kept"])
 
 
 def test_what_cannot_be_deleted_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

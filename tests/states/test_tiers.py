@@ -18,7 +18,7 @@ from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissR
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.eviction import EvictionQueue
 from rnn_engine_states.cache.tiers.device import DeviceTier, HostTier
-from rnn_engine_states.cache.tiers.disk import DiskTier, InlineWriter
+from rnn_engine_states.cache.tiers.disk import DiskTier, InlineExecutor
 from rnn_engine_states.cache.tiers.tier import MakeRoom, PendingPayload, ReadyPayload, Tier
 from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.frozen import Payload
@@ -251,7 +251,7 @@ class FourTiers:
         tiers = (
             DeviceTier(self.device, 1 << 20),
             HostTier(SHAPE, ONE, "f32"),
-            DiskTier(DiskConfig(folder / "disk", file_bytes), "model", SHAPE, InlineWriter(), self.reader),
+            DiskTier(DiskConfig(folder / "disk", file_bytes), "model", SHAPE, InlineExecutor(), self.reader),
             SharedTier(self.shelves, shared * ONE),
         )
         self.cache = StateCache(self.device, tiers, CacheConfig())

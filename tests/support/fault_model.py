@@ -265,7 +265,7 @@ class FaultModel:
             device="none",
             weights="f32",
             num_slots=NUM_SLOTS,
-            own_states=make_states(shape=shape).store,
+            own_states=make_states(shape=shape).table,
             cache=cache,
             load_runner=lambda _: self._reopen(),
         )

@@ -18,10 +18,11 @@ from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.full import write_file
 from rnn_engine_states.files.reading import LAYOUT_KEY, Layout, LoadedState, StateForm, tuned_from_state
 from rnn_engine_states.frozen import FrozenState, freeze_state
-from rnn_engine_states.named.entry import NamedState, OwnerLease, Retention
-from rnn_engine_states.named.persistence import SavedStates
+from rnn_engine_states.named.entry import NamedState, Retention
+from rnn_engine_states.named.leases import OwnerLease
+from rnn_engine_states.named.local import DEFAULT_MAX_NAMES, LocalTable, SavedStates
 from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
-from rnn_engine_states.named.store import DEFAULT_MAX_NAMES, LocalStateStore
+from rnn_engine_states.named.store import StateStore
 from rnn_engine_states.named.table import StateUsage
 from tests.support.models import tiny_shape
 
@@ -59,22 +60,24 @@ def some_initial(seed: int = 0) -> FrozenState:
 
 
 class BlockingStates:
-    """A `LocalStateStore` whose calls wait for their result, on any thread, also beside an event loop that runs."""
+    """States of this process whose calls wait for their result, on any thread, also beside an event loop that runs."""
 
-    def __init__(self, store: LocalStateStore) -> None:
-        self.store = store
-        self.files = store.files
+    def __init__(self, table: LocalTable) -> None:
+        self.table = table
+        self.store = StateStore(table)
+        self.files = table.files
 
     @property
     def default(self) -> NamedState | None:
         return _wait_for(self.store.default())
 
     def entries(self, namespace: str | None = None) -> tuple[NamedState, ...]:
-        with self.store.locked() as table:
-            return table.entries(namespace)
+        with self.table.locked() as table:
+            entries = table.entries()
+        return tuple(entry for entry in entries if namespace in (None, entry.namespace))
 
     def room_of(self, namespace: str) -> tuple[int, int]:
-        with self.store.locked() as table:
+        with self.table.locked() as table:
             listing = table.listing(namespace)
         return listing.num_bytes, listing.capacity
 
@@ -82,20 +85,20 @@ class BlockingStates:
         return self.store.usage()
 
     def seconds_left(self, entry: NamedState) -> float | None:
-        with self.store.locked() as table:
+        with self.table.locked() as table:
             return table.shown(entry).expires_in
 
     def on_forgotten(self, forget: Callable[[str], None]) -> None:
-        self.store.on_forgotten(forget)
+        self.table.on_forgotten(forget)
 
     def add(self, loaded: LoadedState, name: str, source: str) -> NamedState:
-        return self.store.add(loaded, name, source)
+        return self.table.add(loaded, name, source)
 
     def add_file(self, path: Path, name: str | None = None, key: uuid.UUID | None = None) -> NamedState:
-        return self.store.add_file(path, name, key)
+        return self.table.add_file(path, name, key)
 
     def set_default(self, name: str | None) -> None:
-        self.store.set_default(name)
+        self.table.set_default(name)
 
     def get(self, name_or_id: str) -> NamedState:
         return _wait_for(self.store.get(name_or_id))
@@ -104,7 +107,8 @@ class BlockingStates:
         return _wait_for(self.store.find(name_or_id))
 
     def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
-        return _wait_for(self.store.missing(name_or_id, namespace))
+        with self.table.locked() as table:
+            return table.missing(name_or_id, namespace)
 
     def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
         _wait_for(self.store.check_place(name, retention, num_bytes))
@@ -164,11 +168,11 @@ def make_states(
     """Return states whose store keeps persistent ones in `folder`, including those already in that folder."""
     files = StateFiles(shape, model, folder)
     saved = None if folder is None else SavedStates(files, folder)
-    store = LocalStateStore(
+    table = LocalTable(
         files, capacity=capacity, max_names=max_names, saved=saved, clock=clock or Clock(), quota=quota or Quota()
     )
-    store.load_saved()
-    return BlockingStates(store)
+    table.load_saved()
+    return BlockingStates(table)
 
 
 def put(states: BlockingStates, name: str, seed: int = 0, keeping: Retention = KEPT) -> NamedState:

@@ -18,6 +18,7 @@ from rnn_engine.loading.parts import freeze_modules
 from rnn_engine.loading.states import make_state_store
 from rnn_engine_server.core.app import run
 from rnn_engine_server.core.settings import ConnectionSettings, ServerSettings
+from rnn_engine_states.named.store import StateStore
 from tools.bench.host import make_instant_engine
 from tools.bench.modelled import MODEL, QUEUED, SHAPE, VOCAB, WordTokenizer, load_replica, make_engine
 
@@ -63,7 +64,7 @@ async def _open_fleet(load: LoadReplica, replicas: int, slots: int) -> EngineLik
     application = make_application(load, replicas=replicas, slots=slots, resources=resources)
     await asyncio.to_thread(deploy, MODEL, application)
     states = make_state_store(SHAPE, MODEL)
-    front = Front(WordTokenizer(VOCAB), WorldTemplate(), states, states.files)
+    front = Front(WordTokenizer(VOCAB), WorldTemplate(), StateStore(states), states.files)
     engine = await RemoteEngine.open(RayLinks(MODEL, owned=True), front, max_queued=QUEUED)
     while engine.info.num_slots < replicas * slots:
         await asyncio.sleep(0.1)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from aiohttp import web
 
-from rnn_engine.errors import ForbiddenError, ModelNotFoundError, NotFoundError
+from rnn_engine.errors import ForbiddenError
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
@@ -24,20 +22,18 @@ from rnn_engine_server.models.registry import MODEL_USE, MODELS
 from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeQuery
 from rnn_engine_states.cache.config import CacheStats
 from rnn_engine_states.files.exchange import StateFiles
-from rnn_engine_states.files.reading import StateForm
-from rnn_engine_states.frozen import FrozenState
 from rnn_engine_states.named.entry import (
     NamedState,
-    OwnerLease,
     Retention,
-    check_changeable,
     check_name,
     check_new_name,
     full_name,
+    name_taken,
     split_name,
 )
-from rnn_engine_states.named.store import StateStore
-from rnn_engine_states.named.table import StateListing, StateUsage, name_taken
+from rnn_engine_states.named.leases import OwnerLease
+from rnn_engine_states.named.store import StateStore, Viewer
+from rnn_engine_states.named.table import NamedStateTable
 
 
 class OwnEngine:
@@ -70,7 +66,7 @@ class OwnEngine:
         self._info = None if state is None else replace(engine.info, model=f"{engine.info.model}:{state}")
         self._client = client
         self._spending = spending
-        self._states = OwnStates(engine.states, principal, state)
+        self._states = engine.states.seen_by(KeyViewer(principal, state))
         self._sees_all = principal.scope is Scope.ADMIN
         self._own_scope = None if share_cache else principal.name
         self._cache_scope = _scope(self._own_scope or "", cache_salt)
@@ -233,153 +229,61 @@ def _own(
 # them. Without keys there is one principal, without a namespace, and all states belong to it.
 
 
-class OwnStates:
-    """The named states that one principal (API key) may see, under names without its namespace: a `StateStore`."""
+class KeyViewer(Viewer):
+    """One principal (API key) as it sees the named states: under names without its namespace."""
 
-    def __init__(self, store: StateStore, principal: Principal, default: str | None = None) -> None:
-        """Restrict `store` to what `principal` may use. `default` is the name of the default state if it is not that
-        of the store.
-        """
-        self._store = store
-        self._default = default
-        self._namespace = principal.name
+    def __init__(self, principal: Principal, default: str | None = None) -> None:
+        """See what `principal` may see. `default` is the name of the default state if it is not that of the store."""
+        self._is_admin = principal.scope is Scope.ADMIN
         self._scope = principal.scope
+        self.home = principal.name
+        self.listed = None if self._is_admin else principal.name
+        self.default = default
+        self.chooses_ids = self._is_admin  # an id that is taken reveals that its state exists
 
-    async def find(self, name_or_id: str) -> NamedState | None:
-        found = await self._find(name_or_id)
-        return None if found is None else self._shown(found)
+    def sees(self, entry: NamedState) -> bool:
+        return self._is_admin or entry.namespace in ("", self.home)
 
-    async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
-        seen = namespace if self._scope is Scope.ADMIN else self._namespace
-        return await self._store.missing(name_or_id, seen)
+    def shown(self, entry: NamedState) -> NamedState:
+        """Return a state with its plain name, and read-only unless the principal may change it.
 
-    async def get(self, name_or_id: str) -> NamedState:
-        held = await self._require(name_or_id)
-        return self._shown(await self._store.get(str(held.id)))
-
-    async def list(self, namespace: str | None = None) -> StateListing:
-        """Return the named states that this principal sees, shared ones first.
-
-        If `namespace` is given, list only the states in it.
+        An admin sees the states of other principals unchanged.
         """
-        if namespace is not None or self._scope is Scope.ADMIN:
-            listing = await self._store.list(namespace)
-        else:
-            shared, listing = await self._store.list(""), await self._store.list(self._namespace)
-            listing = replace(listing, entries=(*shared.entries, *listing.entries))
-        return replace(listing, entries=tuple(self._shown(held) for held in listing.entries if self._sees(held)))
+        if entry.namespace not in ("", self.home):
+            return entry
+        mine = entry.namespace == self.home and Scope.MANAGE in INCLUDED[self._scope]
+        read_only = entry.read_only or not (mine or self._is_admin)
+        owner = None if entry.owner is None else split_name(entry.owner)[1]
+        return replace(entry, name=entry.plain_name, owner=owner, read_only=read_only)
 
-    def usage(self) -> StateUsage:
-        return self._store.usage()
+    def shown_lease(self, lease: OwnerLease) -> OwnerLease:
+        names = tuple(_plain(name, self.home) for name in lease.names)
+        return replace(lease, owner=_plain(lease.owner, self.home), names=names)
 
-    async def default(self) -> NamedState | None:
-        if self._default is not None:
-            try:
-                return await self.get(self._default)
-            except NotFoundError as error:
-                raise ModelNotFoundError(f"model: {error}") from None
-        default = await self._store.default()
-        return None if default is None else self._shown(default)
+    def place(
+        self, table: NamedStateTable, name: str, retention: Retention, moved: NamedState | None = None
+    ) -> tuple[str, Retention]:
+        """Return the full name and the retention of a new state, or of a state that is moved within its namespace.
 
-    async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
-        place = await self._place(name, retention)
-        await self._store.check_place(place, self._owned(retention), num_bytes)
-
-    async def put(
-        self,
-        name: str,
-        frozen: FrozenState,
-        retention: Retention,
-        *,
-        source: str,
-        form: StateForm = "full",
-        key: uuid.UUID | None = None,
-    ) -> NamedState:
-        """Store a new state under a name that is not in use, and return the named state.
-
-        `key` is ignored unless the principal is an admin, since an id that is taken reveals that its state exists.
+        It comes to the shared states if `retention` says so. Raises ForbiddenError if the principal's scope does not
+        allow that, and InvalidRequestError if the name is not plain, or is that of a shared state.
         """
-        place = await self._place(name, retention)
-        key = key if self._scope is Scope.ADMIN else None
-        kept = self._owned(retention)
-        return self._shown(await self._store.put(place, frozen, kept, source=source, form=form, key=key))
-
-    async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
-        held = await self._find(str(old.id))
-        if held is not None:
-            check_changeable(self._shown(held), "state")
-        return self._shown(await self._store.compare_and_set(old, frozen, source=source))
-
-    async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        held = await self._require(name_or_id)
-        places = [await self._place(name, retention) for name in names]
-        return tuple(map(self._shown, await self._store.fork(str(held.id), places, self._owned(retention))))
-
-    async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        """Rename a state within its namespace, or move it to the shared states if `retention` says so."""
-        held = await self._require_changeable(name_or_id)
-        namespace = "" if retention.shared else held.namespace
-        plain = held.plain_name if name == self._shown(held).name else name
+        namespace = "" if retention.shared else self.home if moved is None else moved.namespace
+        plain = name if moved is None or name != self.shown(moved).name else moved.plain_name
         place = full_name(namespace, plain)
-        if place != held.name:
-            await self._check_new(plain, retention)
-        return self._shown(await self._store.move(str(held.id), place, _owned(retention, namespace)))
+        if moved is None or place != moved.name:
+            self._check_new(table, plain, retention)
+        if retention.owner is not None:
+            check_name(retention.owner, "owner")
+            retention = replace(retention, owner=full_name(namespace, retention.owner))
+        return place, retention
 
-    async def delete(self, name_or_id: str) -> NamedState:
-        held = await self._require_changeable(name_or_id)
-        return self._shown(await self._store.delete(str(held.id)))
+    def owner(self, table: NamedStateTable, owner: str) -> str:
+        """Return an owner's full name. An admin may also name an owner of another API key, as `ann/owner`."""
+        own = full_name(self.home, owner)
+        return owner if self._is_admin and table.leases.find(own) is None else own
 
-    async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
-        """Return the leases of this principal's owners. An admin gets those in `namespace`, or all if it is None."""
-        seen = namespace if self._scope is Scope.ADMIN else self._namespace
-        return tuple(map(self._shown_lease, await self._store.leases(seen)))
-
-    async def end_lease(self, owner: str) -> OwnerLease:
-        """End the lease of an owner, which deletes the owner's states, and return the lease.
-
-        The owner is one of this principal's. An admin may also name an owner of another API key, as `ann/owner`.
-        """
-        own = full_name(self._namespace, owner)
-        if self._scope is Scope.ADMIN and not any(lease.owner == own for lease in await self._store.leases()):
-            own = owner
-        return self._shown_lease(await self._store.end_lease(own))
-
-    def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
-        return self._store.lock(key)
-
-    async def _find(self, name_or_id: str) -> NamedState | None:
-        """Return the state with this name or id under its full name, or None if this principal sees no such state.
-
-        The principal's own states come before shared ones.
-        """
-        for name in (full_name(self._namespace, name_or_id), name_or_id):
-            found = await self._store.find(name)
-            if found is not None and self._sees(found):
-                return found
-        return None
-
-    async def _require(self, name_or_id: str) -> NamedState:
-        found = await self._find(name_or_id)
-        if found is None:
-            raise await self._store.missing(name_or_id, self._namespace)
-        return found
-
-    async def _require_changeable(self, name_or_id: str) -> NamedState:
-        held = await self._require(name_or_id)
-        check_changeable(self._shown(held), "state")
-        return held
-
-    async def _place(self, name: str, retention: Retention) -> str:
-        """Check the name of a new state, and return it with its namespace. Raises the errors of `_check_new`."""
-        await self._check_new(name, retention)
-        return full_name(self._namespace_of(retention), name)
-
-    async def _check_new(self, name: str, retention: Retention) -> None:
-        """Check that the principal may make a new state called `name`.
-
-        Raises ForbiddenError if its scope does not allow that, and InvalidRequestError if the name is not plain, or is
-        that of a shared state.
-        """
+    def _check_new(self, table: NamedStateTable, name: str, retention: Retention) -> None:
         needed = Scope.ADMIN if retention.shared else Scope.MANAGE
         if needed not in INCLUDED[self._scope]:
             what = "shared" if retention.shared else "kept"
@@ -387,43 +291,10 @@ class OwnStates:
                 f"states can't be {what} with the scope {self._scope.value!r}; that needs {needed.value!r}"
             )
         check_new_name(name, "name")
-        if self._namespace and (shared := await self._store.find(name)) is not None:
+        if self.home and (shared := table.find(name)) is not None:
             raise name_taken(shared, "name")
-
-    def _namespace_of(self, retention: Retention) -> str:
-        return "" if retention.shared else self._namespace
-
-    def _owned(self, retention: Retention) -> Retention:
-        return _owned(retention, self._namespace_of(retention))
-
-    def _sees(self, held: NamedState) -> bool:
-        return self._scope is Scope.ADMIN or held.namespace in ("", self._namespace)
-
-    def _shown_lease(self, lease: OwnerLease) -> OwnerLease:
-        names = tuple(_plain(name, self._namespace) for name in lease.names)
-        return replace(lease, owner=_plain(lease.owner, self._namespace), names=names)
-
-    def _shown(self, held: NamedState) -> NamedState:
-        """Return a state as this principal sees it: with its plain name, and read-only unless it may change the state.
-
-        An admin sees the states of other principals unchanged.
-        """
-        mine = held.namespace == self._namespace and Scope.MANAGE in INCLUDED[self._scope]
-        read_only = held.read_only or not (mine or self._scope is Scope.ADMIN)
-        if held.namespace not in ("", self._namespace):
-            return held  # an admin's view of another's
-        owner = None if held.owner is None else split_name(held.owner)[1]
-        return replace(held, name=held.plain_name, owner=owner, read_only=read_only)
 
 
 def _plain(name: str, namespace: str) -> str:
     """Return the `name` of a state or an owner without its namespace if that is `namespace`, else unchanged."""
     return split_name(name)[1] if split_name(name)[0] == namespace else name
-
-
-def _owned(retention: Retention, namespace: str) -> Retention:
-    """Return a copy of `retention` that has the owner's full name, with the namespace, in place of the plain name."""
-    if retention.owner is None:
-        return retention
-    check_name(retention.owner, "owner")
-    return replace(retention, owner=full_name(namespace, retention.owner))

@@ -33,7 +33,7 @@ from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.training.tuner import RateTried, Updated
 from rnn_engine.versions.table import VERSIONS
-from rnn_engine_server.auth.engine import OwnStates
+from rnn_engine_server.auth.engine import KeyViewer
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.core.streams import uninterrupted
 from rnn_engine_server.jobs.tuning_process import (
@@ -511,7 +511,7 @@ class TuningRunner:
         model = self._models.find(job.model)
         engine = await model.acquire(_LOAD_SECONDS)
         try:
-            yield engine.state_files, OwnStates(engine.states, principal)
+            yield engine.state_files, engine.states.seen_by(KeyViewer(principal))
         finally:
             model.release()
 

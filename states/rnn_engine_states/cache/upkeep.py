@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
 from rnn_engine.types import ModelShape
@@ -14,7 +14,7 @@ from rnn_engine_states.cache.browse import SummaryChanges
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.tiers.device import DeviceTier, HostTier
-from rnn_engine_states.cache.tiers.disk import BackgroundWriter, DiskTier, InlineWriter, Writer
+from rnn_engine_states.cache.tiers.disk import DiskTier, InlineExecutor
 from rnn_engine_states.cache.tiers.shared import SharedTier
 from rnn_engine_states.cache.tiers.tier import DevicePool, LiveStates, Tier
 from rnn_engine_states.shared.opening import OpenStore
@@ -26,7 +26,7 @@ def make_cache(
     live: LiveStates,
     config: CacheConfig | None = None,
     pool: DevicePool | None = None,
-    writer: Writer | None = None,
+    writer: Executor | None = None,
     clock: Callable[[], float] = time.monotonic,
     store: OpenStore | None = None,
 ) -> StateCache:
@@ -44,7 +44,8 @@ def make_cache(
     tiers.append(HostTier(shape, config.host_capacity, config.host_precision))
     if (disk := config.disk) is not None:
         if writer is None:
-            writer = BackgroundWriter(disk.background_bytes) if disk.background_bytes > 0 else InlineWriter()
+            in_background = disk.background_bytes > 0
+            writer = ThreadPoolExecutor(1, thread_name_prefix="state-writer") if in_background else InlineExecutor()
         reader = ThreadPoolExecutor(1, thread_name_prefix="state-reader")
         tiers.append(DiskTier(disk, model, shape, writer, reader))
     if store is not None:

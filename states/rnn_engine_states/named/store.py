@@ -1,85 +1,186 @@
-"""`StateStore`, the interface to named states, and `LocalStateStore`, which stores them in memory and in a folder.
+"""`StateStore`, the operations on named states. The table of the states may be in this process or shared by servers.
 
 A state is kept by its owner's lease, which expires if none of the owner's states is used. A persistent state is kept
-until it is deleted, and is saved in a folder. A state that the operator loads at every start is read-only, since
-loading its file again would undo every change.
+until it is deleted. A state that the operator loads at every start is read-only, since loading its file again would
+undo every change.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StorageError
-from rnn_engine_states.files.exchange import StateFiles
-from rnn_engine_states.files.reading import LoadedState, StateForm
+from rnn_engine.errors import ModelNotFoundError, NotFoundError
+from rnn_engine_states.files.reading import StateForm
 from rnn_engine_states.frozen import FrozenState
-from rnn_engine_states.named.entry import NamedState, OwnerLease, Retention, check_changeable, check_new_name
-from rnn_engine_states.named.persistence import SavedStates
-from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
+from rnn_engine_states.named.entry import NamedState, Retention, check_changeable, check_names, full_name
+from rnn_engine_states.named.leases import OwnerLease
 from rnn_engine_states.named.table import NamedStateTable, StateListing, StateUsage
 
-DEFAULT_MAX_NAMES = 10_000
-_QUOTA = Quota()
-_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-class StateStore(Protocol):
-    """The interface to the named states of a model. Its methods must be called on one event loop, and do not block it.
+class TableAccess(Protocol):
+    """The interface to a table of named states, in this process or in a store that several servers share.
 
-    The returned objects are immutable, and stay valid when the state is deleted. Using a state renews its owner's
-    lease. Only the states that `get`, `default`, `put` and `compare_and_set` return are sure to have their arrays in
-    memory.
+    The functions that its methods take get the table as it is at that moment. They must neither await nor keep it.
+    Methods must be called on one event loop, and do not block it.
     """
 
-    async def get(self, name_or_id: str) -> NamedState:
-        """Return the state whose id or, if no id matches, whose name is `name_or_id`, and renew its owner's lease.
+    @property
+    def locks(self) -> KeyedLocks:
+        """The locks of states that this engine changes by running the model, by id."""
+        ...
 
-        Raises NotFoundError if there is none. The error lists the existing names, and says why the state was deleted.
+    async def ask(self, question: Callable[[NamedStateTable], T], first: str = "") -> T:
+        """Return what `question` returns for the table. It changes nothing.
+
+        If the operator's own states include one that is called `first` or has this id, the table may have no others.
         """
         ...
 
-    async def find(self, name_or_id: str) -> NamedState | None:
-        """Return the state whose id or, if no id matches, whose name is `name_or_id`; None if there is none.
+    async def use(self, require: Callable[[NamedStateTable], NamedState], first: str) -> NamedState:
+        """Return the state that `require` returns, with its arrays, and renew its owner's lease.
 
-        Renews no lease.
+        `first` is as in `ask`. Raises NotFoundError if the arrays are lost.
         """
         ...
 
-    async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
-        """Return the error for a client of `namespace` that asks for a state that does not exist.
+    async def change(
+        self, action: Callable[[NamedStateTable], T], values: FrozenState | None = None, name: str = ""
+    ) -> T:
+        """Change the table by `action`, save the change, and return the result. After an error nothing has changed.
 
-        The error lists no names of other namespaces.
+        `action` may be called several times. `values` has the arrays of the state that `action` adds. If `action` adds
+        a state by another's arrays, `name` is what the caller called the other one. Raises the errors of `action`,
+        StorageError if the change can't be saved, and NotFoundError if the arrays are lost.
         """
         ...
 
-    async def list(self, namespace: str | None = None) -> StateListing:
-        """Return all named states, or those of one namespace. Renews no lease."""
+    async def default(self) -> NamedState | None:
+        """Return the default initial state of requests, or None if there is none."""
         ...
 
     def usage(self) -> StateUsage:
         """Return how many named states, leases and bytes are stored, with the limits on them."""
         ...
 
+
+class Viewer:
+    """Who uses the named states, and what they may see and change. This one may do all, and says full names.
+
+    A subclass translates between the names that its client says and the full names of the table.
+    """
+
+    home: str = ""  # the namespace in which names are looked up first
+    listed: str | None = None  # the namespace whose states and leases are listed, with the shared states; None = all
+    default: str | None = None  # the name of the default state, if it is not the table's
+    chooses_ids: bool = True
+
+    def sees(self, entry: NamedState) -> bool:  # noqa: ARG002
+        """Return True if this viewer may know that a state exists."""
+        return True
+
+    def shown(self, entry: NamedState) -> NamedState:
+        """Return a state as this viewer sees it. It is read-only if the viewer may not change it."""
+        return entry
+
+    def shown_lease(self, lease: OwnerLease) -> OwnerLease:
+        """Return a lease with the names that this viewer says."""
+        return lease
+
+    def place(
+        self,
+        table: NamedStateTable,  # noqa: ARG002
+        name: str,
+        retention: Retention,
+        moved: NamedState | None = None,  # noqa: ARG002
+    ) -> tuple[str, Retention]:
+        """Return the full name and the retention of a new state called `name`, or of the state `moved`.
+
+        Raises ForbiddenError or InvalidRequestError if this viewer may not make it.
+        """
+        return name, retention
+
+    def owner(self, table: NamedStateTable, owner: str) -> str:  # noqa: ARG002
+        """Return the full name of the owner whom this viewer calls `owner`."""
+        return owner
+
+
+_OPERATOR = Viewer()
+
+
+class StateStore:
+    """The named states of a model as one viewer sees them. Its methods must be called on one event loop.
+
+    The returned objects are immutable, and stay valid when the state is deleted. Using a state renews its owner's
+    lease. Only the states that `get`, `default`, `put` and `compare_and_set` return are sure to have their arrays in
+    memory. Every method but `usage` raises UnavailableError if the table is in a store that does not answer.
+    """
+
+    def __init__(self, access: TableAccess, viewer: Viewer = _OPERATOR) -> None:
+        """Use the table that `access` reaches, as far as `viewer` may."""
+        self._access = access
+        self._viewer = viewer
+
+    def seen_by(self, viewer: Viewer) -> StateStore:
+        """Return the store of the same states for another viewer."""
+        return StateStore(self._access, viewer)
+
+    async def get(self, name_or_id: str) -> NamedState:
+        """Return the state whose id or, if no id matches, whose name is `name_or_id`, and renew its owner's lease.
+
+        Raises NotFoundError if there is none. The error lists the existing names, and says why the state was deleted.
+        """
+        require = partial(self._require, name_or_id=name_or_id)
+        return self._viewer.shown(await self._access.use(require, full_name(self._viewer.home, name_or_id)))
+
+    async def find(self, name_or_id: str) -> NamedState | None:
+        """Return the state whose id or, if no id matches, whose name is `name_or_id`; None if there is none.
+
+        Renews no lease.
+        """
+
+        def look(table: NamedStateTable) -> NamedState | None:
+            found = self._find(table, name_or_id)
+            return None if found is None else self._shown(table, found)
+
+        return await self._access.ask(look, full_name(self._viewer.home, name_or_id))
+
+    async def list(self) -> StateListing:
+        """Return all named states that the viewer sees. Renews no lease."""
+        listing = await self._access.ask(lambda table: table.listing(self._viewer.listed))
+        shown = tuple(self._viewer.shown(entry) for entry in listing.entries if self._viewer.sees(entry))
+        return replace(listing, entries=shown)
+
+    def usage(self) -> StateUsage:
+        """Return how many named states, leases and bytes of all viewers are stored, with the limits on them."""
+        return self._access.usage()
+
     async def default(self) -> NamedState | None:
-        """Return the default initial state of requests, or None if they start from the state before any token."""
-        ...
+        """Return the default initial state of requests, or None if they start from the state before any token.
+
+        Raises ModelNotFoundError if the viewer has a default state of its own and this does not exist.
+        """
+        if self._viewer.default is not None:
+            try:
+                return await self.get(self._viewer.default)
+            except NotFoundError as error:
+                raise ModelNotFoundError(f"model: {error}") from None
+        default = await self._access.default()
+        return None if default is None else self._viewer.shown(default)
 
     async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
         """Raise the error that `put` would raise for a state of `num_bytes` bytes under `name`, if there is one.
 
         Reserves no room.
         """
-        ...
+        await self._access.ask(lambda table: table.check_place(*self._viewer.place(table, name, retention), num_bytes))
 
     async def put(
         self,
@@ -93,10 +194,18 @@ class StateStore(Protocol):
     ) -> NamedState:
         """Add a state under a free name, and return it. Its id is `key`, unless `key` is None or in use.
 
-        Raises InvalidRequestError if the name is invalid or in use, OverloadedError if there is no room, and
-        StorageError if a persistent state can't be written. After an error, nothing has changed.
+        `key` is ignored if the viewer may not choose ids. Raises ForbiddenError if the viewer may not add the state,
+        InvalidRequestError if the name is invalid or in use, OverloadedError if there is no room, and StorageError if a
+        persistent state can't be written. After an error, nothing has changed.
         """
-        ...
+        await self.check_place(name, retention, frozen.num_bytes)  # before its values are sent to a store
+
+        def enter(table: NamedStateTable) -> NamedState:
+            place, kept = self._viewer.place(table, name, retention)
+            entry = table.put(place, frozen, kept, source, form, key if self._viewer.chooses_ids else None)
+            return self._shown(table, entry)
+
+        return replace(await self._access.change(enter, frozen), frozen=frozen)
 
     async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
         """Replace the values of the named state `old` if it has not changed since then. Its name and id stay the same.
@@ -104,21 +213,44 @@ class StateStore(Protocol):
         Raises NotFoundError if the state was deleted or changed, InvalidRequestError if it is read-only,
         OverloadedError if there is no room, and StorageError if it can't be written.
         """
-        ...
+        check_changeable(old, "state")
+
+        def swap(table: NamedStateTable) -> NamedState:
+            held = table.of_id(old.id)
+            if held is None or held != old or not self._viewer.sees(held):
+                raise NotFoundError(f"state {old.plain_name!r} was removed or replaced meanwhile")
+            check_changeable(self._viewer.shown(held), "state")
+            return self._shown(table, table.set(held, frozen, source))
+
+        return replace(await self._access.change(swap, frozen), frozen=frozen)
 
     async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
         """Add copies of a state under `names`, either all of them or none, and return them.
 
         Raises the errors of `get` and `put`.
         """
-        ...
+
+        def copy(table: NamedStateTable) -> tuple[NamedState, ...]:
+            check_names(names)
+            origin = self._require(table, name_or_id)
+            places = [self._viewer.place(table, name, retention) for name in names]
+            made = table.fork(origin, [place for place, _ in places], places[0][1])
+            return tuple(self._shown(table, entry) for entry in made)
+
+        return await self._access.change(copy, name=name_or_id)
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
         """Change a state's name or owner, or both at once, and return the changed state.
 
         Raises the errors of `get` and `put`, and InvalidRequestError if the state is read-only.
         """
-        ...
+
+        def move(table: NamedStateTable) -> NamedState:
+            held = self._require_changeable(table, name_or_id)
+            place, kept = self._viewer.place(table, name, retention, held)
+            return self._shown(table, table.move(held, place, kept))
+
+        return await self._access.change(move, name=name_or_id)
 
     async def delete(self, name_or_id: str) -> NamedState:
         """Delete a state, and return it. Sequences that started from it continue.
@@ -126,18 +258,24 @@ class StateStore(Protocol):
         Raises NotFoundError if there is no such state, InvalidRequestError if it is read-only, and StorageError if its
         file can't be deleted. After an error, nothing has changed.
         """
-        ...
 
-    async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
-        """Return descriptions of all leases, or of those in one namespace, the newest first. Renews no lease."""
-        ...
+        def drop(table: NamedStateTable) -> NamedState:
+            return self._viewer.shown(table.drop(self._require_changeable(table, name_or_id), "it was removed"))
+
+        return await self._access.change(drop)
+
+    async def leases(self) -> tuple[OwnerLease, ...]:
+        """Return descriptions of all leases that the viewer sees, the newest first. Renews no lease."""
+        leases = await self._access.ask(lambda table: table.leases_of(self._viewer.listed))
+        return tuple(map(self._viewer.shown_lease, leases))
 
     async def end_lease(self, owner: str) -> OwnerLease:
         """End an owner's lease and delete its states. Sequences that started from them continue.
 
         Raises NotFoundError if the owner has no lease.
         """
-        ...
+        ended = await self._access.change(lambda table: table.end_lease(self._viewer.owner(table, owner)))
+        return self._viewer.shown_lease(ended)
 
     def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
         """Return an async context manager that holds the lock of the state with id `key`.
@@ -145,7 +283,30 @@ class StateStore(Protocol):
         Tasks that run the model to change the state take turns by it. The lock is for this engine only;
         `compare_and_set` detects changes by other engines.
         """
-        ...
+        return self._access.locks.hold(str(key))
+
+    def _find(self, table: NamedStateTable, name_or_id: str) -> NamedState | None:
+        """Return the state with this name or id, or None if the viewer sees no such state.
+
+        The states of the viewer's own namespace come before shared ones.
+        """
+        candidates = dict.fromkeys((full_name(self._viewer.home, name_or_id), name_or_id))
+        found = (table.find(name) for name in candidates)
+        return next((entry for entry in found if entry is not None and self._viewer.sees(entry)), None)
+
+    def _require(self, table: NamedStateTable, name_or_id: str) -> NamedState:
+        found = self._find(table, name_or_id)
+        if found is None:
+            raise table.missing(name_or_id, self._viewer.home)
+        return found
+
+    def _require_changeable(self, table: NamedStateTable, name_or_id: str) -> NamedState:
+        held = self._require(table, name_or_id)
+        check_changeable(self._viewer.shown(held), "state")
+        return held
+
+    def _shown(self, table: NamedStateTable, entry: NamedState) -> NamedState:
+        return self._viewer.shown(table.shown(entry))
 
 
 class KeyedLocks:
@@ -170,280 +331,3 @@ class KeyedLocks:
 
     def __len__(self) -> int:
         return len(self._users)
-
-
-class LocalStateStore:
-    """A `StateStore` within this process: a table in memory, and a folder of files for persistent states.
-
-    Files are written on other threads. If a write fails, the change is rolled back. `add`, `add_file`, `load_saved` and
-    `set_default` are called only at the start, and block while they read files.
-    """
-
-    def __init__(
-        self,
-        files: StateFiles,
-        *,
-        capacity: int = DEFAULT_CAPACITY,
-        max_names: int = DEFAULT_MAX_NAMES,
-        saved: SavedStates | None = None,
-        quota: Quota = _QUOTA,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Store at most `capacity` bytes of states and `max_names` names, with `quota` as the limits of each namespace.
-
-        `saved` is the folder of persistent states; None allows no persistent states.
-        """
-        self.files = files
-        self._saved = saved
-        self._failed_writes = 0
-        self._listeners: list[Callable[[str], None]] = []
-        self._table = NamedStateTable(
-            capacity, max_names, clock, partial(_report, self._listeners), quota, keeps_persistent=saved is not None
-        )
-        self._lock = threading.RLock()
-        self._disk_lock = threading.Lock()  # always taken before `_lock`
-        self._key_locks = KeyedLocks()
-
-    def on_forgotten(self, forget: Callable[[str], None]) -> None:
-        """Register `forget`, which is called with a state's digest once no name stands for a state with this digest.
-
-        It is called on any thread, and must not block.
-        """
-        self._listeners.append(forget)
-
-    def add_file(self, path: Path, name: str | None = None, key: uuid.UUID | None = None) -> NamedState:
-        """Add a read-only state from a file that the operator provides, and return it.
-
-        `name` defaults to the name in the file, else to the path's stem. `key`, the state's id, defaults to the id in
-        the file. If the file declares its state as the default, the state becomes the default.
-        """
-        if name is not None:
-            check_new_name(name, "state name")
-        with self.locked() as table:
-            if key is not None and table.find(str(key)) is not None:
-                message = f"two states have the id {key}; give each its own"
-                raise InvalidRequestError("state id", str(key), "an id that no other state has", message)
-        loaded = self.files.read(path)
-        loaded = replace(loaded, id=key or loaded.id)
-        name = name or loaded.name
-        if name is None:
-            name = path.stem
-            check_new_name(name, "state name")
-        entry = self.add(loaded, name, path.name)
-        if loaded.default:
-            self.set_default(entry.name)
-        return entry
-
-    def add(self, loaded: LoadedState, name: str, source: str) -> NamedState:
-        """Add a read-only state that the operator loads at every start, and return it.
-
-        The folder gets no file of it.
-        """
-        frozen = self.files.freeze(loaded, source)
-        with self.locked() as table:
-            table.check_free(name, "state name")
-            named = table.make(name, None, frozen, loaded.form, source, loaded.id)
-            entry = replace(named, read_only=True)
-            table.enter(entry)
-        return entry
-
-    def load_saved(self) -> None:
-        """Add the persistent states of earlier runs, which are files in the folder.
-
-        If there is no room for one, or its name is in use, it is skipped with a warning in the log.
-        """
-        for found in () if self._saved is None else self._saved.load():
-            try:
-                with self.locked() as table:
-                    version = table.next_version()
-                    entry = NamedState(
-                        found.id, version, found.name, "full", found.file, found.created, None, found.frozen
-                    )
-                    table.check_free(found.name, "state name")
-                    table.enter(entry)
-            except (InvalidRequestError, OverloadedError) as error:
-                _log.warning("a persistent state is skipped: %s: %s", found.file, error)
-
-    def set_default(self, name: str | None) -> None:
-        """Make a persistent state the default. `name` may also be an id; None removes the default.
-
-        Raises NotFoundError if there is no such state, and InvalidRequestError if it is not persistent.
-        """
-        with self.locked() as table:
-            entry = None if name is None else table.get(name)
-            if entry is not None and not entry.persistent:
-                message = f"the default state has to be persistent, and {name!r} is not"
-                raise InvalidRequestError("default state", name, "a persistent state", message)
-            table.default = None if entry is None else entry.name
-
-    async def get(self, name_or_id: str) -> NamedState:
-        with self.locked() as table:
-            return table.shown(table.use(name_or_id))
-
-    async def find(self, name_or_id: str) -> NamedState | None:
-        with self.locked() as table:
-            found = table.find(name_or_id)
-            return None if found is None else table.shown(found)
-
-    async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
-        with self.locked() as table:
-            return table.missing(name_or_id, namespace)
-
-    async def list(self, namespace: str | None = None) -> StateListing:
-        with self.locked() as table:
-            return table.listing(namespace)
-
-    def usage(self) -> StateUsage:
-        with self.locked() as table:
-            return table.usage(self._failed_writes)
-
-    async def default(self) -> NamedState | None:
-        with self.locked() as table:
-            return None if table.default is None else table.named(table.default)
-
-    async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
-        with self.locked() as table:
-            table.check_place(name, retention, num_bytes)
-
-    async def put(
-        self,
-        name: str,
-        frozen: FrozenState,
-        retention: Retention,
-        *,
-        source: str,
-        form: StateForm = "full",
-        key: uuid.UUID | None = None,
-    ) -> NamedState:
-        with self.locked() as table:
-            entry = table.put(name, frozen, retention, source=source, form=form, key=key)
-        if entry.persistent:
-            await asyncio.to_thread(self._write, [entry], partial(self._drop_unwritten, [entry]))
-        return self._shown(entry)
-
-    async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
-        with self.locked() as table:
-            held, new = table.compare_and_set(old, frozen, source)
-        if new.persistent:
-            await asyncio.to_thread(self._write, [new], partial(table.swap, new, held))
-        return self._shown(new)
-
-    async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        with self.locked() as table:
-            entries = table.fork(name_or_id, names, retention)
-        if retention.persistent:
-            await asyncio.to_thread(self._write, entries, partial(self._drop_unwritten, entries))
-        return tuple(map(self._shown, entries))
-
-    async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        with self.locked() as table:
-            old, new = table.move(name_or_id, name, retention)
-        if old.persistent or new.persistent:
-            await asyncio.to_thread(self._write, [new], partial(table.swap, new, old))
-        return self._shown(new)
-
-    async def delete(self, name_or_id: str) -> NamedState:
-        while True:
-            with self.locked() as table:
-                entry = table.get(name_or_id)
-                check_changeable(entry, "state")
-                if not entry.persistent:
-                    return table.delete(name_or_id)
-            if await asyncio.to_thread(self._delete_saved, entry):
-                return entry
-            # A change between the two steps has written the file anew, so the deletion begins again.
-
-    async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
-        with self.locked() as table:
-            return tuple(table.leases_of(namespace))
-
-    async def end_lease(self, owner: str) -> OwnerLease:
-        with self.locked() as table:
-            return table.end_lease(owner)
-
-    def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
-        return self._key_locks.hold(str(key))
-
-    @contextmanager
-    def locked(self) -> Iterator[NamedStateTable]:
-        """Lock the table of named states in a `with` block, and first remove expired leases with their states.
-
-        For any thread. The block must not await anything.
-        """
-        with self._lock:
-            self._table.end_expired()
-            yield self._table
-
-    def report_forgotten(self, digest: str) -> None:
-        """Report to the callbacks of `on_forgotten` that no name stands for a state with this digest any more."""
-        _report(self._listeners, digest)
-
-    def _shown(self, entry: NamedState) -> NamedState:
-        with self.locked() as table:
-            return table.shown(entry)
-
-    def _write(self, entries: Sequence[NamedState], undo: Callable[[], object]) -> None:
-        """Write the files of the states `entries`, which are already in the table. If that fails, undo the change.
-
-        `undo` removes it from the table, and the error is raised. `undo` is not called if one of the entries was
-        changed meanwhile.
-        """
-        try:
-            for entry in entries:
-                self._sync(entry.id)
-        except Exception as error:
-            self._note_failure(error)
-            with self._lock:
-                if all(self._table.holds(entry) for entry in entries):
-                    undo()
-            for entry in entries:
-                with suppress(Exception):
-                    self._sync(entry.id)
-            raise
-
-    def _drop_unwritten(self, entries: Sequence[NamedState]) -> None:
-        for entry in entries:
-            self._table.drop(entry, "its file could not be written")
-
-    def _delete_saved(self, entry: NamedState) -> bool:
-        """Delete a persistent state: first its file, so that it can't come back at the next start, then its entry.
-
-        Returns False, without removing the entry, if the state was changed meanwhile.
-        """
-        with self._disk_lock:
-            if self._saved is not None:
-                try:
-                    self._saved.delete(entry.id)
-                except StorageError as error:
-                    self._note_failure(error)
-                    raise
-            with self.locked() as table:
-                if not table.holds(entry):
-                    return False
-                table.delete(str(entry.id))
-                return True
-
-    def _note_failure(self, error: Exception) -> None:
-        _log.warning("%s", error)
-        with self._lock:
-            self._failed_writes += 1
-
-    def _sync(self, key: uuid.UUID) -> None:
-        """Make the file of the persistent state with id `key` match the table of named states.
-
-        Write the file, or delete it if the table has no persistent state with this id.
-        """
-        if self._saved is None:
-            return
-        with self._disk_lock:
-            with self._lock:
-                entry = self._table.of_id(key)
-            if entry is not None and entry.persistent:
-                self._saved.save(key, entry.name, entry.frozen)
-            else:
-                self._saved.delete(key)
-
-
-def _report(listeners: Sequence[Callable[[str], None]], digest: str) -> None:
-    for forget in listeners:
-        forget(digest)

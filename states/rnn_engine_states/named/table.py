@@ -3,6 +3,8 @@
 An owner's lease lasts from its first state to its last, unless it expires before because no state was used. If a new
 state does not fit, the newest leases of its namespace end, with all their states. A lease ends for it only if it is
 newer than the lease of the new state's owner. If that would not free enough, no lease ends and the state is rejected.
+
+The table records its changes. Whoever owns it writes them to files or to a store, or undoes them.
 """
 
 from __future__ import annotations
@@ -10,54 +12,34 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
 from rnn_engine_states.files.reading import StateForm
 from rnn_engine_states.frozen import FrozenState
 from rnn_engine_states.named.entry import (
-    Lease,
-    Leases,
     NamedState,
-    OwnerLease,
-    Quotas,
-    ReferenceCounts,
     Retention,
-    Tombstones,
-    check_changeable,
     check_full_name,
     check_new_name,
     full_name,
+    name_taken,
     parse_id,
     split_name,
 )
+from rnn_engine_states.named.leases import Lease, Leases, OwnerLease, Quotas, ReferenceCounts
 from rnn_engine_states.named.quota import DEFAULT_TTL, Quota
 
 
 class NameIndex:
-    """An index of named states by name, id, owner and namespace.
-
-    Iteration yields them in the order in which they were added.
-    """
+    """An index of named states by name, id, owner and namespace. Names are in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, NamedState] = {}
-        self._by_id: dict[uuid.UUID, NamedState] = {}
+        self.by_name: dict[str, NamedState] = {}
+        self.by_id: dict[uuid.UUID, NamedState] = {}
         self._of_owner: dict[str, dict[str, NamedState]] = {}  # owner -> name -> state
         self._in_namespace: dict[str, dict[str, NamedState]] = {}  # namespace -> name -> state
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def __iter__(self) -> Iterator[NamedState]:
-        return iter(self._by_name.values())
-
-    def named(self, name: str) -> NamedState | None:
-        return self._by_name.get(name)
-
-    def of_id(self, key: uuid.UUID) -> NamedState | None:
-        return self._by_id.get(key)
 
     def owned_by(self, owner: str) -> list[NamedState]:
         return list(self._of_owner.get(owner, {}).values())
@@ -67,21 +49,21 @@ class NameIndex:
 
     def put(self, entry: NamedState) -> None:
         """Add a named state to the index, replacing the one with the same name, if there is one."""
-        if (before := self._by_name.get(entry.name)) is not None:
+        if (before := self.by_name.get(entry.name)) is not None:
             self._unlink(before)
-        self._by_name[entry.name] = entry
-        self._by_id[entry.id] = entry
+        self.by_name[entry.name] = entry
+        self.by_id[entry.id] = entry
         self._in_namespace.setdefault(entry.namespace, {})[entry.name] = entry
         if entry.owner is not None:
             self._of_owner.setdefault(entry.owner, {})[entry.name] = entry
 
     def remove(self, entry: NamedState) -> None:
         """Remove a named state from the index. It must be in the index."""
-        del self._by_name[entry.name]
+        del self.by_name[entry.name]
         self._unlink(entry)
 
     def _unlink(self, entry: NamedState) -> None:
-        del self._by_id[entry.id]
+        del self.by_id[entry.id]
         _discard(self._in_namespace, entry.namespace, entry.name)
         if entry.owner is not None:
             _discard(self._of_owner, entry.owner, entry.name)
@@ -95,11 +77,11 @@ def _discard(groups: dict[str, dict[str, NamedState]], group: str, name: str) ->
 
 @dataclass(frozen=True, slots=True)
 class StateListing:
-    """The named states of all clients or of one namespace at one moment, with their size and limit in bytes."""
+    """The named states of all clients, or those that one client sees, with their size and limit in bytes."""
 
     entries: tuple[NamedState, ...]  # in the order in which the names were entered
     default: str | None  # the name of the default state
-    num_bytes: int  # of all states, or of those of the namespace that is listed; copies share theirs
+    num_bytes: int  # of all states, or of those of the client's namespace; copies share theirs
     capacity: int  # bytes that they may take
 
 
@@ -115,13 +97,28 @@ class StateUsage:
     failed_writes: int = 0  # changes since the start that could not be written to the disk or the shared store
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A named state of one id before and after changes of a table. None stands for no state."""
+
+    id: uuid.UUID
+    before: NamedState | None
+    after: NamedState | None
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the state is or was persistent."""
+        return any(entry is not None and entry.persistent for entry in (self.before, self.after))
+
+
 _NAMES_TOLD = 20
+_MOST_TOMBSTONES = 1024  # names of deleted states that are remembered, with the reason for their deletion
 
 
 class NamedStateTable:
     """The table of named states in memory, with their leases and quotas and the names that were deleted last.
 
-    Not thread-safe.
+    Names are full names. Every method that changes states or leases also records that. Not thread-safe.
     """
 
     def __init__(
@@ -133,53 +130,106 @@ class NamedStateTable:
         quota: Quota,
         *,
         keeps_persistent: bool = True,
+        hold: Callable[[FrozenState], FrozenState] = lambda frozen: frozen,
     ) -> None:
         """Create a table without states, for at most `capacity` bytes of states and `max_names` names.
 
         `clock` returns seconds and never goes back. `forget` is called with the digest of a removed state if no name
         stands for a state with this digest any more. If `keeps_persistent` is False, a state can't be persistent: it
-        needs a lease.
+        needs a lease. `hold` returns the form in which the table keeps a new state.
         """
         self.capacity = capacity
         self.keeps_persistent = keeps_persistent
         self._max_names = max_names
-        self._clock = clock
         self.leases = Leases(clock)
         self.default: str | None = None  # a name of the table
         self._forget = forget
-        self.quotas = Quotas(quota, capacity)
+        self._hold = hold
+        self._quotas = Quotas(quota, capacity)
         self._counts = ReferenceCounts()
         self._index = NameIndex()
-        self._tombstones = Tombstones()
+        self._tombstones: dict[str, str] = {}  # name -> why its state was deleted; the oldest first
+        self._before: dict[uuid.UUID, NamedState | None] = {}  # states before the recorded changes
         self.last_version = 0
 
-    @property
-    def num_bytes(self) -> int:
-        return self._counts.num_bytes
+    # What the table has
 
-    def entries(self, namespace: str | None = None) -> tuple[NamedState, ...]:
-        """Return all named states, or those of a namespace, in the order in which their names were entered."""
-        return tuple(self._index if namespace is None else self._index.in_namespace(namespace))
+    def entries(self) -> tuple[NamedState, ...]:
+        """Return all named states in the order in which their names were entered."""
+        return tuple(self._index.by_name.values())
 
-    def next_version(self) -> int:
-        """Return a version number for a named state, greater than all earlier ones."""
-        self.last_version += 1
-        return self.last_version
+    def find(self, name_or_id: str) -> NamedState | None:
+        """Return the state whose id or, if no id matches, whose name is `name_or_id`. Return None if there is none."""
+        key = parse_id(name_or_id)
+        return (None if key is None else self.of_id(key)) or self.named(name_or_id)
 
-    def end_expired(self) -> None:
-        """Remove the states whose leases have expired, and these leases."""
-        if self._clock() < self.leases.soonest:
-            return
-        for lease in self.leases.end_expired():
-            self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
+    def named(self, name: str) -> NamedState | None:
+        """Return the named state called `name`, or None if there is none."""
+        return self._index.by_name.get(name)
 
-    def leases_of(self, namespace: str | None) -> list[OwnerLease]:
+    def of_id(self, key: uuid.UUID) -> NamedState | None:
+        """Return the named state with the id `key`, or None if there is none."""
+        return self._index.by_id.get(key)
+
+    def missing(self, name_or_id: str, namespace: str = "") -> NotFoundError:
+        """Return the error for a state that does not exist. It says why the state was deleted, if that is known.
+
+        The error also lists the names of the namespace and the shared names.
+        """
+        reason = self._tombstones.get(full_name(namespace, name_or_id))
+        fate = "does not exist" if reason is None else f"is gone: {reason}"
+        known = sorted(entry.plain_name for entry in self._seen_in(namespace))
+        more = len(known) - _NAMES_TOLD
+        names = (", ".join(known[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
+        return NotFoundError(f"state {name_or_id!r} {fate}; there are: {names}")
+
+    def shown(self, entry: NamedState) -> NamedState:
+        """Return a copy of the named state `entry` that shows how many seconds remain until its lease expires.
+
+        They are in `expires_in`, which is None without a lease.
+        """
+        lease = None if entry.owner is None else self.leases.find(entry.owner)
+        return replace(entry, expires_in=None if lease is None else self.leases.seconds_left(lease))
+
+    def listing(self, namespace: str | None) -> StateListing:
+        """Return all named states, or the shared ones and those of a namespace, with the time until each expires."""
+        if namespace is None:
+            entries, used, capacity = self.entries(), self._counts.num_bytes, self.capacity
+        else:
+            entries = self._seen_in(namespace)
+            used, capacity = self._quotas.used(namespace), self._quotas.num_bytes
+        return StateListing(tuple(map(self.shown, entries)), self.default, used, capacity)
+
+    def _seen_in(self, namespace: str) -> tuple[NamedState, ...]:
+        own = self._index.in_namespace(namespace) if namespace else ()
+        return (*self._index.in_namespace(""), *own)
+
+    def usage(self, failed_writes: int) -> StateUsage:
+        """Return the numbers of states, leases and bytes in the table, together with the caller's `failed_writes`."""
+        entries = self.entries()
+        persistent = sum(entry.persistent for entry in entries)
+        num_bytes = self._counts.num_bytes
+        return StateUsage(num_bytes, self.capacity, len(entries), persistent, len(self.leases), failed_writes)
+
+    def leases_of(self, namespace: str | None) -> tuple[OwnerLease, ...]:
         """Return descriptions of the leases in a namespace, or of all leases if it is None, the newest first."""
-        return [
+        return tuple(
             self._described(lease)
             for lease in self.leases.newest_first()
             if namespace is None or split_name(lease.owner)[0] == namespace
-        ]
+        )
+
+    def _described(self, lease: Lease) -> OwnerLease:
+        owned = self._index.owned_by(lease.owner)
+        names, num_bytes = tuple(entry.name for entry in owned), sum(entry.frozen.num_bytes for entry in owned)
+        return OwnerLease(lease.owner, lease.ttl, self.leases.seconds_left(lease), names, num_bytes)
+
+    # How it is changed
+
+    def end_expired(self) -> None:
+        """Remove the states whose leases have expired, and these leases."""
+        for lease in self.leases.end_expired():
+            self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
 
     def end_lease(self, owner: str) -> OwnerLease:
         """End an owner's lease and remove all its states. Return the description of the lease before its end.
@@ -194,38 +244,8 @@ class NamedStateTable:
         self.leases.end(owner)
         return ended
 
-    def _described(self, lease: Lease) -> OwnerLease:
-        owned = self._index.owned_by(lease.owner)
-        names, num_bytes = tuple(entry.name for entry in owned), sum(entry.frozen.num_bytes for entry in owned)
-        return OwnerLease(lease.owner, lease.ttl, self.leases.seconds_left(lease), names, num_bytes)
-
-    def listing(self, namespace: str | None) -> StateListing:
-        """Return all named states, or those of a namespace, with the time until each expires."""
-        used, capacity = self.num_bytes, self.capacity
-        if namespace:
-            used, capacity = self.quotas.used(namespace), self.quotas.num_bytes
-        return StateListing(tuple(map(self.shown, self.entries(namespace))), self.default, used, capacity)
-
-    def usage(self, failed_writes: int) -> StateUsage:
-        """Return the numbers of states, leases and bytes in the table, together with the caller's `failed_writes`."""
-        entries = self.entries()
-        persistent = sum(entry.persistent for entry in entries)
-        return StateUsage(self.num_bytes, self.capacity, len(entries), persistent, len(self.leases), failed_writes)
-
-    def shown(self, entry: NamedState) -> NamedState:
-        """Return a copy of the named state `entry` that shows how many seconds remain until its lease expires.
-
-        They are in `expires_in`, which is None without a lease.
-        """
-        lease = None if entry.owner is None else self.leases.find(entry.owner)
-        return replace(entry, expires_in=None if lease is None else self.leases.seconds_left(lease))
-
-    def use(self, name_or_id: str) -> NamedState:
-        """Return the state whose id or, if no id matches, whose name is `name_or_id`, and renew its owner's lease.
-
-        Raises NotFoundError.
-        """
-        entry = self.get(name_or_id)
+    def use(self, entry: NamedState) -> NamedState:
+        """Renew the lease of the owner of `entry`, a state of the table, and return `entry`."""
         if entry.owner is not None:
             self.leases.renew(entry.owner)
         return entry
@@ -241,90 +261,55 @@ class NamedStateTable:
         self._check_quota(split_name(name)[0], num_bytes, num_names)
         self._check_room(num_bytes, retention.owner_of(name), num_names)
 
+    def check_free(self, name: str, field: str) -> None:
+        """Raise InvalidRequestError, which names `field`, if `name` is no valid full name or is in use."""
+        check_full_name(name, field)
+        if (taken := self.named(name)) is not None:
+            raise name_taken(taken, field)
+
     def put(
-        self,
-        name: str,
-        frozen: FrozenState,
-        retention: Retention,
-        *,
-        source: str,
-        form: StateForm,
-        key: uuid.UUID | None,
+        self, name: str, frozen: FrozenState, retention: Retention, source: str, form: StateForm, key: uuid.UUID | None
     ) -> NamedState:
         """Add a state to the table under a free name, and return it as a named state. See `StateStore.put`."""
         self.check_place(name, retention, frozen.num_bytes)
-        entry = self.make(name, self._renew(retention, name), frozen, form, source, key)
-        self.enter(entry)
-        return entry
+        return self.enter(self.make(name, self._renew(retention, name), self._hold(frozen), form, source, key))
 
-    def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        """Add copies of a named state under `names`, all or none, and return them. See `StateStore.fork`.
+    def fork(self, origin: NamedState, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
+        """Add copies of the state `origin` under `names`, all or none, and return them.
 
         The copies share the state's arrays.
         """
-        check_names(names)
-        return self.copy(self.use(name_or_id), names, retention)
-
-    def copy(self, origin: NamedState, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        """Add copies of the state `origin` under `names`, all or none, and return them.
-
-        `origin` may be of another table.
-        """
+        frozen = self._hold(self.use(origin).frozen)
         self._check_room(0, None, len(names))
         for namespace, num_names in Counter(split_name(name)[0] for name in names).items():
-            grown = self.quotas.growth(namespace, [origin.frozen])
-            self._check_quota(namespace, grown, num_names)
+            self._check_quota(namespace, self._quotas.growth(namespace, [frozen]), num_names)
         for name in names:
             self.check_place(name, retention, 0)
         owners = [self._renew(retention, name) for name in names]
-        entries = tuple(
-            self.make(name, owner, origin.frozen, origin.form, f"copy of {origin.plain_name}")
-            for name, owner in zip(names, owners, strict=True)
-        )
-        for entry in entries:
-            self.enter(entry)
-        return entries
+        source = f"copy of {origin.plain_name}"
+        entries = [
+            self.make(name, owner, frozen, origin.form, source) for name, owner in zip(names, owners, strict=True)
+        ]
+        return tuple(map(self.enter, entries))
 
-    def move(self, name_or_id: str, name: str, retention: Retention) -> tuple[NamedState, NamedState]:
-        """Change the name or owner of a state, and return the named state before and after the change.
-
-        See `StateStore.move`.
-        """
-        old = self.use(name_or_id)
-        check_changeable(old, "state")
+    def move(self, old: NamedState, name: str, retention: Retention) -> NamedState:
+        """Change the name or owner of `old`, a state of the table, and return the named state after the change."""
+        self.use(old)
         if name == old.name:
             self._check_retention(name, retention)
         else:
             self.check_place(name, retention, 0, num_names=0)
             if (namespace := split_name(name)[0]) != old.namespace:
-                self._check_quota(namespace, self.quotas.growth(namespace, [old.frozen]), 1)
-        new = replace(old, version=self.next_version(), name=name, owner=self._renew(retention, name))
-        self.swap(old, new)
-        return old, new
+                self._check_quota(namespace, self._quotas.growth(namespace, [old.frozen]), 1)
+        return self._swap(old, replace(old, version=self.next_version(), name=name, owner=self._renew(retention, name)))
 
-    def compare_and_set(self, old: NamedState, frozen: FrozenState, source: str) -> tuple[NamedState, NamedState]:
-        """Replace the values of the named state `old` if it has not changed since then.
-
-        Return the named state before and after the change. See `StateStore.compare_and_set`.
-        """
-        held = self.of_id(old.id)
-        if held is None or held != old:
-            raise NotFoundError(f"state {old.plain_name!r} was removed or replaced meanwhile")
-        check_changeable(held, "state")
-        self._check_quota(held.namespace, self.quotas.growth(held.namespace, [frozen], [held.frozen]), 0)
-        if held.owner is not None:
-            self.leases.renew(held.owner)
+    def set(self, old: NamedState, frozen: FrozenState, source: str) -> NamedState:
+        """Replace the values of `old`, a state of the table, and return the named state after the change."""
+        frozen = self._hold(frozen)
+        self._check_quota(old.namespace, self._quotas.growth(old.namespace, [frozen], [old.frozen]), 0)
+        self.use(old)
         version, now = self.next_version(), time.time()
-        new = replace(held, version=version, frozen=frozen, source=source, form="full", created=now)
-        self.swap(held, new)
-        return held, new
-
-    def delete(self, name_or_id: str) -> NamedState:
-        """Remove a state from the table, and return it. See `StateStore.delete`."""
-        entry = self.get(name_or_id)
-        check_changeable(entry, "state")
-        self.drop(entry, "it was removed")
-        return entry
+        return self._swap(old, replace(old, version=version, frozen=frozen, source=source, form="full", created=now))
 
     def make(
         self,
@@ -344,60 +329,104 @@ class NamedStateTable:
             key = uuid.uuid4()
         return NamedState(key, self.next_version(), name, form, source, time.time(), owner, frozen)
 
-    def find(self, name_or_id: str) -> NamedState | None:
-        """Return the state whose id or, if no id matches, whose name is `name_or_id`. Return None if there is none."""
-        key = parse_id(name_or_id)
-        return (None if key is None else self._index.of_id(key)) or self._index.named(name_or_id)
+    def next_version(self) -> int:
+        """Return a version number for a named state, greater than all earlier ones."""
+        self.last_version += 1
+        return self.last_version
 
-    def get(self, name_or_id: str) -> NamedState:
-        """Return the state whose id or, if no id matches, whose name is `name_or_id`.
+    def enter(self, entry: NamedState) -> NamedState:
+        """Add the named state `entry` to the table, and return it. Its name must be free.
 
-        Raises the error that `missing` returns.
+        End newer leases of its namespace if that is needed for room. Raises OverloadedError if there is no room even
+        then.
         """
-        entry = self.find(name_or_id)
-        if entry is None:
-            raise self.missing(name_or_id)
+        self._check_names(1)
+        self._make_room(entry.owner, entry.frozen)
+        self._replace(None, entry)
         return entry
 
-    def missing(self, name_or_id: str, namespace: str = "") -> NotFoundError:
-        """Return the error for a state that does not exist. It says why the state was deleted, if that is known.
+    def _swap(self, old: NamedState, new: NamedState) -> NamedState:
+        self._make_room(new.owner, new.frozen, old.frozen)
+        self._replace(old, new)
+        return new
 
-        The error also lists the names of the namespace and the shared names.
+    def drop(self, entry: NamedState, reason: str) -> NamedState:
+        """Remove a named state of the table, and return it. Errors for its name show `reason` from now on."""
+        self._replace(entry, None, reason)
+        return entry
+
+    def restore(self, entry: NamedState) -> None:
+        """Add a named state from another table, replacing the state with the same id, if there is one.
+
+        Room and leases are not checked: the other table has done so.
         """
-        reason = self._tombstones.reason(full_name(namespace, name_or_id))
-        fate = "does not exist" if reason is None else f"is gone: {reason}"
-        return NotFoundError(f"state {name_or_id!r} {fate}; there are: {self._known_names(namespace)}")
+        self._replace(self.of_id(entry.id), entry)
 
-    def holds(self, entry: NamedState) -> bool:
-        """Return True if the table still has the named state `entry` in the same version."""
-        return self._index.of_id(entry.id) == entry
+    def _replace(self, old: NamedState | None, new: NamedState | None, reason: str = "") -> None:
+        """Replace `old`, a state of the table, by `new`, and record the change. None stands for no state.
 
-    def named(self, name: str) -> NamedState | None:
-        """Return the named state called `name`, or None if there is none."""
-        return self._index.named(name)
-
-    def of_id(self, key: uuid.UUID) -> NamedState | None:
-        """Return the named state with the id `key`, or None if there is none."""
-        return self._index.of_id(key)
-
-    def check_free(self, name: str, field: str) -> None:
-        """Raise InvalidRequestError, which names `field`, if `name` is no valid full name or is in use."""
-        check_full_name(name, field)
-        if (taken := self._index.named(name)) is not None:
-            raise name_taken(taken, field)
-
-    def _check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
-        """Raise OverloadedError if the table has no room for `num_names` more names and `num_bytes` more bytes.
-
-        Counts the bytes of leases that would end to make room for a state of `owner`.
+        `reason` says why the name of `old` is gone.
         """
-        if len(self._index) + num_names > self._max_names:
-            raise self._too_many(num_names)
-        self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
+        if old is not None and (new is None or new.name != old.name):
+            self._index.remove(old)
+            self._tombstones.pop(old.name, None)
+            self._tombstones[old.name] = reason if new is None else f"it was renamed to {new.plain_name!r}"
+            if len(self._tombstones) > _MOST_TOMBSTONES:
+                del self._tombstones[next(iter(self._tombstones))]
+        if new is not None:
+            self._index.put(new)
+            self._counts.add(new.frozen)
+            self._quotas.add(new)
+            self._tombstones.pop(new.name, None)
+            self._before.setdefault(new.id, old)
+        if old is None:
+            return
+        self._before.setdefault(old.id, old)
+        if self.default == old.name:
+            self.default = new.name if new is not None and new.persistent else None
+        if old.owner is not None and not self._index.owned_by(old.owner):
+            self.leases.end(old.owner)
+        self._quotas.remove(old)
+        if self._counts.remove(old.frozen):
+            self._forget(old.frozen.digest)
 
-    def _check_quota(self, namespace: str, num_bytes: int, num_names: int) -> None:
-        """Raise OverloadedError if `num_bytes` more bytes or `num_names` more names exceed the namespace's quota."""
-        self.quotas.check_room(namespace, num_bytes, num_names, self._seconds_to_wait())
+    # The records of changes
+
+    def changes(self) -> list[Change]:
+        """Return the recorded changes, one for each id of a state, in the order of their first changes."""
+        return [Change(key, before, self.of_id(key)) for key, before in self._before.items()]
+
+    def clear_records(self) -> None:
+        """Forget the recorded changes, and which leases were renewed or ended."""
+        self._before.clear()
+        self.leases.touched.clear()
+
+    def undo(self, changes: Sequence[Change], default: str | None, reason: str) -> None:
+        """Undo `changes` if none of their states has been changed since. `default` was the default state before them.
+
+        Errors for the name of a state that is removed again show `reason`.
+        """
+        if any(self.of_id(change.id) != change.after for change in changes):
+            return
+        if any(change.before is not None and self._is_taken(change.before) for change in changes):
+            return
+        for change in reversed(changes):
+            self._replace(change.after, change.before, reason)
+        self.default = default
+
+    def _is_taken(self, entry: NamedState) -> bool:
+        return (held := self.named(entry.name)) is not None and held.id != entry.id
+
+    # Room for states
+
+    def _check_retention(self, name: str, retention: Retention) -> None:
+        """Raise InvalidRequestError if a state called `name` can't be kept in the way that `retention` describes."""
+        retention.check()
+        self._quotas.check_ttl(name, retention.ttl)
+        if retention.persistent and not self.keeps_persistent:
+            raise InvalidRequestError(
+                "persistent", True, "false, since the server has no folder for persistent states (--state-folder)"
+            )
 
     def _renew(self, retention: Retention, name: str) -> str | None:
         """Renew the owner's lease that keeps a state called `name`, or create it if there is none.
@@ -409,90 +438,30 @@ class NamedStateTable:
             self.leases.renew(owner, retention.ttl)
         return owner
 
-    def enter(self, entry: NamedState) -> None:
-        """Add the named state `entry` to the table. Its name must be free.
-
-        End newer leases of its namespace if that is needed for room. Raises OverloadedError if there is no room even
-        then.
-        """
-        if len(self._index) >= self._max_names:
-            raise self._too_many(1)
-        self._make_room(entry.owner, entry.frozen)
-        self._index.put(entry)
-        self._counts.add(entry.frozen)
-        self.quotas.add(entry)
-        self._tombstones.revive(entry.name)
-
-    def restore(self, entry: NamedState) -> None:
-        """Add a named state from another table, replacing the state with the same id, if there is one.
-
-        Room and leases are not checked: the other table has done so.
-        """
-        held = self._index.of_id(entry.id)
-        if held is not None and held.name != entry.name:
-            self._index.remove(held)
-            self._tombstones.note(held.name, f"it was renamed to {entry.plain_name!r}")
-        self._index.put(entry)
-        self._counts.add(entry.frozen)
-        self.quotas.add(entry)
-        self._tombstones.revive(entry.name)
-        if held is not None:
-            self._release(held)
-
-    def swap(self, old: NamedState, new: NamedState) -> None:
-        """Replace `old`, a named state in the table, by `new`. Raises OverloadedError if there is no room."""
-        self._make_room(new.owner, new.frozen, old.frozen)
-        if new.name != old.name:
-            self._index.remove(old)
-            self._tombstones.note(old.name, f"it was renamed to {new.plain_name!r}")
-        self._index.put(new)
-        self._counts.add(new.frozen)
-        self.quotas.add(new)
-        self._tombstones.revive(new.name)
-        if self.default == old.name:
-            self.default = new.name if new.persistent else None
-        self._release(old)
-
-    def drop(self, entry: NamedState, reason: str) -> None:
-        """Remove a named state from the table. Later requests for its name get an error that shows `reason`.
-
-        The table must have it.
-        """
-        self._index.remove(entry)
-        self._tombstones.note(entry.name, reason)
-        if self.default == entry.name:
-            self.default = None
-        self._release(entry)
-
-    def _check_retention(self, name: str, retention: Retention) -> None:
-        """Raise InvalidRequestError if a state called `name` can't be kept in the way that `retention` describes."""
-        retention.check()
-        self.quotas.check_ttl(name, retention.ttl)
-        if retention.persistent and not self.keeps_persistent:
-            raise InvalidRequestError(
-                "persistent", True, "false, since the server has no folder for persistent states (--state-folder)"
-            )
-
-    def _known_names(self, namespace: str) -> str:
-        known = {*self._index.in_namespace(namespace), *self._index.in_namespace("")}
-        names = sorted(entry.plain_name for entry in known)
-        more = len(names) - _NAMES_TOLD
-        return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
-
-    def _release(self, entry: NamedState) -> None:
-        """Update leases, quotas and reference counts after the named state `entry` was removed from the index.
-
-        If it was its owner's last state, end the owner's lease.
-        """
-        if entry.owner is not None and not self._index.owned_by(entry.owner):
-            self.leases.end(entry.owner)
-        self.quotas.remove(entry)
-        if self._counts.remove(entry.frozen):
-            self._forget(entry.frozen.digest)
-
     def _drop_all_of(self, owner: str, reason: str) -> None:
         for entry in self._index.owned_by(owner):
             self.drop(entry, reason)
+
+    def _check_quota(self, namespace: str, num_bytes: int, num_names: int) -> None:
+        """Raise OverloadedError if `num_bytes` more bytes or `num_names` more names exceed the namespace's quota."""
+        self._quotas.check_room(namespace, num_bytes, num_names, self._seconds_to_wait())
+
+    def _check_names(self, num_names: int) -> None:
+        used = len(self._index.by_name)
+        if used + num_names > self._max_names:
+            raise OverloadedError(
+                f"states: no room for {num_names} more names: {used} of at most {self._max_names} are "
+                "in use; delete states, or wait until a lease ends",
+                retry_after=self._seconds_to_wait(),
+            )
+
+    def _check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
+        """Raise OverloadedError if the table has no room for `num_names` more names and `num_bytes` more bytes.
+
+        Counts the bytes of leases that would end to make room for a state of `owner`.
+        """
+        self._check_names(num_names)
+        self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
     def _make_room(self, owner: str | None, added: FrozenState, *removed: FrozenState) -> None:
         growth = self._counts.growth([added], removed)
@@ -507,16 +476,20 @@ class NamedStateTable:
         `growth` returns by how many bytes the table would grow if the states in its argument were removed. Raises
         OverloadedError if ending all newer leases would not free enough.
         """
-        room = self.capacity - self.num_bytes
+        used = self._counts.num_bytes
         victims: list[Lease] = []
         going: list[FrozenState] = []
         for lease in self._newer_than(owner):
-            if growth(going) <= room:
+            if used + growth(going) <= self.capacity:
                 break
             victims.append(lease)
             going += [entry.frozen for entry in self._index.owned_by(lease.owner)]
-        if growth(going) > room:
-            raise self._no_room(num_bytes)
+        if used + growth(going) > self.capacity:
+            raise OverloadedError(
+                f"states: no room for {num_bytes} more bytes: {used} of at most {self.capacity} are in use, and ending "
+                "newer leases would not free enough; delete states, or wait until a lease ends",
+                retry_after=self._seconds_to_wait(),
+            )
         return victims
 
     def _newer_than(self, owner: str | None) -> list[Lease]:
@@ -531,32 +504,6 @@ class NamedStateTable:
         newer = (lease for lease in self.leases.newest_first() if lease.number > own.number)
         return [lease for lease in newer if split_name(lease.owner)[0] == namespace]
 
-    def _too_many(self, num_names: int) -> OverloadedError:
-        return OverloadedError(
-            f"states: no room for {num_names} more names: {len(self._index)} of at most {self._max_names} are "
-            "in use; delete states, or wait until a lease ends",
-            retry_after=self._seconds_to_wait(),
-        )
-
-    def _no_room(self, num_bytes: int) -> OverloadedError:
-        return OverloadedError(
-            f"states: no room for {num_bytes} more bytes: {self.num_bytes} of at most {self.capacity} are in "
-            "use, and ending newer leases would not free enough; delete states, or wait until a lease ends",
-            retry_after=self._seconds_to_wait(),
-        )
-
     def _seconds_to_wait(self) -> float:
         seconds = [self.leases.seconds_left(lease) for lease in self.leases.newest_first()]
         return min(seconds, default=DEFAULT_TTL)
-
-
-def name_taken(taken: NamedState, field: str) -> InvalidRequestError:
-    """Return the error for a new name that is in use already, as the name of the state `taken`."""
-    name = taken.plain_name
-    return InvalidRequestError(field, name, f"a name that is free; {name!r} is the name of state {taken.id}")
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Raise InvalidRequestError if `names`, the names of new states, are empty or not all different."""
-    if not names or len(set(names)) < len(names):
-        raise InvalidRequestError("names", list(names), "one or more names, all different")

@@ -16,7 +16,7 @@ from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, 
 from obstore.store import from_url
 
 from rnn_engine.errors import StateError, hide_credentials
-from rnn_engine_states.shared.client import Lane, StoreClient, execute, run_script
+from rnn_engine_states.shared.client import Lane, StoreClient
 from rnn_engine_states.shared.entries import PREFIX
 
 # Named byte strings in an object store: S3, Google Cloud Storage, Azure, or a folder that all servers see.
@@ -189,20 +189,17 @@ class StoredBodies:
         self._ttl = ttl
 
     async def put(self, key: str, data: bytes) -> None:
-        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "SET", key, data, "EX", self._ttl))
+        await self._client.command(self._client.writing, "SET", key, data, "EX", self._ttl)
 
     async def get(self, key: str) -> bytes | None:
-        data: bytes | None = await self._client.run(
-            self._client.reading, lambda valkey: execute(valkey, "GETEX", key, "EX", self._ttl)
-        )
+        data: bytes | None = await self._client.command(self._client.reading, "GETEX", key, "EX", self._ttl)
         return data
 
     async def renew(self, key: str) -> bool:
-        answer = await self._client.run(self._client.reading, lambda valkey: execute(valkey, "EXPIRE", key, self._ttl))
-        return bool(answer)
+        return bool(await self._client.command(self._client.reading, "EXPIRE", key, self._ttl))
 
     async def delete(self, key: str) -> None:
-        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
+        await self._client.command(self._client.writing, "UNLINK", key)
 
 
 class ObjectBodies:
@@ -236,14 +233,11 @@ class ObjectBodies:
         return await self._objects.get(key) if await self.renew(key) else None
 
     async def renew(self, key: str) -> bool:
-        keys = [*self._index, key]
-        answer = await self._client.run(self._client.reading, lambda valkey: run_script(valkey, _USE, keys, self._ttl))
-        return bool(answer)
+        return bool(await self._client.script(self._client.reading, _USE, [*self._index, key], self._ttl))
 
     async def delete(self, key: str) -> None:
         await self._script(_LEAVE, key)
         await self._objects.delete(key)
 
     async def _script(self, text: str, key: str, *arguments: int) -> Any:  # noqa: ANN401
-        keys = [*self._index, key]
-        return await self._client.run(self._client.writing, lambda valkey: run_script(valkey, text, keys, *arguments))
+        return await self._client.script(self._client.writing, text, [*self._index, key], *arguments)

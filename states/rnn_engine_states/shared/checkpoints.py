@@ -15,13 +15,15 @@ from dataclasses import dataclass
 
 from rnn_engine.errors import StateError
 from rnn_engine_states.cache.checkpoint import CheckpointKind
+from rnn_engine_states.cache.tiers.tier import FoundCopy
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.full import parse_full_state
 from rnn_engine_states.frozen import FrozenState, freeze_state
 from rnn_engine_states.shared.bodies import Bodies
-from rnn_engine_states.shared.client import StoreClient, execute, run_script
+from rnn_engine_states.shared.client import StoreClient
 from rnn_engine_states.shared.entries import PathKeys, UnreadState, ValueKey, bit_of, key_of, lengths_in
 from rnn_engine_states.shared.names import SharedNames
+from rnn_engine_states.tokens import TOKEN_BYTES
 
 _NO_ID = uuid.UUID(int=0)
 
@@ -46,33 +48,31 @@ class SharedValues:
         self._held_bytes = 0
         self._unreadable: set[ValueKey] = set()  # values that the store has, damaged
 
-    async def put(self, frozen: FrozenState) -> UnreadState:
-        """Write a state's arrays to the shared store, unless it has them. Return a description without the arrays.
+    async def put(self, frozen: FrozenState) -> None:
+        """Write a state's arrays to the shared store, unless it has them.
 
         The arrays expire if no name uses them. Raises StorageError if the store has no room, and UnavailableError if it
         does not answer.
         """
-        unread = UnreadState.of(frozen)
-        await asyncio.wrap_future(self._client.submit(self._put(key_of(unread), frozen)))
-        self._hold(key_of(unread), frozen)
-        return unread
+        key = key_of(frozen)
+        await asyncio.wrap_future(self._client.submit(self._put(key, frozen)))
+        self._hold(key, frozen)
 
     async def get(self, unread: UnreadState) -> FrozenState | None:
         """Return a named state with its arrays, or None if the shared store lacks them or they are damaged.
 
         Raises UnavailableError if the store does not answer.
         """
-        if (held := self.held(unread)) is not None:
-            return held
         key = key_of(unread)
+        if (held := self.held(key)) is not None:
+            return held
         frozen = await asyncio.wrap_future(self._client.submit(self._get(key, unread)))
         if frozen is not None:
             self._hold(key, frozen)
         return frozen
 
-    def held(self, unread: UnreadState) -> FrozenState | None:
-        """Return a named state with its arrays if they are in memory, else None. Marks them as recently used."""
-        key = key_of(unread)
+    def held(self, key: ValueKey) -> FrozenState | None:
+        """Return the state with the arrays `key` if they are in memory, else None. Marks them as recently used."""
         if key in self._held:
             self._held.move_to_end(key)
         return self._held.get(key)
@@ -174,21 +174,12 @@ _MOST_ASKED = 512  # checkpoints that one inquiry may ask for
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """The record of a checkpoint in the store: its length, kind and size."""
+class StoreAnswer:
+    """The shared store's answer about a prompt: its longest checkpoint, and the prefix shared with other paths."""
 
-    length: int  # tokens
-    has_logits: bool
-    kind: CheckpointKind
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Along:
-    """The result of a search for checkpoints along a path: the longest, and the prefix shared with other paths."""
-
-    known: int  # tokens, in whole blocks, that some path in the store shares; it may share more
-    longest: Listed | None  # the longest usable checkpoint
+    root: str
+    known: bytes  # packed; the prefix of the prompt, in whole blocks, that another server's path shares
+    found: FoundCopy | None  # the longest copy from which the prompt can go on
 
 
 class CheckpointStore:
@@ -206,40 +197,38 @@ class CheckpointStore:
         self._bodies = bodies
         self._ttl = ttl
 
-    async def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
+    async def find(self, path: PathKeys, shortest: int, longest: int) -> StoreAnswer:
         """Find the longest checkpoint on a token path, of at least `shortest` and at most `longest` tokens.
 
         A checkpoint at the very end of the path is usable only with logits.
         """
         blocks = path.blocks()
-        bitmaps: list[bytes | None] = await self._client.run(
-            self._client.reading, lambda valkey: execute(valkey, "MGET", *(block.lengths_key for block in blocks))
-        )
+        keys = [block.lengths_key for block in blocks]
+        bitmaps: list[bytes | None] = await self._client.command(self._client.reading, "MGET", *keys)
         found = [(block, bits) for block, bits in zip(blocks, bitmaps, strict=True) if bits is not None]
-        known = found[-1][0].start if found else 0
+        known = path.tokens[: found[-1][0].start * TOKEN_BYTES if found else 0]
         lengths = [length for block, bits in found for length in lengths_in(block, bits)]
         wanted = [length for length in lengths if shortest <= length <= longest][-_MOST_ASKED:]
-        return Along(known, await self._longest_of(path, wanted))
+        return StoreAnswer(path.root, known, await self._longest_of(path, wanted))
 
-    async def _longest_of(self, path: PathKeys, lengths: Sequence[int]) -> Listed | None:
+    async def _longest_of(self, path: PathKeys, lengths: Sequence[int]) -> FoundCopy | None:
         """Return the record of the longest usable checkpoint with one of these lengths, or None if there is none.
 
         A length may come from a bitmap that still lists a checkpoint which the store has dropped.
         """
         if not lengths:
             return None
-        keys = path.checkpoints(lengths)
+        keys = path.checkpoints(lengths)[::-1]
         needs_logits = "1" if lengths[-1] == path.length else "0"
-        found = await self._client.run(
-            self._client.reading, lambda valkey: run_script(valkey, _FIND, list(reversed(keys)), needs_logits, *_KINDS)
-        )
+        found = await self._client.script(self._client.reading, _FIND, keys, needs_logits, *_KINDS)
         unreadable, *serving = found
         for _ in range(unreadable):
             self._client.note_unreadable("the record of a checkpoint", "its kind, size or logits are not valid")
         if not serving:
             return None
         number, logits, kind, size = serving
-        return Listed(lengths[-number], logits == b"1", CheckpointKind(kind.decode()), int(size))
+        tokens = path.tokens[: lengths[-number] * TOKEN_BYTES]
+        return FoundCopy(keys[number - 1], path.root, tokens, CheckpointKind(kind.decode()), logits == b"1", int(size))
 
     async def get(self, path: PathKeys) -> bytes | None:
         """Return the state file of the checkpoint at the end of a token path, or None if it is missing.
@@ -268,24 +257,19 @@ class CheckpointStore:
         `has_logits` asks for them.
         """
         keys, arguments = _keys_of(path), (self._ttl, bit_of(path.length), int(has_logits))
-        answer = await self._client.run(
-            self._client.reading, lambda valkey: run_script(valkey, _RENEW, keys, *arguments)
-        )
-        return bool(answer)
+        return bool(await self._client.script(self._client.reading, _RENEW, keys, *arguments))
 
     async def put(self, path: PathKeys, data: bytes, *, has_logits: bool, kind: str) -> None:
         """Write a state file and a record to the shared store, as the checkpoint at the end of a token path."""
         arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data))
         await self._bodies.put(_file_of(path), data)
-        await self._client.run(
-            self._client.writing, lambda valkey: run_script(valkey, _PUT, _keys_of(path), *arguments)
-        )
+        await self._client.script(self._client.writing, _PUT, _keys_of(path), *arguments)
         self._client.count_bytes(written=len(data))
 
     async def delete(self, path: PathKeys) -> None:
         """Delete the checkpoint at the end of a token path from the shared store: its record and its state file."""
         [key] = path.checkpoints([path.length])
-        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
+        await self._client.command(self._client.writing, "UNLINK", key)
         await self._bodies.delete(_file_of(path))
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from valkey import exceptions
 from valkey.asyncio import ConnectionPool, Valkey
@@ -239,6 +239,14 @@ class StoreClient:
             self._note_success(lane)
             return result
 
+    async def command(self, lane: Lane, *command: object) -> Any:  # noqa: ANN401
+        """Send a command to the store by `run`, and return the store's answer."""
+        return await self.run(lane, lambda valkey: valkey.execute_command(*command))  # type: ignore[no-untyped-call]
+
+    async def script(self, lane: Lane, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
+        """Run the Lua script `text` in the store by `run`, and return its answer. Later calls send only its hash."""
+        return await self.run(lane, lambda valkey: valkey.register_script(text)(keys=keys, args=arguments))
+
     async def check(self) -> int | None:
         """Check that the store can be used, and return its limit of memory in bytes, or None if it has none.
 
@@ -298,16 +306,6 @@ class StoreClient:
         lane.breaker.note_failure()
         if lane.breaker.is_open and not was_open:  # logged once, until an operation succeeds again
             _log.warning("%s %s fails and is paused for a while: %s", lane.name, self.url.shown, error)
-
-
-async def run_script(valkey: Valkey, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
-    """Run the Lua script `text` in the shared store, and return its answer. Later calls send only the script's hash."""
-    return await valkey.register_script(text)(keys=keys, args=arguments)
-
-
-def execute(valkey: Valkey, *command: object) -> Awaitable[Any]:
-    """Send a command to the shared store, and return the store's answer."""
-    return cast("Awaitable[Any]", valkey.execute_command(*command))  # type: ignore[no-untyped-call]
 
 
 def _judge(error: Exception) -> tuple[StoreOutcome, RnnEngineError]:

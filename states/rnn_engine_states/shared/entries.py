@@ -21,7 +21,8 @@ from rnn_engine.errors import InvalidRequestError, StateError, StorageError
 from rnn_engine.types import F32, InitialState
 from rnn_engine_states.files.reading import StateForm
 from rnn_engine_states.frozen import FrozenState
-from rnn_engine_states.named.entry import Lease, NamedState, check_full_name
+from rnn_engine_states.named.entry import NamedState, check_full_name
+from rnn_engine_states.named.leases import Lease
 from rnn_engine_states.named.quota import MAX_TTL
 from rnn_engine_states.tokens import TOKEN_BYTES
 
@@ -59,7 +60,8 @@ class PathKeys:
         `model` is the fingerprint of all settings that must be equal for a state to be continued.
         """
         self._space = space_of(model)
-        self._tokens = tokens
+        self.root = root
+        self.tokens = tokens
         self._start = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         for text in (model, root):
             self._start.update(f"{len(text)}:{text}".encode())
@@ -85,7 +87,7 @@ class PathKeys:
     def _digests(self, lengths: Sequence[int]) -> Iterator[str]:
         digest, done = self._start.copy(), 0
         for length in lengths:
-            digest.update(self._tokens[done * TOKEN_BYTES : length * TOKEN_BYTES])
+            digest.update(self.tokens[done * TOKEN_BYTES : length * TOKEN_BYTES])
             done = length
             yield digest.hexdigest()
 
@@ -174,7 +176,7 @@ _FORMS: Mapping[str, StateForm] = {form: form for form in get_args(StateForm)}
 _MOST = 1 << 53  # bound on whole numbers: the store's scripts count with doubles
 
 
-def key_of(frozen: UnreadState) -> ValueKey:
+def key_of(frozen: FrozenState) -> ValueKey:
     """Return the key that identifies a state's arrays: the state's digest, and True if there are logits."""
     return frozen.digest, frozen.logits is not None
 

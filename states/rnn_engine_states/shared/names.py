@@ -7,7 +7,7 @@ them. Each server has a copy of the names, and updates it before every operation
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -15,7 +15,7 @@ from typing import Any, cast
 from valkey.asyncio import Valkey
 
 from rnn_engine.errors import StorageError
-from rnn_engine_states.shared.client import StoreClient, execute, run_script
+from rnn_engine_states.shared.client import StoreClient
 from rnn_engine_states.shared.entries import Change, ValueKey, decode_change, encode_change, space_of
 
 MOST_CHANGES = 1000  # that are remembered; a server that has read none of them reads all names again
@@ -156,8 +156,8 @@ class SharedNames:
         They are lost if the store no longer logs them, or if they can't be parsed.
         """
         arguments = (known.mark, known.number, repr(known.read_at))
-        now, mark, number, version, complete, first, leases, used = await self._client.run(
-            self._client.reading, lambda valkey: run_script(valkey, _READ, self._keys, *arguments)
+        now, mark, number, version, complete, first, leases, used = await self._client.script(
+            self._client.reading, _READ, self._keys, *arguments
         )
         revision = Revision(mark, int(number), float(now))
         if complete:
@@ -188,15 +188,12 @@ class SharedNames:
         text = encode_change(change)
         keys = [*self._keys, *map(self.value_key, needed), *map(self.value_key, unneeded)]
         arguments = (known.mark, known.number, follows.mark, last_version, text, len(needed), MOST_CHANGES)
-        answer = await self._client.run(
-            self._client.writing, lambda valkey: run_script(valkey, _CHANGE, keys, *arguments)
-        )
+        answer = await self._client.script(self._client.writing, _CHANGE, keys, *arguments)
         return Commit(answer.decode()), follows
 
     async def use(self, owner: str) -> bool:
         """Restart the time to live of an owner's lease. Return False if the owner has no lease or it has expired."""
-        keys = self._keys[2:4]
-        return bool(await self._client.run(self._client.reading, lambda valkey: run_script(valkey, _USE, keys, owner)))
+        return bool(await self._client.script(self._client.reading, _USE, self._keys[2:4], owner))
 
     async def has_value(self, value: ValueKey) -> bool:
         """Return True if the shared store has the state file with this key.
@@ -219,25 +216,19 @@ class SharedNames:
         They expire after `PROVISIONAL_SECONDS`, unless a change needs them before.
         """
         key = self.value_key(value)
-        await self._client.run(
-            self._client.writing,
-            lambda valkey: cast("Awaitable[Any]", valkey.set(key, data, ex=PROVISIONAL_SECONDS, nx=True)),
-        )
+        await self._client.command(self._client.writing, "SET", key, data, "EX", PROVISIONAL_SECONDS, "NX")
         self._client.count_bytes(written=len(data))
 
     async def get_value(self, value: ValueKey) -> bytes | None:
         """Return the state file with the arrays of a named state, or None if the store does not have it."""
         key = self.value_key(value)
-        data: bytes | None = await self._client.run(
-            self._client.reading, lambda valkey: cast("Awaitable[bytes | None]", valkey.get(key))
-        )
+        data: bytes | None = await self._client.command(self._client.reading, "GET", key)
         self._client.count_bytes(read=0 if data is None else len(data))
         return data
 
     async def delete_value(self, value: ValueKey) -> None:
         """Delete the state file with the arrays of a named state, if the store has it."""
-        key = self.value_key(value)
-        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
+        await self._client.command(self._client.writing, "UNLINK", self.value_key(value))
 
     def value_key(self, value: ValueKey) -> str:
         """Return the store's key for the arrays of a named state."""

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rnn_engine.errors import StorageError
-from rnn_engine_states.named.entry import Lease, Leases, NamedState
+from rnn_engine_states.frozen import FrozenState
+from rnn_engine_states.named.entry import NamedState
+from rnn_engine_states.named.local import LocalTable
 from rnn_engine_states.named.quota import Quota
-from rnn_engine_states.named.store import LocalStateStore
 from rnn_engine_states.named.table import NamedStateTable
 from rnn_engine_states.shared.entries import (
     Change,
@@ -23,8 +24,6 @@ from rnn_engine_states.shared.entries import (
     key_of,
 )
 from rnn_engine_states.shared.names import NamesRead, Revision
-
-_ELSEWHERE = "it was removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class StoreReplica:
 
     def __init__(
         self,
-        own: LocalStateStore,
+        own: LocalTable,
         capacity: int,
         max_names: int,
         quota: Quota,
@@ -65,7 +64,7 @@ class StoreReplica:
         self._settings = (capacity, max_names, quota)
         self._forget = forget
         self._shared: dict[ValueKey, UnreadState] = {}
-        self._removed_values: set[ValueKey] = set()
+        self._now = 0.0  # by the store's clock, when it was read last
         self.revision = Revision()
         self.table = self._make_table()
 
@@ -89,13 +88,12 @@ class StoreReplica:
             self._unreadable = set()
             before = {frozen.digest for frozen in self._shared.values()}
             self.table = self._make_table()
-        table = self.table
-        table.now = read.revision.read_at
+        table, self._now = self.table, read.revision.read_at
         for change in read.changes:
             self._replay(change, noted)
         for owner, used in read.used.items():
             if (lease := table.leases.find(owner)) is not None:
-                table.leases.restore(owner, lease.number, lease.ttl, min(used, table.now))
+                table.leases.restore(owner, lease.number, lease.ttl, min(used, self._now))
         table.last_version = max(table.last_version, read.last_version)
         self.revision = read.revision
         self._prune()
@@ -106,28 +104,29 @@ class StoreReplica:
         if read.complete:
             self._renew_lost_leases(read.used)
 
-    def share(self, frozen: UnreadState) -> UnreadState:
-        """Return the one object that is used for all descriptions equal to `frozen`, so that they share memory."""
-        return self._shared.setdefault(key_of(frozen), frozen)
+    def _share(self, frozen: FrozenState) -> UnreadState:
+        """Return the description of a state without its arrays, the same object for all equal ones."""
+        key = key_of(frozen)
+        if key not in self._shared:
+            self._shared[key] = frozen if isinstance(frozen, UnreadState) else UnreadState.of(frozen)
+        return self._shared[key]
 
     def pending(self) -> Pending | None:
         """Return the changes of the server's copy since it last matched the store, or None if there are none."""
         table = self.table
-        if not table.changed and not table.touched:
+        changes, touched = table.changes(), sorted(table.leases.touched)
+        if not changes and not touched:
             return None
-        entries = {str(key): entry for key, entry in table.changed.items() if entry is not None}
-        removed = [str(key) for key, entry in table.changed.items() if entry is None]
-        leases: dict[str, str] = {}
-        ended: list[str] = []
-        for owner in table.touched:
-            lease = table.leases.find(owner)
-            if lease is None:
-                ended.append(owner)
-            else:
-                leases[owner] = encode_lease(lease)
-        change = Change({key: encode_entry(entry) for key, entry in entries.items()}, removed, leases, ended)
+        leases = {owner: lease for owner in touched if (lease := table.leases.find(owner)) is not None}
+        changed = [change.after for change in changes if change.after is not None]
+        change = Change(
+            {str(entry.id): encode_entry(entry) for entry in changed},
+            [str(change.id) for change in changes if change.after is None],
+            {owner: encode_lease(lease) for owner, lease in leases.items()},
+            [owner for owner in touched if owner not in leases],
+        )
         held = {key_of(entry.frozen) for entry in table.entries() if isinstance(entry.frozen, UnreadState)}
-        needed = {key_of(entry.frozen) for entry in entries.values() if isinstance(entry.frozen, UnreadState)}
+        needed = {key_of(entry.frozen) for entry in changed}
         return Pending(change, table.last_version, sorted(needed), sorted(set(self._shared) - held))
 
     def note_committed(self, revision: Revision) -> None:
@@ -136,9 +135,10 @@ class StoreReplica:
         self.table.clear_records()
         self._prune()
 
-    def _make_table(self) -> _RecordingTable:
+    def _make_table(self) -> NamedStateTable:
+        """Return a table with the operator's states, whose clock advances only when the store is read."""
         capacity, max_names, quota = self._settings
-        table = _RecordingTable(capacity, max_names, quota, self._forget)
+        table = NamedStateTable(capacity, max_names, lambda: self._now, self._forget, quota, hold=self._share)
         with self._own.locked() as own:
             for entry in own.entries():
                 table.last_version = max(table.last_version, entry.version)
@@ -155,18 +155,18 @@ class StoreReplica:
         for key in change.removed:
             held = table.of_id(uuid.UUID(key))
             if held is not None and not held.read_only:
-                table.drop(held, _ELSEWHERE)
+                table.drop(held, "it was removed")
         entries: list[NamedState] = []
         for key, text in change.entries.items():
             with self._noting(text, "a named state", noted):
-                entries.append(decode_entry(key, text, self.share))
+                entries.append(decode_entry(key, text, self._share))
         for entry in sorted(entries, key=lambda entry: entry.version):
             with self._noting(str(entry.id), "a named state", noted):
                 self._restore(entry)
         for owner, text in change.leases.items():
             with self._noting(text, "a lease", noted):
                 lease = decode_lease(owner, text)
-                table.leases.restore(owner, lease.number, lease.ttl, table.now)
+                table.leases.restore(owner, lease.number, lease.ttl, self._now)
         for owner in change.ended:
             table.leases.end(owner)
 
@@ -210,55 +210,3 @@ class StoreReplica:
     def _prune(self) -> None:
         frozen = (entry.frozen for entry in self.table.entries())
         self._shared = {key_of(one): one for one in frozen if isinstance(one, UnreadState)}
-
-
-class _RecordingTable(NamedStateTable):
-    """A named state table that records its changes, for `StoreReplica`.
-
-    Its clock advances only when the store is read.
-    """
-
-    def __init__(self, capacity: int, max_names: int, quota: Quota, forget: Callable[[str], None]) -> None:
-        self.now = 0.0  # by the store's clock, when it was read last
-        self.changed: dict[uuid.UUID, NamedState | None] = {}  # None = removed
-        self.touched: set[str] = set()  # owners
-        super().__init__(capacity, max_names, lambda: self.now, forget, quota)
-        self.leases = _RecordingLeases(lambda: self.now, self.touched)
-
-    def clear_records(self) -> None:
-        """Forget the recorded changes of the table."""
-        self.changed.clear()
-        self.touched.clear()
-
-    def enter(self, entry: NamedState) -> None:
-        super().enter(entry)
-        self.changed[entry.id] = entry
-
-    def swap(self, old: NamedState, new: NamedState) -> None:
-        super().swap(old, new)
-        self.changed[new.id] = new
-
-    def drop(self, entry: NamedState, reason: str) -> None:
-        super().drop(entry, reason)
-        self.changed[entry.id] = None
-
-
-class _RecordingLeases(Leases):
-    """Leases that add the owner to the set `touched` whenever a lease is renewed or ended."""
-
-    def __init__(self, clock: Callable[[], float], touched: set[str]) -> None:
-        super().__init__(clock)
-        self._touched = touched
-
-    def renew(self, owner: str, ttl: float | None = None) -> Lease:
-        self._touched.add(owner)
-        return super().renew(owner, ttl)
-
-    def end(self, owner: str) -> None:
-        self._touched.add(owner)
-        super().end(owner)
-
-    def end_expired(self) -> list[Lease]:
-        ended = super().end_expired()
-        self._touched.update(lease.owner for lease in ended)
-        return ended

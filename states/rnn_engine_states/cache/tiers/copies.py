@@ -17,43 +17,60 @@ from functools import partial
 
 from rnn_engine_states.cache.checkpoint import Checkpoint
 from rnn_engine_states.cache.config import CacheStats
-from rnn_engine_states.cache.tiers.disk import WriteBehind
 from rnn_engine_states.cache.tiers.tier import CopySource, Move, PendingPayload, ReadyPayload, Tier
 from rnn_engine_states.frozen import Payload
 
-# Writing checkpoints to a slow tier before they are evicted from quicker ones: some seconds after an insert, and when
-# the cache is closed.
+MOST_READS = 4  # at a time: each has a copy in host memory, and reads from the device take device time
 
 _log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Writes checkpoints to one slow tier before they are evicted from quicker tiers.
+    """Writes checkpoints to one slow tier at a certain age, before they are evicted from quicker tiers.
 
-    For the thread that owns the device; `is_idle` may be read on any thread.
+    So a crash loses only the checkpoints of the last seconds, and not all those in memory. For the thread that owns the
+    device; `is_idle` may be read on any thread.
     """
 
     def __init__(self, tier: Tier, copies: Copies, clock: Callable[[], float]) -> None:
         self._tier = tier
         self._copies = copies
-        self._behind = WriteBehind(tier.write_after, clock)
+        self._clock = clock
+        self._since: dict[Checkpoint, float] = {}  # when `note` was called; the earliest first
+        self._reads: dict[Checkpoint, PendingPayload] = {}
 
     @property
     def is_idle(self) -> bool:
         """Whether no checkpoint waits to be written to the slow tier."""
-        return self._behind.is_idle
+        return not self._since and not self._reads
 
     def note(self, checkpoint: Checkpoint) -> None:
         """Schedule a checkpoint to be written to the slow tier once it is old enough, if the tier has no copy of it."""
         if self._lacks(checkpoint):
-            self._behind.note(checkpoint)
+            self._since.setdefault(checkpoint, self._clock())
 
     def run(self) -> None:
-        """Write to the slow tier the checkpoints that have reached the configured age, as far as they fit.
+        """Start to read the checkpoints that are old enough to be written, and write the copies whose reads have ended.
 
         Does not wait.
         """
-        self._behind.run(self._read, self._write)
+        for checkpoint, pending in list(self._reads.items()):
+            if pending.done():
+                del self._reads[checkpoint]
+                try:
+                    payload = pending.result()
+                except Exception as error:
+                    _log.warning("a checkpoint is not written to disk: its copy can't be read: %s", error)
+                else:
+                    self._write(checkpoint, payload)
+        for checkpoint, since in list(self._since.items()):
+            if self._clock() - since < self._tier.write_after or len(self._reads) >= MOST_READS:
+                return
+            del self._since[checkpoint]
+            if self._copies.move_of(checkpoint) is not None or not self._tier.is_ready:
+                self.note(checkpoint)
+            elif self._lacks(checkpoint):
+                self._reads[checkpoint] = self._copies.quickest(checkpoint).start_read(checkpoint)
 
     def flush(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Write to the slow tier those of `checkpoints` that no slow tier has, as many as fit.
@@ -83,14 +100,6 @@ class Keeper:
         tier = self._tier
         return checkpoint.resumable and tier.name not in checkpoint.sizes and tier.wants(checkpoint)
 
-    def _read(self, checkpoint: Checkpoint) -> PendingPayload | None:
-        if not self._lacks(checkpoint):
-            return None
-        if self._copies.move_of(checkpoint) is not None or not self._tier.is_ready:
-            self._behind.note(checkpoint)
-            return None
-        return self._copies.quickest(checkpoint).start_read(checkpoint)
-
     def _write(self, checkpoint: Checkpoint, payload: Payload) -> None:
         if not self._lacks(checkpoint):
             return
@@ -103,7 +112,7 @@ class Keeper:
 
         changed = self._copies.move_of(checkpoint) is not None or (payload.logits is not None) != checkpoint.has_logits
         if (changed or not self._tier.put(checkpoint, payload, make_room)) and fits:
-            self._behind.note(checkpoint)  # the writer is too far behind
+            self.note(checkpoint)  # the writer is too far behind
 
     def _make_room_for(self, checkpoint: Checkpoint, size: int) -> bool:
         """Evict checkpoints of less value than `checkpoint` from the slow tier, until it has `size` free bytes.

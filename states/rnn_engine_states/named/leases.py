@@ -1,0 +1,210 @@
+"""What bounds the named states of clients: counts of names and bytes by namespace, quotas, and owners' leases."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rnn_engine.errors import InvalidRequestError, OverloadedError
+from rnn_engine_states.frozen import FrozenState
+from rnn_engine_states.named.entry import NamedState, split_name
+from rnn_engine_states.named.quota import DEFAULT_TTL, Quota
+
+
+class ReferenceCounts:
+    """Counts how many names each state has, and the bytes of all states.
+
+    A state with several names counts its bytes once.
+    """
+
+    def __init__(self) -> None:
+        self._names: Counter[FrozenState] = Counter()
+        self._digests: Counter[str] = Counter()
+        self.num_bytes = 0
+        self.num_names = 0
+
+    def add(self, state: FrozenState) -> None:
+        """Increment the reference count of `state`, because one more name stands for it."""
+        if state not in self._names:
+            self.num_bytes += state.num_bytes
+        self.num_names += 1
+        self._names[state] += 1
+        self._digests[state.digest] += 1
+
+    def remove(self, state: FrozenState) -> bool:
+        """Decrement the reference count of `state`. Return True if no state with its digest is left."""
+        self.num_names -= 1
+        self._names[state] -= 1
+        self._digests[state.digest] -= 1
+        if self._names[state] == 0:
+            del self._names[state]
+            self.num_bytes -= state.num_bytes
+        if self._digests[state.digest] > 0:
+            return False
+        del self._digests[state.digest]
+        return True
+
+    def growth(self, added: Iterable[FrozenState], removed: Iterable[FrozenState]) -> int:
+        """Return how `num_bytes` would change if each state in `added` got a name and each in `removed` lost one.
+
+        The change is in bytes, and negative if the states would take less.
+        """
+        change = Counter(added)
+        change.subtract(removed)
+        before = self._names
+        return sum(
+            state.num_bytes * (int(before[state] + count > 0) - int(before[state] > 0))
+            for state, count in change.items()
+        )
+
+
+class Quotas:
+    """Counts the states of each namespace, and checks new ones against the namespace's quota. Not thread-safe."""
+
+    def __init__(self, quota: Quota, capacity: int) -> None:
+        self.num_bytes = capacity // 4 if quota.num_bytes is None else quota.num_bytes
+        self._quota = quota
+        self._counts: defaultdict[str, ReferenceCounts] = defaultdict(ReferenceCounts)
+
+    def add(self, entry: NamedState) -> None:
+        """Add the state `entry` to the counts of its namespace."""
+        self._counts[entry.namespace].add(entry.frozen)
+
+    def remove(self, entry: NamedState) -> None:
+        """Subtract the state `entry` from the counts of its namespace."""
+        counts = self._counts[entry.namespace]
+        counts.remove(entry.frozen)
+        if counts.num_names == 0:
+            del self._counts[entry.namespace]
+
+    def used(self, namespace: str) -> int:
+        """Return the bytes of a namespace's states. A state with several names counts once."""
+        return self._of(namespace).num_bytes
+
+    def growth(self, namespace: str, added: Iterable[FrozenState], removed: Iterable[FrozenState] = ()) -> int:
+        """Return by how many bytes a namespace would grow if it got the states `added` and lost those in `removed`."""
+        return self._of(namespace).growth(added, removed)
+
+    def check_room(self, namespace: str, num_bytes: int, num_names: int, retry_after: float) -> None:
+        """Raise OverloadedError if `num_bytes` more bytes and `num_names` more names would exceed a namespace's quota.
+
+        `retry_after` is the number of seconds that the error advises to wait.
+        """
+        counts = self._of(namespace)
+        for added, what, used, most in (
+            (num_names, "names", counts.num_names, self._quota.names),
+            (num_bytes, "bytes", counts.num_bytes, self.num_bytes),
+        ):
+            if namespace and added > 0 and used + added > most:
+                raise OverloadedError(
+                    f"states: no room for {added} more {what} of the API key {namespace!r}: it has {used} of at most "
+                    f"{most}; delete states, or wait until a lease ends",
+                    retry_after=retry_after,
+                )
+
+    def check_ttl(self, name: str, ttl: float | None) -> None:
+        """Raise InvalidRequestError if the quota of the namespace in `name` does not allow the time to live `ttl`."""
+        if split_name(name)[0] and ttl is not None and ttl > self._quota.ttl:
+            raise InvalidRequestError(
+                "ttl", ttl, f"at most {self._quota.ttl:.0f} seconds, the longest lease of an API key"
+            )
+
+    def _of(self, namespace: str) -> ReferenceCounts:
+        return self._counts.get(namespace, _NOTHING)
+
+
+_NOTHING = ReferenceCounts()
+
+# Owners and their leases: how long the states of an owner stay without use, and which owner's are dropped first.
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The lease of an owner, which keeps the owner's states until none of them has been used for `ttl` seconds."""
+
+    owner: str
+    number: int  # grows from one lease to the next: the greatest is the newest
+    ttl: float
+    expires: float  # seconds, by the clock of `Leases`
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLease:
+    """A description of a lease at one moment: its owner, time to live and states."""
+
+    owner: str
+    ttl: float  # seconds
+    expires_in: float  # seconds, if none of them is used
+    names: tuple[str, ...]  # of its states
+    num_bytes: int  # of these states, as if they shared no arrays
+
+
+class Leases:
+    """The leases of all owners, except those that have expired or were ended. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start without leases. `clock` returns seconds and never goes back."""
+        self._clock = clock
+        self._last_number = 0
+        self._by_owner: dict[str, Lease] = {}
+        self.touched: set[str] = set()  # the owners whose leases were renewed or ended since the set was cleared
+        self._soonest = math.inf  # seconds by `clock`: no lease expires before
+
+    def renew(self, owner: str, ttl: float | None = None) -> Lease:
+        """Restart the time to live of the owner's lease, or create a lease if there is none. Return the lease.
+
+        `ttl` replaces the lease's time to live; None leaves it unchanged, or is `DEFAULT_TTL` for a new lease.
+        """
+        now = self._clock()
+        lease = self._by_owner.get(owner)
+        if lease is None:
+            self._last_number += 1
+            lease = self._by_owner[owner] = Lease(owner, self._last_number, DEFAULT_TTL, now)
+        if ttl is not None:
+            lease.ttl = ttl
+        lease.expires = now + lease.ttl
+        self._soonest = min(self._soonest, lease.expires)
+        self.touched.add(owner)
+        return lease
+
+    def restore(self, owner: str, number: int, ttl: float, used: float) -> None:
+        """Add a copy of a lease from another table of named states, under the number that it has there.
+
+        It replaces the owner's lease, if there is one. `used` is the clock's time when the lease was last renewed.
+        """
+        lease = self._by_owner[owner] = Lease(owner, number, ttl, used + ttl)
+        self._last_number = max(self._last_number, number)
+        self._soonest = min(self._soonest, lease.expires)
+
+    def find(self, owner: str) -> Lease | None:
+        """Return the owner's lease, or None if it has none."""
+        return self._by_owner.get(owner)
+
+    def end(self, owner: str) -> None:
+        """Remove the owner's lease, if it has one. The owner's next `renew` creates a new lease."""
+        self._by_owner.pop(owner, None)
+        self.touched.add(owner)
+
+    def end_expired(self) -> list[Lease]:
+        """Remove and return the leases that have expired."""
+        now = self._clock()
+        if now < self._soonest:
+            return []
+        ended = [lease for lease in self._by_owner.values() if lease.expires <= now]
+        for lease in ended:
+            self.end(lease.owner)
+        self._soonest = min((lease.expires for lease in self._by_owner.values()), default=math.inf)
+        return ended
+
+    def newest_first(self) -> list[Lease]:
+        """Return the leases of all owners, ordered from the newest to the oldest."""
+        return sorted(self._by_owner.values(), key=lambda lease: -lease.number)
+
+    def seconds_left(self, lease: Lease) -> float:
+        """Return how many seconds remain until a lease expires if it is not renewed; 0 if it has expired."""
+        return max(lease.expires - self._clock(), 0.0)
+
+    def __len__(self) -> int:
+        return len(self._by_owner)
