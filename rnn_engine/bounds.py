@@ -1,4 +1,4 @@
-"""Names and bounds of settings that options, requests and the engine share.
+"""Names and bounds of settings that options, requests and the engine share, and the description of single settings.
 
 The command line shows them in its help, which must not wait for numpy or a device's library: this module imports
 nothing of the kind.
@@ -6,7 +6,15 @@ nothing of the kind.
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from rnn_engine.errors import InvalidRequestError
+
+T = TypeVar("T")
 
 MAX_DRAFT: Final = 64
 """The most tokens of a draft."""
@@ -34,3 +42,100 @@ AUTO: Final = "auto"
 
 AUTO_FORMATS: Final = ("f16", "int8", "int4")
 """The formats that `AUTO` tries, best first; `STORED` takes the place of f16 for a quantised file."""
+
+
+# Settings that a user gives on the command line or in a config file: described once, where their field is declared.
+
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Parse a number of bytes such as 4096 or 256M; K, M, G and T are powers of 1024. Raises InvalidRequestError."""
+    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)", text, re.IGNORECASE)
+    if match is None:
+        raise InvalidRequestError("size", text, "a whole number of bytes, such as 0, 4096, 256M or 2G")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def write_size(num_bytes: int) -> str:
+    """Return a number of bytes as `parse_size` reads it, with the largest unit that divides it."""
+    unit = max((name for name in _UNITS if num_bytes % _UNITS[name] == 0), key=_UNITS.__getitem__)
+    return f"{num_bytes // _UNITS[unit]}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of values: their type and range, and how they are written as text."""
+
+    value_type: type[bool | int | float | str | Path] = str
+    metavar: str | None = None  # what stands for a value in the help; None: as the type has it
+    low: float | None = None
+    high: float | None = None
+    is_open: bool = False  # the values are greater than `low`
+    choices: Sequence[str] = ()  # the only values; empty: any
+    exists: bool = False  # of a path: it must be there
+    unit: str = ""  # of a number, for error messages
+    parse: Callable[[str], object] | None = None  # raises InvalidRequestError
+    write: Callable[[Any], object] = lambda value: value
+
+
+TEXT: Final = Kind()
+FLAG: Final = Kind(bool)
+SIZE: Final = Kind(int, "SIZE", unit="bytes", parse=parse_size, write=write_size)
+SECONDS: Final = Kind(float, "SECONDS", low=0)
+POSITIVE_SECONDS: Final = Kind(float, "SECONDS", low=0, is_open=True)
+FILE: Final = Kind(Path, "FILE")
+FOLDER: Final = Kind(Path, "FOLDER")
+EXISTING_FOLDER: Final = Kind(Path, "FOLDER", exists=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a user gives the value of a field of settings: by an option, or in a config file under the option's name."""
+
+    help: str
+    kind: Kind
+    names: tuple[str, ...]  # of the option; empty: the field's name with dashes
+    text: str | None  # the option's default, if it differs from the field's
+    env: str | None  # a variable of the environment that may have the value
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Settings within other settings.
+
+    If `needed` is not None, they are there only if their first field is given, which is then called so in the error for
+    others that are given without it.
+    """
+
+    settings: type
+    needed: str | None
+
+
+SETTING: Final = "setting"
+"""The key under which a dataclass field's metadata has its `Setting` or `Part`."""
+
+
+def described(
+    meaning: str, kind: Kind = TEXT, *names: str, text: str | None = None, env: str | None = None
+) -> Mapping[str, object]:
+    """Return the metadata of a field with a `Setting`."""
+    return {SETTING: Setting(meaning, kind, names, text, env)}
+
+
+def setting(
+    default: T, meaning: str, kind: Kind | None = None, *names: str, text: str | None = None, env: str | None = None
+) -> T:
+    """Return a field of a dataclass with a default and a `Setting`; its kind may follow from the default."""
+    kind = kind or Kind(str if default is None else type(default))  # type: ignore[arg-type]
+    return field(default=default, metadata=described(meaning, kind, *names, text=text, env=env))
+
+
+def part(settings: Callable[[], T]) -> T:
+    """Return a field of a dataclass with further settings."""
+    return field(default_factory=settings, metadata={SETTING: Part(cast(type, settings), None)})
+
+
+def optional_part(settings: type[T], needed: str) -> T | None:
+    """Return a field of a dataclass with settings that are only there if their first field is given; see `Part`."""
+    return field(default=None, metadata={SETTING: Part(settings, needed)})

@@ -141,7 +141,10 @@ def _alike(error: BaseException | None) -> str:
     return ""
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
+
+
+@click.group(cls=Commands, context_settings=_CONTEXT)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="rnn-engine")
 def main(debug: bool) -> None:

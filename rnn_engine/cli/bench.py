@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from rnn_engine.bounds import TUNE_SECONDS
-from rnn_engine.cli.options import (
-    FiniteRange,
-    bad_value,
-    check_outputs,
-    device_memory_option,
-    device_option,
-    lora_option,
-    model_argument,
-    tune_option,
-    weights_option,
-)
-
-if TYPE_CHECKING:
-    from rnn_engine.model import LoraChoice
+from rnn_engine.cli.options import FiniteRange, Parsed, bad_value, check_outputs, model_argument, settings_options
+from rnn_engine.loading.settings import LoadSettings
 
 
-def _parse_numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
+def _parse_numbers(text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -37,18 +24,14 @@ def _parse_numbers(_context: click.Context, _parameter: click.Parameter, text: s
 
 @click.command()
 @model_argument
-@device_option
-@weights_option
-@device_memory_option
-@tune_option
-@lora_option
+@settings_options(LoadSettings, "device", "weights", "device_memory", "loras", "tune_seconds")
 @click.option(
-    "--slots", callback=_parse_numbers, default="1,8", show_default=True, help="Numbers of sequences to decode."
+    "--slots", type=Parsed(_parse_numbers), default="1,8", metavar="TEXT", help="Numbers of sequences to decode."
 )
 @click.option(
-    "--lengths", callback=_parse_numbers, default="64", show_default=True, help="Lengths of prompts in tokens."
+    "--lengths", type=Parsed(_parse_numbers), default="64", metavar="TEXT", help="Lengths of prompts in tokens."
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=10, show_default=True, help="Timed runs a line.")
+@click.option("--repeats", type=click.IntRange(min=1), default=10, help="Timed runs a line.")
 @click.option("--profile", is_flag=True, help="Also time each kernel, and compare it with the device's peak speeds.")
 @click.option(
     "--report",
@@ -60,12 +43,9 @@ def _parse_numbers(_context: click.Context, _parameter: click.Parameter, text: s
 @click.pass_context
 def bench_command(
     context: click.Context,
+    loading: LoadSettings,
+    /,
     model: Path,
-    device: str,
-    weights: str | None,
-    device_memory: int | None,
-    tune_seconds: float | None,
-    loras: tuple[LoraChoice, ...],
     slots: list[int],
     lengths: list[int],
     repeats: int,
@@ -80,18 +60,7 @@ def bench_command(
     from rnn_engine.cli.benchmark import measure, print_tables, write_report
 
     check_outputs(context, {"--report": report})
-    benchmark = measure(
-        model,
-        device,
-        weights=weights,
-        device_memory=device_memory,
-        tune_seconds=tune_seconds,
-        loras=loras,
-        slots=slots,
-        lengths=lengths,
-        repeats=repeats,
-        profile=profile,
-    )
+    benchmark = measure(model, loading, slots=slots, lengths=lengths, repeats=repeats, profile=profile)
     if report is not None:
         write_report(benchmark, report)
     if as_json:
@@ -105,15 +74,11 @@ def bench_command(
 
 @click.command()
 @model_argument
-@device_option
-@weights_option
-@device_memory_option
-@lora_option
+@settings_options(LoadSettings, "device", "weights", "device_memory", "loras")
 @click.option(
     "--seconds",
     type=FiniteRange(min=0, min_open=True),
     default=TUNE_SECONDS,
-    show_default=True,
     help="The longest that the search may take. Ctrl-C ends it earlier; the best kernels found until then are kept.",
 )
 @click.option(
@@ -127,11 +92,9 @@ def bench_command(
 @click.option("--show", is_flag=True, help="Show the choices that are kept for all devices, without a search.")
 @click.option("--forget", is_flag=True, help="Delete the choices that are kept for all devices, without a search.")
 def tune_kernels_command(
+    loading: LoadSettings,
+    /,
     model: Path,
-    device: str,
-    weights: str | None,
-    device_memory: int | None,
-    loras: tuple[LoraChoice, ...],
     seconds: float,
     exhaustive: bool,
     half: bool,
@@ -151,13 +114,4 @@ def tune_kernels_command(
     if forget:
         forget_choices()
     if not (show or forget):
-        tune(
-            model,
-            device,
-            weights=weights,
-            device_memory=device_memory,
-            loras=loras,
-            seconds=seconds,
-            exhaustive=exhaustive,
-            half=half,
-        )
+        tune(model, loading, seconds=seconds, exhaustive=exhaustive, half=half)

@@ -29,7 +29,7 @@ from rnn_engine.llm.progress import Report, progress_bar
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
-from rnn_engine.model import LoraChoice
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
 
 _WARM_UP = 2
@@ -240,32 +240,22 @@ class Benchmark:
 
 
 def measure(
-    model: Path,
-    device: str,
-    *,
-    weights: str | None,
-    device_memory: int | None,
-    tune_seconds: float | None,
-    loras: Sequence[LoraChoice],
-    slots: Sequence[int],
-    lengths: Sequence[int],
-    repeats: int,
-    profile: bool,
+    model: Path, loading: LoadSettings, *, slots: Sequence[int], lengths: Sequence[int], repeats: int, profile: bool
 ) -> Benchmark:
     """Load a model, and measure decode with each number of `slots` and prefill of prompts of each of `lengths`.
 
     With `profile`, also time each kernel. Raises DeviceError if the device can't do that.
     """
     with progress_bar("opening the model") as progress:
-        with open_model(model, loras) as opened:
-            size = RunnerSize(num_slots=max(slots))
-            plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
+        with open_model(model, loading.loras) as opened:
+            size, memory = RunnerSize(num_slots=max(slots)), loading.device_memory
+            plan = plan_memory(opened, loading.device, size, weights=loading.weights, device_memory=memory)
             runner = load_runner(
                 opened,
-                device,
+                loading.device,
                 weights=plan.weights,
                 num_slots=max(slots),
-                tune=TuneOrder(tune_seconds),
+                tune=TuneOrder(loading.tune_seconds),
                 progress=progress,
             )
         with closing(runner):

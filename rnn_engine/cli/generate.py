@@ -12,25 +12,20 @@ import click
 from rnn_engine.cli.generation_options import Starts, grammar_options, mix_options, sampling_options
 from rnn_engine.cli.options import (
     LongCommand,
+    Parsed,
     check_outputs,
-    device_memory_option,
-    device_option,
     find_model,
     loading_options,
-    lora_option,
     model_argument,
     names_model,
     parse_tokens,
-    v5_epsilon_option,
-    weights_option,
+    settings_options,
 )
-from rnn_engine.cli.state_options import any_model_states_option, state_option
-from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from rnn_engine.grammar import Grammar
-    from rnn_engine.model import LoraChoice
 
 
 @click.command(cls=LongCommand)
@@ -38,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("-p", "--prompt", help="The text to continue.  [default: standard input]")
 @click.option(
     "--tokens",
-    callback=parse_tokens,
+    type=Parsed(parse_tokens),
     metavar="1,2,3|FILE.npy",
     help="Token ids to continue; the output is token ids, too.",
 )
@@ -121,38 +116,39 @@ def _read_prompt() -> str:
 @click.command()
 @model_argument
 @click.option(
-    "--tokens", callback=parse_tokens, required=True, metavar="1,2,3|FILE.npy", help="The ids of the tokens to run."
+    "--tokens",
+    type=Parsed(parse_tokens),
+    required=True,
+    metavar="1,2,3|FILE.npy",
+    help="The ids of the tokens to run.",
 )
-@device_option
-@v5_epsilon_option
-@lora_option
-@weights_option
-@device_memory_option
+@settings_options(LoadSettings, "device", "weights", "device_memory", "v5_group_norm_epsilon", "loras")
 @click.option(
     "--chunk",
     type=click.IntRange(min=1),
     default=64,
-    show_default=True,
     help="How many tokens a step takes; the result does not depend on it.",
 )
-@state_option
-@any_model_states_option
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Start from the state in this file.",
+)
+@settings_options(StateSettings, "any_model")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .npz file to write."
 )
 @click.pass_context
 def logits_command(
     context: click.Context,
+    states: StateSettings,
+    loading: LoadSettings,
+    /,
     model: Path,
     tokens: list[int],
-    device: str,
-    v5_group_norm_epsilon: float | None,
-    loras: tuple[LoraChoice, ...],
-    weights: str | None,
-    device_memory: int | None,
     chunk: int,
     state: Path | None,
-    any_model_states: bool,
     output: Path,
 ) -> None:
     """Write the logits of tokens, and the state after them, to a file.
@@ -164,16 +160,4 @@ def logits_command(
     from rnn_engine.cli.logits import write_logits
 
     check_outputs(context, {"-o": output})
-    write_logits(
-        output,
-        tokens,
-        model,
-        device,
-        v5_group_norm_epsilon=v5_group_norm_epsilon,
-        loras=loras,
-        weights=weights,
-        device_memory=device_memory,
-        chunk=chunk,
-        state=state,
-        any_model_states=any_model_states,
-    )
+    write_logits(output, tokens, model, loading, chunk=chunk, state=state, any_model=states.any_model)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from rnn_engine.cli.options import AddOption, as_bad_parameter, bad_value, option_group
-from rnn_engine.cli.state_options import any_model_states_option
+from rnn_engine.cli.options import AddOption, Parsed, bad_value, option_group, options_of
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.settings import StateFile, StateSettings
 from rnn_engine.sampling.params import (
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from rnn_engine.requests import StateMix
     from rnn_engine.types import InitialState
 
-_MAX_TOKENS = click.option("--max-tokens", default=256, show_default=True, help="The most tokens to generate.")
+_MAX_TOKENS = click.option("--max-tokens", default=256, help="The most tokens to generate.")
 
 
 def _make_option(parameter: Parameter) -> AddOption:
@@ -49,10 +48,10 @@ def _make_option(parameter: Parameter) -> AddOption:
         )
     if kind in _PARSED:
         parse, metavar = _PARSED[kind]
-        return click.option(name, callback=parse, metavar=metavar, help=help_text)
+        return click.option(name, type=Parsed(parse), metavar=metavar, help=help_text)
     if kind == Seed:
         return click.option(name, type=int, help=help_text)
-    return click.option(name, type=kind, default=parameter.default, show_default=True, help=help_text)
+    return click.option(name, type=kind, default=parameter.default, help=help_text)
 
 
 def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[int | str, float]:
@@ -80,20 +79,15 @@ def _parse_texts(_context: click.Context, parameter: click.Parameter, texts: tup
     return texts or tuple(default)
 
 
-def _parse_steps(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    """A click callback that parses the order of sampling steps: names separated by commas, or letters."""
-    if text is None:
-        return None
+def _parse_steps(text: str) -> tuple[str, ...]:
+    """Parse the order of sampling steps: names separated by commas, or letters."""
     from rnn_engine.sampling.chain import ORDER, parse_order
 
-    with as_bad_parameter():
-        return parse_order([name.strip() for name in text.split(",")] if "," in text or text in ORDER else text)
+    return parse_order([name.strip() for name in text.split(",")] if "," in text or text in ORDER else text)
 
 
-def _parse_sampler(_context: click.Context, _parameter: click.Parameter, text: str | None) -> SamplerChoice:
-    """A click callback that parses the JSON object with which ai00 chooses a sampler."""
-    if text is None:
-        return None
+def _parse_sampler(text: str) -> SamplerChoice:
+    """Parse the JSON object with which ai00 chooses a sampler."""
     try:
         return parse_ai00(json.loads(text))
     except InvalidRequestError as error:
@@ -243,8 +237,7 @@ mix_options = option_group(
         "--mix",
         type=click.Choice(get_args(MixKind)),
         default="log",
-        show_default=True,
         help="How several states are mixed: by their weighted log-probabilities or probabilities.",
     ),
-    any_model_states_option,
+    *options_of(StateSettings, "any_model"),
 )

@@ -11,46 +11,42 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import output_file
 from rnn_engine.llm.model import Model
 from rnn_engine.llm.progress import progress_bar
-from rnn_engine.model import LoraChoice
+from rnn_engine.loading.settings import LoadSettings
 
 
 def write_logits(
     output: Path,
     tokens: Sequence[int],
     model: Path,
-    device: str,
+    loading: LoadSettings,
     *,
-    v5_group_norm_epsilon: float | None,
-    loras: Sequence[LoraChoice],
-    weights: str | None,
-    device_memory: int | None,
     chunk: int,
     state: Path | None,
-    any_model_states: bool,
+    any_model: bool,
 ) -> None:
     """Run `tokens` on a model, and write their logits and the state after them to the file `output`.
 
-    They run from the state in the file `state`, or from the fill values if it is None. With `any_model_states`, the
-    file may say that its state was made for another model. A step runs `chunk` tokens.
+    They run from the state in the file `state`, or from the fill values if it is None. With `any_model`, the file
+    may say that its state was made for another model. A step runs `chunk` tokens.
     """
     with (
         output_file(output) as file,
         progress_bar("opening the model") as report,
         Model(
             model,
-            device=device,
-            weights=weights,
-            loras=loras,
+            device=loading.device,
+            weights=loading.weights,
+            loras=loading.loras,
             tokenizer="none",
             max_sequences=1,
             max_tokens=max(min(chunk, len(tokens)), 1),
-            v5_group_norm_epsilon=v5_group_norm_epsilon,
-            device_memory=device_memory,
+            v5_group_norm_epsilon=loading.v5_group_norm_epsilon,
+            device_memory=loading.device_memory,
             progress=report,
         ) as opened,
     ):
         _check(tokens, opened.shape.vocab_size)
-        initial = None if state is None else opened.load_state(state, any_model=any_model_states)
+        initial = None if state is None else opened.load_state(state, any_model=any_model)
         logits, after = opened.forward(tokens, initial, all_logits=True)
         layers = {
             f"state.{layer}.{name}": values for name, array in after.items() for layer, values in enumerate(array)

@@ -12,24 +12,22 @@ import click
 
 from rnn_engine.bounds import STORED
 from rnn_engine.cli.options import (
-    as_bad_parameter,
+    Parsed,
     check_outputs,
     describe_shape,
-    device_memory_option,
-    lora_option,
+    find_model,
     model_argument,
-    parse_model,
+    settings_options,
     slots_option,
-    tokenizer_option,
 )
 from rnn_engine.convert.formats import FOLDER_TITLE, TITLES
 from rnn_engine.errors import ModelError
 from rnn_engine.hub import KNOWN, list_local
 from rnn_engine.llm.progress import progress_bar
+from rnn_engine.loading.settings import LoadSettings
 
 if TYPE_CHECKING:
     from rnn_engine.loading.memory import Inspection, Need
-    from rnn_engine.model import LoraChoice
 
 
 @click.command()
@@ -67,13 +65,9 @@ def _version(path: Path) -> str:
 @click.command()
 @model_argument
 @slots_option(8)
-@tokenizer_option
-@device_memory_option
-@lora_option
+@settings_options(LoadSettings, "tokenizer", "device_memory", "loras")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of text.")
-def inspect_command(
-    model: Path, slots: int, tokenizer: str, device_memory: int | None, loras: tuple[LoraChoice, ...], as_json: bool
-) -> None:
+def inspect_command(loading: LoadSettings, /, model: Path, slots: int, as_json: bool) -> None:
     """Show what a model file holds and on which devices it fits.
 
     Reads no weights. The memory on each device is shown for every format of --weights: the weights, the states of the
@@ -83,8 +77,8 @@ def inspect_command(
     from rnn_engine.loading.memory import inspect_model
     from rnn_engine.loading.runner import open_model
 
-    with open_model(model, loras) as opened:
-        found = inspect_model(opened, tokenizer, slots, device_memory)
+    with open_model(model, loading.loras) as opened:
+        found = inspect_model(opened, loading.tokenizer, slots, loading.device_memory)
         title = describe_shape(opened.shape)
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2))
@@ -129,12 +123,11 @@ def _verdict(need: Need, available: int | None) -> str:
 _FORMATS = "; ".join(f"{end}: {title}" for end, title in TITLES.items())
 
 
-def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+def _parse_weights(text: str) -> str:
     from rnn_engine.forward import WeightChoice
 
-    with as_bad_parameter():
-        WeightChoice.parse(value)
-    return value
+    WeightChoice.parse(text)
+    return text
 
 
 @click.command(
@@ -144,17 +137,16 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
     format: {_FORMATS}; any other name, or one with a slash at its end: {FOLDER_TITLE}.
     """
 )
-@click.argument("source", callback=parse_model, metavar="SRC")
+@click.argument("source", type=Parsed(find_model), metavar="SRC")
 @click.argument("name", type=click.Path(), metavar="DST")
 @click.option(
     "--weights",
     default=STORED,
-    show_default=True,
     metavar="FORMAT[,CLASS=FORMAT...]",
-    callback=_weights,
+    type=Parsed(_parse_weights),
     help="The format of the weights to write, as in `rnn-engine serve --weights`; stored keeps that of SRC.",
 )
-@lora_option
+@settings_options(LoadSettings, "loras")
 @click.option(
     "--force",
     is_flag=True,
@@ -162,7 +154,7 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
 )
 @click.pass_context
 def convert_command(
-    context: click.Context, source: Path, name: str, weights: str, loras: tuple[LoraChoice, ...], force: bool
+    context: click.Context, loading: LoadSettings, /, source: Path, name: str, weights: str, force: bool
 ) -> None:
     from rnn_engine.convert.convert import convert_model, model_bytes
     from rnn_engine.loading.memory import in_words
@@ -170,7 +162,7 @@ def convert_command(
 
     context.params["name"] = target = Path(name)  # which has no slash at its end
     check_outputs(context, {"DST": target})
-    with open_model(source, loras) as model, progress_bar("writing") as report:
+    with open_model(source, loading.loras) as model, progress_bar("writing") as report:
         title = convert_model(model, name, weights, force=force, progress=report)
         shape = describe_shape(model.shape)
     with open_model(target) as written:

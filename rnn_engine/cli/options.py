@@ -1,15 +1,14 @@
-"""Arguments and options that several subcommands share, and click callbacks that parse their values."""
+"""Arguments and options that several subcommands share, and click options of the settings that fields describe."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -20,7 +19,7 @@ import cloup
 from click.core import ParameterSource
 from cloup.formatting import HelpSection
 
-from rnn_engine.bounds import AUTO, AUTO_FORMATS, DEFAULT_DRAFT, FORMAT_NAMES, LONGEST_WAIT, MAX_DRAFT, STORED
+from rnn_engine.bounds import SETTING, Kind, Part, Setting
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import is_same_file, is_special
@@ -29,10 +28,7 @@ from rnn_engine.hub.local import WEIGHTS, could_be_wanted
 from rnn_engine.loading.settings import LoadSettings
 
 if TYPE_CHECKING:
-    from rnn_engine.model import LoraChoice
     from rnn_engine.types import ModelShape
-
-# Groups of options: a command gets the values of options that belong together as one typed object.
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -40,27 +36,202 @@ P = ParamSpec("P")
 AddOption: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 """A decorator that adds an option to a command, as `click.option` returns it."""
 
+# Types of options: finite numbers, and values that a function parses.
+
+
+@contextmanager
+def as_bad_parameter() -> Iterator[None]:
+    """While the block runs, raise BadParameter in place of InvalidRequestError; click adds the option's name."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise bad_value(error.value, error.allowed, error.message) from None
+
+
+def bad_value(value: object, allowed: str, message: str | None = None) -> click.BadParameter:
+    """Return the error for an option's wrong value, with `message` in place of the usual words."""
+    return click.BadParameter(message or f"{value!r}; expected {allowed}")
+
+
+class FiniteRange(click.FloatRange):
+    """A click type for finite numbers within a range. Click's own type accepts NaN and infinity."""
+
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+class Parsed(click.ParamType[Any]):
+    """A click type for the values that a function makes of texts; other objects, such as defaults, are values already.
+
+    The function raises InvalidRequestError or ModelError.
+    """
+
+    name = "text"
+
+    def __init__(self, parse: Callable[[str], object]) -> None:
+        self._parse = parse
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:  # noqa: ARG002
+        try:
+            with as_bad_parameter():
+                return self._parse(value) if isinstance(value, str) else value
+        except ModelError as error:
+            raise click.UsageError(str(error), ctx) from None
+
+
+def _click_type(kind: Kind) -> click.ParamType[Any]:
+    if kind.parse is not None:
+        return Parsed(kind.parse)
+    if kind.choices:
+        return click.Choice(kind.choices)
+    if kind.value_type is Path:
+        is_file = kind.metavar == "FILE"
+        return click.Path(path_type=Path, exists=kind.exists, file_okay=is_file, dir_okay=not is_file)
+    if kind.value_type is int:
+        low, high = (None if bound is None else int(bound) for bound in (kind.low, kind.high))
+        return click.INT if low is high is None else click.IntRange(low, high)
+    return FiniteRange(kind.low, kind.high, min_open=kind.is_open) if kind.value_type is float else click.STRING
+
+
+# Options of settings: a dataclass says of its fields how a user gives them (`rnn_engine.bounds.Setting`).
+
+
+def options_of(settings: type, *names: str) -> list[AddOption]:
+    """Return the options of a settings' class and of its parts, or only those of the fields called `names`."""
+    return [_make_option(field, is_optional=is_optional) for field, is_optional in _settings_in(settings, names)]
+
+
+def parameters_of(settings: type, *names: str) -> list[str]:
+    """Return the names of the click parameters of the same options."""
+    return [_parameter(field) for field, _ in _settings_in(settings, names)]
+
+
+def make(settings: type[T], values: dict[str, Any], **given: object) -> T:
+    """Return settings of the values of their options, which are taken out of `values`, and of those that are `given`.
+
+    A field whose option is not among the values keeps its default. Raises UsageError for an option that needs another.
+    """
+    return settings(**_collect(settings, values, given))
+
+
+def _collect(settings: type, values: dict[str, Any], given: Mapping[str, object]) -> dict[str, object]:
+    made = dict(given)
+    for field in fields(settings):
+        found = field.metadata.get(SETTING)
+        if field.name in given:
+            continue
+        if isinstance(found, Part):
+            made[field.name] = make(found.settings, values) if found.needed is None else _make_optional(found, values)
+        elif isinstance(found, Setting) and _parameter(field) in values:
+            made[field.name] = values.pop(_parameter(field))
+    return made
+
+
+def _make_optional(part: Part, values: dict[str, Any]) -> object:
+    """Return a part of settings, or None if its first field is not given."""
+    made = {name: value for name, value in _collect(part.settings, values, {}).items() if value is not None}
+    first, *others = fields(part.settings)
+    if first.name in made:
+        return part.settings(**made)
+    for field in others:
+        if field.name in made:
+            raise click.UsageError(f"{_option(field)} needs {_option(first)}, {part.needed}")
+    return None
+
+
+def _settings_in(settings: type, names: Sequence[str], is_optional: bool = False) -> Iterator[tuple[Field[Any], bool]]:
+    """Yield the fields with settings, and whether they are in a part that may be missing."""
+    for field in fields(settings):
+        found = field.metadata.get(SETTING)
+        if found is None or (names and field.name not in names):
+            continue
+        if isinstance(found, Part):
+            yield from _settings_in(found.settings, (), is_optional or found.needed is not None)
+        else:
+            yield field, is_optional
+
+
+def _option(field: Field[Any]) -> str:
+    """Return the name of the option for a field; of a part, that of its first field."""
+    found = field.metadata[SETTING]
+    if isinstance(found, Part):
+        return _option(fields(found.settings)[0])
+    named = next((name for name in found.names if name.startswith("--")), f"--{field.name.replace('_', '-')}")
+    return named.partition("/")[0]
+
+
+def _parameter(field: Field[Any]) -> str:
+    return _option(field).removeprefix("--").replace("-", "_")
+
+
+def _make_option(field: Field[Any], *, is_optional: bool) -> AddOption:
+    found: Setting = field.metadata[SETTING]
+    kind, meaning, is_repeated = found.kind, found.help, field.default == ()
+    has_default = field.default not in (MISSING, None, ())
+    default = found.text or (kind.write(field.default) if has_default else None)
+    if is_repeated:
+        meaning += " May be given several times."
+    if is_optional and default is not None:  # None shows that it was not given
+        meaning += f"  [default: {default:g}]" if isinstance(default, float) else f"  [default: {default}]"
+        default = None
+    return click.option(
+        *(found.names or (_option(field),)),
+        _parameter(field),
+        type=None if kind.value_type is bool else _click_type(kind),
+        is_flag=kind.value_type is bool,
+        multiple=is_repeated,
+        metavar=kind.metavar,
+        default=default,
+        show_default=isinstance(default, str | int | float) and default != "",
+        envvar=found.env,
+        show_envvar=found.env is not None,
+        help=meaning,
+    )
+
+
+# Groups of options: a command gets the values of options that belong together as one typed object.
+
 
 def option_group(
-    title: str, make: Callable[..., T], *options: AddOption
+    title: str | None, make: Callable[..., T], *options: AddOption, names: Iterable[str] | None = None
 ) -> Callable[[Callable[Concatenate[T, P], None]], Callable[P, None]]:
     """Return a decorator that adds options to a command and passes it one object, made of their values by `make`.
 
-    The object is the command's first argument. The parameters of `make` have the names of options; an option with
-    another name stays one of the command's own. A parameter without an option keeps its default. A command with several
-    groups takes the object of the nearest decorator first.
+    The object is the command's first argument. `names` are the options that `make` takes, by default its parameters; an
+    option with another name stays one of the command's own. A command with several groups takes the object of the
+    nearest decorator first. Without a title, the options are not apart from others in the help.
     """
-    names = tuple(signature(make).parameters)
+    taken = tuple(signature(make).parameters if names is None else names)
 
     def add(command: Callable[Concatenate[T, P], None]) -> Callable[P, None]:
         @wraps(command)
         def with_group(*arguments: P.args, **values: P.kwargs) -> None:
-            made = make(**{name: values.pop(name) for name in names if name in values})
+            made = make(**{name: values.pop(name) for name in taken})
             command(made, *arguments, **values)
 
-        return cloup.option_group(title, *options)(with_group)
+        decorated: Callable[..., Any] = with_group
+        if title is not None:
+            return cloup.option_group(title, *options)(decorated)
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
 
     return add
+
+
+def settings_options(
+    settings: type[T], *names: str, title: str | None = None
+) -> Callable[[Callable[Concatenate[T, P], None]], Callable[P, None]]:
+    """Return a decorator for the options of a settings' class, or of its fields called `names`; see `option_group`."""
+
+    def make_settings(**values: Any) -> T:  # noqa: ANN401
+        return make(settings, values)
+
+    options, parameters = options_of(settings, *names), parameters_of(settings, *names)
+    return option_group(title, make_settings, *options, names=parameters)
 
 
 # The help of commands with many options.
@@ -113,48 +284,7 @@ class LongCommand(cloup.Command):
         formatter.write(f"\n{num_left_out} more options: `{ctx.command_path} --help-all` shows them.\n")
 
 
-# Types of options with numbers: sizes in bytes, such as 4096, 256M or 2G, and finite numbers in a range.
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-@contextmanager
-def as_bad_parameter() -> Iterator[None]:
-    """While the block runs, raise BadParameter in place of InvalidRequestError; click adds the option's name."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        raise bad_value(error.value, error.allowed, error.message) from None
-
-
-def bad_value(value: object, allowed: str, message: str | None = None) -> click.BadParameter:
-    """Return the error for an option's wrong value, with `message` in place of the usual words."""
-    return click.BadParameter(message or f"{value!r}; expected {allowed}")
-
-
-class FiniteRange(click.FloatRange):
-    """A click type for finite numbers within a range. Click's own type accepts NaN and infinity."""
-
-    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number", param, ctx)
-        return number
-
-
-def parse_size(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    """A click callback that parses a number of bytes such as 4096 or 256M. K, M, G and T are powers of 1024."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)", text, re.IGNORECASE)
-    if match is None:
-        raise bad_value(text, "a whole number of bytes, such as 0, 4096, 256M or 2G")
-    return int(match[1]) * _UNITS[match[2].upper()]
-
-
-def size_in_words(num_bytes: int) -> str:
-    unit = max((name for name in _UNITS if num_bytes % _UNITS[name] == 0), key=_UNITS.__getitem__)
-    return f"{num_bytes // _UNITS[unit]}{unit}"
+# Models, and what several commands ask for.
 
 
 def find_model(value: str | None) -> Path:
@@ -193,177 +323,16 @@ def names_model(word: str) -> bool:
     return word.endswith((*WEIGHTS, ".prefab")) or os.path.exists(word)  # `os.path.exists`, unlike Path, takes any text
 
 
-def parse_model(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:
-    """A click callback that finds a model, as `find_model` does."""
+def _find_model(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:
     return find_model(value)
 
 
-model_argument = click.argument("model", required=False, callback=parse_model, metavar="[MODEL]")
-device_option = click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    metavar="auto|INDEX|NAME|cpu",
-    help="auto, cpu (numpy), or the index or a part of the name of a device that `rnn-engine devices` lists.",
-)
+model_argument = click.argument("model", required=False, callback=_find_model, metavar="[MODEL]")
 
+LOADING = tuple(field.name for field in fields(LoadSettings) if field.name != "reranker")
+"""The fields of `LoadSettings` whose options all commands have that load an engine."""
 
-def _weights(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value is None or value == AUTO:
-        return value
-    from rnn_engine.forward import WeightChoice
-
-    try:
-        WeightChoice.parse(value)
-    except InvalidRequestError as error:
-        raise bad_value(value, f"{AUTO}, or {error.allowed}") from None
-    return value
-
-
-weights_option = click.option(
-    "--weights",
-    show_default="f16, but stored for a quantised file",
-    metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N][,activations=f32|int8]",
-    callback=_weights,
-    help=f"The format of the matrices on the device: {', '.join((*FORMAT_NAMES, STORED))}. CLASS is att, ffn, "
-    "first (the first layer), last (the last layer), head, emb or adapters. With layers=N, the layers from N on are "
-    "f16. Example: int4,head=int8. With activations=int8, the inputs of matrices in int8 or q8_0 are rounded to bytes, "
-    f"too. auto takes the first of {', '.join(AUTO_FORMATS)} that fits into the device's memory; for a quantised file, "
-    f"{STORED} takes the place of {AUTO_FORMATS[0]}. On cpu, all matrices are f32.",
-)
-device_memory_option = click.option(
-    "--device-memory",
-    callback=parse_size,
-    metavar="SIZE",
-    help="How much of the device's memory the model may take, such as 6G.  [default: this computer's free memory; "
-    "for a discrete GPU it is unknown and not checked]",
-)
-
-
-def _tune_seconds(_context: click.Context, _parameter: click.Parameter, value: str) -> float | None:
-    if value == "auto":
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e6:
-        raise bad_value(value, "auto, or a number of seconds of at least 0")
-    return seconds
-
-
-tune_option = click.option(
-    "--tune",
-    "tune_seconds",
-    default="auto",
-    show_default=True,
-    envvar="RNN_ENGINE_TUNE",
-    show_envvar=True,
-    callback=_tune_seconds,
-    metavar="auto|SECONDS",
-    help="How long the first load on a device may search for the fastest kernels; later loads use them, too. auto is "
-    "10 seconds for a model of 64 MB or more on a GPU, and no search otherwise; 0 uses fixed kernels.",
-)
-v5_epsilon_option = click.option(
-    "--v5-group-norm-eps",
-    "v5_group_norm_epsilon",
-    type=FiniteRange(min=0, min_open=True),
-    metavar="NUMBER",
-    help="The epsilon of the group norm of an RWKV-5 that was trained with another one, such as 1e-5.  [default: "
-    "64e-5]",
-)
-
-
-def _loras(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[LoraChoice, ...]:
-    if not values:
-        return ()
-    from rnn_engine.model import LoraChoice
-
-    with as_bad_parameter():
-        return tuple(map(LoraChoice.parse, values))
-
-
-lora_option = click.option(
-    "--lora",
-    "loras",
-    multiple=True,
-    metavar="FILE[:ALPHA]",
-    callback=_loras,
-    help="A LoRA to merge into the weights: a file of ai00 or BlinkDL with its alpha, one of RWKV-PEFT (PiSSA, DiSHA, "
-    "Bone), or a folder of PEFT. May be given several times.",
-)
-tokenizer_option = click.option(
-    "--tokenizer",
-    default="auto",
-    show_default=True,
-    metavar="auto|world|none|FILE",
-    help="auto finds the tokenizer that fits the model; none takes only token ids; FILE is a tokenizer.json or a "
-    "vocabulary.",
-)
-
-chat_template_option = click.option(
-    "--chat-template",
-    default="auto",
-    show_default=True,
-    metavar="auto|world|FILE",
-    help="How conversations become a prompt. auto takes the model's own template, else RWKV World's; FILE is a Jinja "
-    "template, or JSON as the user guide describes it.",
-)
-
-
-def _parse_reranker(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path | None:
-    return None if value is None else find_model(value)
-
-
-reranker_option = click.option(
-    "--reranker",
-    callback=_parse_reranker,
-    metavar="MODEL",
-    help="The reranker of the first model, which must be an embedding model: it ranks documents by the states after "
-    "them.",
-)
-speculate_option = click.option(
-    "--speculate",
-    type=click.IntRange(0, MAX_DRAFT),
-    default=DEFAULT_DRAFT,
-    show_default=True,
-    metavar="TOKENS",
-    help="The most tokens of a draft: a guess from earlier text, which a step checks at once if that is faster. The "
-    "answers stay the same. 0 makes no drafts.",
-)
-
-_LOADING = (
-    tokenizer_option,
-    chat_template_option,
-    device_option,
-    weights_option,
-    device_memory_option,
-    tune_option,
-    v5_epsilon_option,
-    lora_option,
-    speculate_option,
-)
-loading_options = option_group("Model and device", LoadSettings, *_LOADING)
-served_loading_options = option_group("Model and device", LoadSettings, *_LOADING, reranker_option)
-
-
-def _policy_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    from rnn_engine.scheduler import parse_policy
-
-    with as_bad_parameter():
-        parse_policy(value)
-    return value
-
-
-batching_option = click.option(
-    "--batching",
-    default="eager",
-    show_default=True,
-    callback=_policy_name,
-    metavar="POLICY",
-    help="How a step waits for more requests: eager (not at all), k:NUMBER (for this many), t:SECONDS, "
-    f"k-or-t:NUMBER,SECONDS, or adaptive (if waiting is likely to pay). SECONDS are at most {LONGEST_WAIT:g}.",
-)
+loading_options = settings_options(LoadSettings, *LOADING, title="Model and device")
 
 
 def slots_option(default: int) -> AddOption:
@@ -371,15 +340,12 @@ def slots_option(default: int) -> AddOption:
         "--slots",
         type=click.IntRange(min=1),
         default=default,
-        show_default=True,
         help="How many sequences run at the same time. Each keeps its state on the device.",
     )
 
 
-def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[int] | None:
-    """A click callback that parses token ids from `1,2,3` or from a .npy file with one axis of whole numbers."""
-    if text is None:
-        return None
+def parse_tokens(text: str) -> list[int]:
+    """Parse token ids from `1,2,3` or from a .npy file with one axis of whole numbers. Raises BadParameter."""
     if not text.endswith(".npy"):
         try:
             return [int(part) for part in text.split(",")]

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, get_args
+from typing import Any, Concatenate, Final, ParamSpec
 
 import click
+import cloup
 
-from rnn_engine.chat_template.answer import ReasoningFormat
+from rnn_engine.bounds import LONGEST_WAIT
 from rnn_engine.cli.config_file import config_option, configured_models
 from rnn_engine.cli.options import (
-    FiniteRange,
+    AddOption,
+    Parsed,
     bad_value,
-    batching_option,
     find_model,
-    option_group,
-    served_loading_options,
+    make,
+    options_of,
     slots_option,
 )
-from rnn_engine.cli.server_options import connection_options, door_options, limit_options, log_options
-from rnn_engine.cli.state_options import cache_options, state_options
 from rnn_engine.hub import model_name
 from rnn_engine.loading.settings import LoadSettings, StateSettings
+from rnn_engine_server.auth.keys import ApiKey, check_key_name, read_keys
 from rnn_engine_server.core.settings import AuthSettings, ConnectionSettings, Limits, ServerSettings
 from rnn_engine_server.telemetry.logs import LogSettings
 from rnn_engine_states.cache.config import CacheConfig
@@ -63,296 +62,93 @@ def _parse_models(context: click.Context, _parameter: click.Parameter, values: S
     return models
 
 
-models_argument = click.argument("models", nargs=-1, callback=_parse_models, metavar="[[NAME=]MODEL]...")
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModels:
-    """The options for a server's models: their files, how requests choose one, and what admins may change."""
-
-    models: tuple[NamedModel, ...]
-    default_model: str | None
-    model_folder: Path | None
-    admin_folders: tuple[Path, ...]
-    unzip_folders: tuple[Path, ...]
-    embed_model: Path | None
-    any_model: bool | None
-    idle_unload: float | None
-
-
-models_options = option_group(
-    "Several models",
-    ServedModels,
-    click.option(
-        "--default-model",
-        metavar="NAME",
-        help="The model that answers requests that name no model.  [default: the first]",
-    ),
-    click.option(
-        "--model-folder",
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
-        metavar="FOLDER",
-        help="Let admins load models from this folder while the server runs, by POST /admin/models/load.",
-    ),
-    click.option(
-        "--admin-folder",
-        "admin_folders",
-        multiple=True,
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
-        metavar="FOLDER",
-        help="Let admins read files in this folder and write settings there, as in ai00's assets/configs. May be given "
-        "several times.",
-    ),
-    click.option(
-        "--unzip-folder",
-        "unzip_folders",
-        multiple=True,
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
-        metavar="FOLDER",
-        help="Let admins unpack archives into folders within this folder, and replace those that exist. May be given "
-        "several times.",
-    ),
-    click.option(
-        "--embed-model",
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
-        metavar="FOLDER",
-        help="Answer ai00's /api/oai/embeds with the embedding model in this folder: ONNX with its tokenizer.json. "
-        "Needs the extra `embeds`.",
-    ),
-    click.option(
-        "--any-model/--known-models",
-        default=None,
-        help="Let the default model answer requests for an unknown model, instead of the status 404.  "
-        "[default: if one model is served, without --strict]",
-    ),
-    click.option(
-        "--idle-unload",
-        type=FiniteRange(min=0, min_open=True),
-        metavar="SECONDS",
-        help="Unload a model that no request has used for this long; the next request for it loads it again.  "
-        "[default: never]",
-    ),
-)
-
-
 P = ParamSpec("P")
 
-_DEFAULT = ServerSettings()
-_JOBS = "jobs"  # the folder within that of the states
-
-
-def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
-    """A click callback that parses a file's permissions in octal digits, such as 660."""
-    if not re.fullmatch("[0-7]{3,4}", text):
-        raise bad_value(text, "three or four octal digits, such as 660")
-    return int(text, 8)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """The options for how the server reads and runs requests."""
-
-    slots: int
-    batching: str
-    reasoning_format: ReasoningFormat
-    strict: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessOptions:
-    """The options for the server's address and for how its process ends."""
-
-    host: str
-    port: int
-    unix_socket: Path | None
-    unix_socket_mode: int
-    root_path: str
-    web: bool
-    drain_seconds: float
-    exit_on_failure: bool
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """The options for files, batches and tuning jobs."""
-
-    job_folder: Path | None
-    tuning_share: float
+_JOBS: Final = "jobs"  # the folder within that of the states
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The values of all options of `rnn-engine serve`, with one field for each group of options."""
+    """The values of all options of `rnn-engine serve`."""
 
+    models: Sequence[NamedModel]
+    default_model: str | None
+    slots: int
+    batching: str
     loading: LoadSettings
-    requests: RequestOptions
-    process: ProcessOptions
-    served: ServedModels
     cache: CacheConfig
     states: StateSettings
-    collection_folder: Path | None
-    jobs: JobOptions
-    auth: AuthSettings
-    limits: Limits
-    connections: ConnectionSettings
-    logs: LogSettings
-
-    @property
-    def settings(self) -> ServerSettings:
-        process, served = self.process, self.served
-        return ServerSettings(
-            host=process.host,
-            port=process.port,
-            unix_socket=process.unix_socket,
-            unix_socket_mode=process.unix_socket_mode,
-            root_path=process.root_path,
-            web=process.web,
-            drain_seconds=process.drain_seconds,
-            exit_on_failure=process.exit_on_failure,
-            reasoning_format=self.requests.reasoning_format,
-            strict=self.requests.strict,
-            model_folder=served.model_folder,
-            admin_folders=served.admin_folders,
-            unzip_folders=served.unzip_folders,
-            embed_model=served.embed_model,
-            collection_folder=self.collection_folder,
-            job_folder=self._job_folder,
-            tuning_share=self.jobs.tuning_share,
-            loading=self.loading,
-            any_model=served.any_model,
-            idle_unload_seconds=served.idle_unload,
-            auth=self.auth,
-            limits=self.limits,
-            connections=self.connections,
-            logs=self.logs,
-        )
-
-    @property
-    def _job_folder(self) -> Path | None:
-        """The folder of jobs, by default one beside the persistent states; None = a temporary one."""
-        states = self.states.folder
-        return self.jobs.job_folder or (None if states is None else states / _JOBS)
+    settings: ServerSettings
 
 
-_request_options = option_group(
-    "Requests",
-    RequestOptions,
-    slots_option(8),
-    batching_option,
-    click.option(
-        "--reasoning-format",
-        type=click.Choice(get_args(ReasoningFormat)),
-        default=_DEFAULT.reasoning_format,
-        show_default=True,
-        help="auto and deepseek return the thoughts in <think>...</think> as `reasoning_content`; none leaves them in "
-        "the content.",
-    ),
-    click.option(
-        "--strict/--no-strict",
-        default=_DEFAULT.strict,
-        show_default=True,
-        help="Refuse requests with unknown fields. --no-strict ignores these fields and lists them in the answer's "
-        "header X-Left-Out, unless a name looks misspelled. Both accept null and known fields that can't change the "
-        "answer, and both refuse known fields of other systems that would change the answer.",
-    ),
-)
-_process_options = option_group(
-    "Address and process",
-    ProcessOptions,
-    config_option,
-    click.option(
-        "-i",
-        "--host",
-        "--ip",
-        "host",
-        default="127.0.0.1",
-        show_default=True,
-        help="The address to listen on. 0.0.0.0 listens on all addresses, and needs an API key or --open.",
-    ),
-    click.option(
-        "-p",
-        "--port",
-        type=click.IntRange(0, 65535),
-        default=65530,
-        show_default=True,
-        help="The port to listen on; 0 takes any free port.",
-    ),
-    click.option(
-        "--unix-socket",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Listen on a Unix socket at this path instead of a port.",
-    ),
-    click.option(
-        "--unix-socket-mode",
-        callback=_parse_mode,
-        metavar="MODE",
-        default=f"{_DEFAULT.unix_socket_mode:o}",
-        show_default=True,
-        help="The permissions of the Unix socket's file, in octal digits.",
-    ),
-    click.option(
-        "--root-path",
-        metavar="PATH",
-        default=_DEFAULT.root_path,
-        help="Serve under this path, too, such as /llm, for a proxy that passes on paths that begin with it. A proxy "
-        "that removes it needs no such option.",
-    ),
-    click.option(
-        "--web/--no-web",
-        default=_DEFAULT.web,
-        show_default=True,
-        help="Serve the web page at /. With --no-web, / is the reference of the routes, like /docs.",
-    ),
-    click.option(
-        "--drain-seconds",
-        type=FiniteRange(min=0),
-        metavar="SECONDS",
-        default=_DEFAULT.drain_seconds,
-        show_default=True,
-        help="How long running requests may go on after a signal to stop.",
-    ),
-    click.option(
-        "--exit-on-failure",
-        is_flag=True,
-        help="Exit with code 1 if a failed device can't be opened again, so that a supervisor restarts the server.",
-    ),
-)
+def _parse_batching(text: str) -> str:
+    from rnn_engine.scheduler import parse_policy
+
+    parse_policy(text)
+    return text
 
 
-def _collection_folder(collection_folder: Path | None) -> Path | None:
-    return collection_folder
-
-
-_collection_options = option_group(
-    "Collections of documents",
-    _collection_folder,
-    click.option(
-        "--collection-folder",
-        type=click.Path(path_type=Path, file_okay=False),
-        help="Keep collections of documents in this folder over restarts. Use --cache-folder, too, so that the states "
-        "after the documents are kept.  [default: keep them in memory]",
+_GROUPS: Final[Mapping[str, Sequence[AddOption]]] = {
+    "Model and device": options_of(LoadSettings),
+    "Requests": (
+        slots_option(8),
+        click.option(
+            "--batching",
+            default="eager",
+            type=Parsed(_parse_batching),
+            metavar="POLICY",
+            help="How a step waits for more requests: eager (not at all), k:NUMBER (for this many), t:SECONDS, "
+            f"k-or-t:NUMBER,SECONDS, or adaptive (if waiting is likely to pay). SECONDS are at most {LONGEST_WAIT:g}.",
+        ),
+        *options_of(ServerSettings, "reasoning_format", "strict"),
     ),
-)
-
-
-_job_options = option_group(
-    "Jobs",
-    JobOptions,
-    click.option(
-        "--job-folder",
-        type=click.Path(path_type=Path, file_okay=False),
-        help="Keep files, batches and tuning jobs in this folder over restarts. Only one server at a time may use it.  "
-        f"[default: {_JOBS} in --state-folder, or else a temporary folder]",
+    "Address and process": (
+        config_option,
+        *options_of(ServerSettings, "host", "port", "unix_socket", "unix_socket_mode", "root_path", "web"),
+        *options_of(ServerSettings, "drain_seconds", "exit_on_failure"),
     ),
-    click.option(
-        "--tuning-share",
-        type=FiniteRange(min=0, max=1),
-        metavar="SHARE",
-        default=_DEFAULT.tuning_share,
-        show_default=True,
-        help="The share of time that tuning a state may take while requests run. Without requests, it takes all.",
+    "Several models": (
+        click.option(
+            "--default-model",
+            metavar="NAME",
+            help="The model that answers requests that name no model.  [default: the first]",
+        ),
+        *options_of(ServerSettings, "model_folder", "admin_folders", "unzip_folders", "embed_model"),
+        *options_of(ServerSettings, "any_model", "idle_unload_seconds"),
     ),
-)
+    "Kept states": options_of(CacheConfig),
+    "States by name": options_of(StateSettings),
+    "Collections of documents": options_of(ServerSettings, "collection_folder"),
+    "Jobs": options_of(ServerSettings, "job_folder", "tuning_share"),
+    "Access": (
+        click.option(
+            "--api-key",
+            metavar="KEY",
+            envvar="RNN_ENGINE_API_KEY",
+            show_envvar=True,
+            help="Accept only requests with the header `Authorization: Bearer KEY`. Other users of this machine can "
+            "see this option in the list of processes, but not the environment variable.  [default: accept requests "
+            "from this machine]",
+        ),
+        click.option(
+            "--api-key-file",
+            type=click.Path(path_type=Path, dir_okay=False),
+            envvar="RNN_ENGINE_API_KEY_FILE",
+            show_envvar=True,
+            help="A file of API keys, one a line as NAME:SCOPE KEY; `rnn-engine key` makes such lines.",
+        ),
+        click.option(
+            "--app-key",
+            multiple=True,
+            metavar="NAME=KEY",
+            help="An API key of the scope admin and its name, like ai00's app_keys. May be given several times.",
+        ),
+        *options_of(AuthSettings),
+    ),
+    "Limits of a request": options_of(Limits),
+    "Connections": options_of(ConnectionSettings),
+    "Log": options_of(LogSettings),
+}
 
 
 def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None]) -> Callable[P, None]:
@@ -361,51 +157,46 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
     This is a decorator. The `ServeOptions` is the command's first argument.
     """
 
-    @models_argument
-    @served_loading_options
-    @_request_options
-    @_process_options
-    @models_options
-    @cache_options
-    @state_options
-    @_collection_options
-    @_job_options
-    @door_options
-    @limit_options
-    @connection_options
-    @log_options
     @wraps(serve_command)
     def with_options(
-        logs: LogSettings,
-        connections: ConnectionSettings,
-        limits: Limits,
-        auth: AuthSettings,
-        jobs: JobOptions,
-        collection_folder: Path | None,
-        states: StateSettings,
-        cache: CacheConfig,
-        served: ServedModels,
-        process: ProcessOptions,
-        requests: RequestOptions,
-        loading: LoadSettings,
-        /,
-        *arguments: P.args,
-        **values: P.kwargs,
+        *arguments: Any,  # noqa: ANN401
+        models: Sequence[NamedModel],
+        default_model: str | None,
+        slots: int,
+        batching: str,
+        api_key: str | None,
+        api_key_file: Path | None,
+        app_key: Sequence[str],
+        **values: Any,  # noqa: ANN401
     ) -> None:
-        options = ServeOptions(
-            loading,
-            requests,
-            process,
-            served,
-            cache,
-            states,
-            collection_folder,
-            jobs,
-            auth,
-            limits,
-            connections,
-            logs,
-        )
+        keys = _read_all_keys(api_key, api_key_file, app_key)
+        loading, states = make(LoadSettings, values), make(StateSettings, values)
+        cache = make(CacheConfig, values).with_one_precision()
+        settings = make(ServerSettings, values, loading=loading, auth=make(AuthSettings, values, keys=keys))
+        if settings.job_folder is None and states.folder is not None:
+            settings = replace(settings, job_folder=states.folder / _JOBS)
+        options = ServeOptions(models, default_model, slots, batching, loading, cache, states, settings)
         serve_command(options, *arguments, **values)
 
-    return with_options
+    command: Callable[..., Any] = with_options
+    for title, options in reversed(tuple(_GROUPS.items())):
+        command = cloup.option_group(title, *options)(command)
+    argument = click.argument("models", nargs=-1, callback=_parse_models, metavar="[[NAME=]MODEL]...")
+    return argument(command)
+
+
+def _read_all_keys(api_key: str | None, file: Path | None, app_keys: Sequence[str]) -> tuple[ApiKey, ...]:
+    keys = () if file is None else read_keys(file)
+    if api_key is not None:
+        keys = (ApiKey.of(api_key), *keys)
+    keys = (*map(_app_key, app_keys), *keys)
+    if file is not None and not keys:
+        raise click.UsageError(f"--api-key-file {file} contains no key")
+    return keys
+
+
+def _app_key(text: str) -> ApiKey:
+    name, equals, key = text.partition("=")
+    if not equals:
+        raise click.UsageError("--app-key has no name; expected NAME=KEY")  # the text may be a key
+    return ApiKey.of(key, check_key_name(name))

@@ -9,11 +9,10 @@ from typing import TypeAlias
 
 import click
 
+from rnn_engine.cli.logs import log_on_stderr
 from rnn_engine.cli.options import describe_shape
 from rnn_engine.cli.serve_options import NamedModel, ServeOptions
-from rnn_engine.cli.server_options import log_on_stderr
-from rnn_engine.cli.session import EngineChoice
-from rnn_engine.cli.state_options import with_demo_state
+from rnn_engine.cli.session import EngineChoice, with_demo_state
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineInfo, EngineLike
@@ -30,22 +29,22 @@ LoadChoice: TypeAlias = Callable[[EngineChoice, Progress], Awaitable[EngineLike]
 def serve(load: LoadChoice, options: ServeOptions) -> None:
     """Load the models of `options`, each by calling `load`, and serve them over HTTP until a signal to stop."""
     freeze_modules()
-    with log_on_stderr(options.logs):
-        served = options.served
-        load_all = partial(load_models, _first_choice(options), served.models, served.default_model, load)
-        run(load_all, options.settings, partial(_announce, has_keys=bool(options.auth.keys)))
+    settings = options.settings
+    with log_on_stderr(settings.logs):
+        load_all = partial(load_models, _first_choice(options), options.models, options.default_model, load)
+        run(load_all, settings, partial(_announce, has_keys=bool(settings.auth.keys)))
 
 
 def _first_choice(options: ServeOptions) -> EngineChoice:
     """Return the settings with which the first model is loaded."""
-    model, limits = options.served.models[0].path, options.limits
+    model, limits = options.models[0].path, options.settings.limits
     return EngineChoice(
         model,
         options.loading,
-        options.requests.slots,
+        options.slots,
         cache=options.cache,
         states=with_demo_state(model, options.states),
-        batching=options.requests.batching,
+        batching=options.batching,
         queue_seconds=limits.max_queue_seconds,
         max_queued=limits.max_queued,
         grammar_seconds=limits.max_grammar_seconds,

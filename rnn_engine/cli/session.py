@@ -6,17 +6,18 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rnn_engine.bounds import MAX_QUEUED
+from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.engine import Engine
 from rnn_engine.forward import Progress
 from rnn_engine.hub import model_name
 from rnn_engine.interface import EngineLike
 from rnn_engine.llm.progress import progress_bar
-from rnn_engine.loading.settings import LoadSettings, StateSettings
+from rnn_engine.loading.settings import LoadSettings, StateFile, StateSettings
 from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.frozen import FrozenState
@@ -38,6 +39,17 @@ class EngineChoice:
     max_queued: int = MAX_QUEUED
     grammar_seconds: float = 2.0
     name: str | None = None  # None = the file's name without its ending
+
+
+def with_demo_state(model: Path, states: StateSettings) -> StateSettings:
+    """Return the state settings `states` with the demo model's own state added, if `model` is the demo model.
+
+    It is not added if a state in `states` has the same name, and it does not become the default.
+    """
+    demo = StateFile(pirate_state_path(), "pirate")
+    if model != model_path() or any((file.name or file.path.stem) == demo.name for file in states.files):
+        return states
+    return replace(states, files=[*states.files, demo])
 
 
 async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None) -> Engine:

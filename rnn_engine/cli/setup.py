@@ -54,7 +54,6 @@ def pull_command(model: str) -> None:
     "--scope",
     type=click.Choice([scope.value for scope in Scope]),
     default=Scope.MANAGE.value,
-    show_default=True,
     help="use: run the model; manage: also keep states of its own; admin: also see and change everything on the "
     "server.",
 )
@@ -62,7 +61,6 @@ def pull_command(model: str) -> None:
     "--weight",
     default="1",
     metavar="NUMBER",
-    show_default=True,
     help="The key's share of the slots and the queue: a key of weight 2 gets twice as much as one of weight 1.",
 )
 @click.option(

@@ -19,7 +19,7 @@ from rnn_engine.backward import TrainingDocument
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.options import command_to_resume
 from rnn_engine.cli.reports import write_page
-from rnn_engine.cli.state_tuning_options import DataOptions, DeviceOptions, RunOptions
+from rnn_engine.cli.tune_state import DataOptions, RunOptions
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import delete_file, delete_unfinished
 from rnn_engine.llm.llm import LLM
@@ -27,6 +27,7 @@ from rnn_engine.llm.progress import TuningBar, progress_bar, tuning_bar
 from rnn_engine.llm.results import SamplingParams
 from rnn_engine.llm.state import State
 from rnn_engine.llm.tuner import Tuner
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.training.data import DataReport, Oddities, TextMaker
 from rnn_engine.training.tuner import Judged, Progress, RateTried, TunerSettings, Updated
 
@@ -74,7 +75,7 @@ def tune_state(
     model: Path,
     data: Path,
     output: Path,
-    device: DeviceOptions,
+    loading: LoadSettings,
     run: RunOptions,
     examples: DataOptions,
     *,
@@ -103,13 +104,13 @@ def tune_state(
             checkpoint=checkpoint,
             checkpoint_seconds=run.checkpoint_seconds,
             resume=resume,
-            any_model=run.any_model_states,
-            device=device.device,
-            weights=device.weights,
-            device_memory=device.device_memory,
-            tokenizer=device.tokenizer,
-            chat_template=device.chat_template,
-            loras=device.loras,
+            any_model=run.any_model,
+            device=loading.device,
+            weights=loading.weights,
+            device_memory=loading.device_memory,
+            tokenizer=loading.tokenizer,
+            chat_template=loading.chat_template,
+            loras=loading.loras,
             progress=progress,
         )
     begun = time.monotonic()
@@ -128,14 +129,14 @@ def tune_state(
             model=model.name,
             data=data.name,
             output=output.name,
-            device=device.device,
+            device=loading.device,
             rate=tuner.rate,
             seconds=time.monotonic() - begun,
             report=tuner.data.report,
             progress=tuner.progress,
             samples=(),
         )
-    samples = _make_samples(model, device, tuner.maker, tuner.data.held_out, tuner.start, tuner.best)
+    samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, tuner.start, tuner.best)
     made = replace(made, samples=samples)
     _print(made)
     if report is not None:
@@ -199,7 +200,7 @@ def _run(tuner: Tuner, bar: TuningBar) -> None:
 
 def _make_samples(
     model: Path,
-    device: DeviceOptions,
+    loading: LoadSettings,
     maker: TextMaker,
     documents: Sequence[TrainingDocument],
     start: State,
@@ -212,12 +213,12 @@ def _make_samples(
     params = SamplingParams(temperature=0.0, max_tokens=_SAMPLE_TOKENS, stop=stop, stop_token_ids=(0, *stop_tokens))
     with LLM(
         model,
-        device=device.device,
-        weights=device.weights,
+        device=loading.device,
+        weights=loading.weights,
         num_slots=_NUM_SAMPLES,
-        tokenizer=device.tokenizer,
-        chat_template=device.chat_template,
-        loras=device.loras,
+        tokenizer=loading.tokenizer,
+        chat_template=loading.chat_template,
+        loras=loading.loras,
         cache=None,
     ) as llm:
         before, after = (llm.generate(prompts, params, state=state, progress=False) for state in (start, best))

@@ -2,20 +2,107 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
 import cloup
 
-from rnn_engine.cli.options import check_outputs, model_and_file
-from rnn_engine.cli.state_tuning_options import (
-    DataOptions,
-    DeviceOptions,
-    RunOptions,
-    data_options,
-    device_options,
-    run_options,
-)
+from rnn_engine.bounds import AUTO, FLAG, Kind, setting
+from rnn_engine.cli.options import check_outputs, model_and_file, settings_options
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.loading.settings import LoadSettings
+
+
+def _parse_held_out(text: str) -> float | Path | None:
+    if text == AUTO:
+        return None
+    try:
+        share = float(text)
+    except ValueError:
+        return Path(text)
+    if not 0 < share < 1:
+        raise InvalidRequestError("held_out", text, "auto, a share between 0 and 1, or a file")
+    return share
+
+
+def _parse_rate(text: str) -> float | None:
+    if text == AUTO:
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 1e6:
+        raise InvalidRequestError("rate", text, "auto, or a number greater than 0")
+    return rate
+
+
+_POSITIVE, _NOT_NEGATIVE = Kind(int, low=1), Kind(int, low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class DataOptions:
+    """The options of the examples: the held-out part, and what becomes of examples that can't be used."""
+
+    held_out: float | Path | None = setting(
+        None,
+        "The share of the examples, or a file with others, by which the state is judged and which it does not learn. "
+        "auto is a twentieth, but at least 8 examples, or a fifth if that is fewer.",
+        Kind(metavar="auto|SHARE|FILE", parse=_parse_held_out),
+        text=AUTO,
+    )
+    bad_lines: Literal["error", "skip"] = setting(
+        "error", "What becomes of lines that can't be used.", Kind(choices=("error", "skip"))
+    )
+    long_texts: Literal["error", "skip", "cut"] = setting(
+        "error",
+        "What becomes of examples with more than --max-tokens tokens; cut learns from their beginning.",
+        Kind(choices=("error", "skip", "cut")),
+    )
+    max_tokens: int = setting(
+        1024, "The most tokens of an example, and of examples that run together. More take more memory.", _POSITIVE
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of the run: the state at the start, the number of updates, and the settings of the training."""
+
+    init: Path | None = setting(
+        None, "Start from the state in this file instead of an empty one.", Kind(Path, "FILE", exists=True)
+    )
+    init_prompt: str | None = setting(
+        None, "Start from the state after the model has read this text.", Kind(metavar="TEXT")
+    )
+    any_model: bool = setting(
+        False, "Take --init, too, if its file says that it was made for another model.", FLAG, "--any-model-states"
+    )
+    train_shifts: bool = setting(False, "Also train the token shifts, which .st, .pth and .safetensors can't hold.")
+    epochs: float | None = setting(
+        None,
+        "How many times every example is learnt.  [default: 3, and at least 100 updates]",
+        Kind(float, "NUMBER", low=0, is_open=True),
+    )
+    steps: int | None = setting(None, "The number of updates, in place of --epochs.", _POSITIVE)
+    batch_size: int = setting(8, "Examples of an update.", _POSITIVE)
+    rate: float | None = setting(
+        None,
+        "The learning rate; auto is the best of a short search.",
+        Kind(metavar="auto|NUMBER", parse=_parse_rate),
+        text=AUTO,
+    )
+    warm_up: int = setting(10, "Updates in which the rate rises.", _NOT_NEGATIVE)
+    patience: int = setting(
+        5,
+        "Stop after so many judgements without a better one, of 20 in a whole run; 0 never stops early. With fewer "
+        "than 8 examples held out, a run never stops early.",
+        _NOT_NEGATIVE,
+    )
+    max_documents: int = setting(16, "The most examples that run together.", _POSITIVE)
+    checkpoint_seconds: float = setting(60.0, "Write FILE.checkpoint at least so often.", Kind(float, "NUMBER", low=0))
+    seed: int = setting(0, "Chooses the held-out part and the order.")
 
 
 @cloup.command()
@@ -36,13 +123,17 @@ from rnn_engine.cli.state_tuning_options import (
     metavar="FILE",
     help="Write the curve of the losses, the samples and all figures to one HTML file.",
 )
-@data_options
-@run_options
-@device_options
+@settings_options(DataOptions, title="Examples")
+@settings_options(RunOptions, title="Training")
+@settings_options(
+    LoadSettings,
+    *("device", "tokenizer", "chat_template", "weights", "device_memory", "loras"),
+    title="Model and device",
+)
 @click.pass_context
 def tune_state_command(
     context: click.Context,
-    device: DeviceOptions,
+    loading: LoadSettings,
     run: RunOptions,
     data: DataOptions,
     /,
@@ -62,4 +153,4 @@ def tune_state_command(
     check_outputs(context, {"-o": output, "--report": report, "FILE.checkpoint": None if resume else checkpoint})
     from rnn_engine.cli.state_tuning import tune_state
 
-    tune_state(model, path, output, device, run, data, resume=resume, report=report)
+    tune_state(model, path, output, loading, run, data, resume=resume, report=report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,19 @@ from rnn_engine.llm.progress import progress_bar
 from rnn_engine.loading.kernel_choices import TuneOrder, kept_records, kernels_version, read_choices
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
-from rnn_engine.model import LoraChoice
+from rnn_engine.loading.settings import LoadSettings
 
 
-def tune(
-    model: Path,
-    device: str,
-    *,
-    weights: str | None,
-    device_memory: int | None,
-    loras: Sequence[LoraChoice],
-    seconds: float,
-    exhaustive: bool,
-    half: bool,
-) -> None:
+def tune(model: Path, loading: LoadSettings, *, seconds: float, exhaustive: bool, half: bool) -> None:
     """Search for the fastest kernels, and show the choices. Raises DeviceError if the device has none."""
+    device = loading.device
     if device == "cpu":
         raise DeviceError("the device 'cpu' has no kernels to choose from; choose another --device")
     found: dict[tuple[MatMulClass, int], Choice] = {}
     order = TuneOrder(seconds, anew=True, exhaustive=exhaustive, half=half, on_found=found.update)
-    with progress_bar("opening the model") as progress, open_model(model, loras) as opened:
-        plan = plan_memory(opened, device, RunnerSize(), weights=weights, device_memory=device_memory)
+    with progress_bar("opening the model") as progress, open_model(model, loading.loras) as opened:
+        memory = loading.device_memory
+        plan = plan_memory(opened, device, RunnerSize(), weights=loading.weights, device_memory=memory)
         load_runner(opened, device, weights=plan.weights, tune=order, progress=progress).close()
     _show_choices(found.values())
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rnn_engine.bounds import Kind, described, optional_part, part, setting
 from rnn_engine.errors import DeviceError, check_numbers
-from rnn_engine.gpu import equal_devices
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
     """The CPUs and GPUs that Ray reserves for one replica."""
 
-    cpus: float = 1.0
-    gpus: float = 0.0  # 1 at most
+    cpus: float = setting(
+        1.0, "CPUs that Ray reserves for each replica, which may use more.", Kind(float, low=0), "--replica-cpus"
+    )
+    gpus: float = setting(
+        0.0,
+        "GPUs that Ray reserves for each replica, such as 0.5 for two replicas on one GPU.",
+        Kind(float, low=0, high=1),
+        "--replica-gpus",
+    )
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""
@@ -24,7 +31,13 @@ class Resources:
 class Scaling:
     """The settings by which Ray Serve adds and removes replicas as the number of requests changes."""
 
-    most: int
+    most: int = field(
+        metadata=described(
+            "Run up to this many replicas when requests need them, and never fewer than --replicas.",
+            Kind(int, "N", low=1),
+            "--max-replicas",
+        )
+    )
     up_seconds: float = 10.0  # for which there must be more requests than slots
     down_seconds: float = 300.0  # for which fewer replicas must suffice
 
@@ -37,11 +50,21 @@ class Scaling:
 class FleetSettings:
     """The settings of a fleet: how many replicas it has, in which Ray cluster, and with which resources."""
 
-    replicas: int = 2
-    scaling: Scaling | None = None  # None: always as many as `replicas`
-    address: str | None = None  # of a Ray cluster; None starts one on this machine
-    application: str | None = None  # a running one, whose replicas are used and kept; None starts replicas
-    resources: Resources = field(default_factory=Resources)
+    replicas: int = setting(2, "The number of replicas.", Kind(int, low=1))
+    scaling: Scaling | None = optional_part(Scaling, "the most replicas")  # None: always as many as `replicas`
+    address: str | None = setting(
+        None,
+        "The Ray cluster that runs the replicas: the address of its head, or auto on a machine of the cluster.  "
+        "[default: a cluster on this machine, which ends with the command]",
+        Kind(metavar="HOST:PORT"),
+    )
+    application: str | None = setting(
+        None,
+        "Use the replicas of this application, which runs on the cluster, instead of starting replicas; see "
+        "deploy/serve.yaml.",
+        Kind(metavar="NAME"),
+    )
+    resources: Resources = part(Resources)
     device: str = "auto"  # of each replica
     drain_seconds: float = 30.0  # in which a replica that is removed ends its requests
 
@@ -74,6 +97,8 @@ def device_at(place: ReplicaPlace, choice: str) -> str:
     reserved no GPU, the replicas of a machine take turns. So "auto" without a GPU is the software driver, and never
     numpy, for which each replica would decide by itself. Raises DeviceError if WebGPU does not reach the GPU.
     """
+    from rnn_engine.gpu import equal_devices
+
     if choice == "cpu" or choice.isdecimal():
         return choice
     devices = equal_devices(choice)

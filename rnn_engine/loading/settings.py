@@ -4,39 +4,132 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rnn_engine.bounds import DEFAULT_DRAFT
-from rnn_engine.errors import check_numbers
+from rnn_engine.bounds import (
+    AUTO,
+    AUTO_FORMATS,
+    DEFAULT_DRAFT,
+    EXISTING_FOLDER,
+    FOLDER,
+    FORMAT_NAMES,
+    MAX_DRAFT,
+    SIZE,
+    STORED,
+    Kind,
+    part,
+    setting,
+)
+from rnn_engine.errors import InvalidRequestError, check_numbers
+from rnn_engine.hub import locate_model
 from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
 
 if TYPE_CHECKING:
     from rnn_engine.model import LoraChoice
 
 
+def _parse_weights(text: str) -> str:
+    from rnn_engine.forward import WeightChoice
+
+    if text != AUTO:
+        try:
+            WeightChoice.parse(text)
+        except InvalidRequestError as error:
+            raise InvalidRequestError("weights", text, f"{AUTO}, or {error.allowed}") from None
+    return text
+
+
+def _parse_lora(text: str) -> LoraChoice:
+    from rnn_engine.model import LoraChoice
+
+    return LoraChoice.parse(text)
+
+
+def _parse_tune_seconds(text: str) -> float | None:
+    if text == AUTO:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
+        raise InvalidRequestError("tune", text, "auto, or a number of seconds of at least 0")
+    return seconds
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
     """The settings for loading a model: its tokenizer, template and LoRAs, the device, weight format and drafting."""
 
-    device: str = "auto"  # auto, an index, a part of a name, or cpu
-    tokenizer: str = "auto"  # auto, world, none, or the path of a tokenizer.json or a vocabulary
-    chat_template: str = "auto"  # auto, world, or the path of a template; see `load_chat_template`
-    weights: str | None = None
-    """The weight format, as `WeightChoice.parse` reads it, or auto for the best format that fits.
-
-    None keeps the blocks of a quantised file, and is f16 for any other file. On cpu, weights are f32, and every other
-    choice is refused.
-    """
-    device_memory: int | None = None  # bytes that the device has, if that can't be found out
-    v5_group_norm_epsilon: float | None = None  # of an RWKV-5 model that was not trained with 64e-5
-    loras: Sequence[LoraChoice] = ()  # merged into the weights, one after another
-    tune_seconds: float | None = 0.0
-    """How many seconds to search for the fastest kernels if none are kept for the device. 0 uses fixed kernels; None
-    searches if that is worthwhile (see `TuneOrder`)."""
-    speculate: int = DEFAULT_DRAFT  # tokens of a draft at most; 0 = nothing is drafted
-    reranker: Path | None = None  # the file of a reranker, which reads the states of the model; None: the demo's own
+    device: str = setting(
+        "auto",
+        "auto, cpu (numpy), or the index or a part of the name of a device that `rnn-engine devices` lists.",
+        Kind(metavar="auto|INDEX|NAME|cpu"),
+    )
+    tokenizer: str = setting(
+        "auto",
+        "auto finds the tokenizer that fits the model; none takes only token ids; FILE is a tokenizer.json or a "
+        "vocabulary.",
+        Kind(metavar="auto|world|none|FILE"),
+    )
+    chat_template: str = setting(
+        "auto",
+        "How conversations become a prompt. auto takes the model's own template, else RWKV World's; FILE is a Jinja "
+        "template, or JSON as the user guide describes it.",
+        Kind(metavar="auto|world|FILE"),
+    )
+    weights: str | None = setting(
+        None,
+        f"The format of the matrices on the device: {', '.join((*FORMAT_NAMES, STORED))}. CLASS is att, ffn, first "
+        "(the first layer), last (the last layer), head, emb or adapters. With layers=N, the layers from N on are f16. "
+        "Example: int4,head=int8. With activations=int8, the inputs of matrices in int8 or q8_0 are rounded to bytes, "
+        f"too. auto takes the first of {', '.join(AUTO_FORMATS)} that fits into the device's memory; for a quantised "
+        f"file, {STORED} takes the place of {AUTO_FORMATS[0]}. On cpu, all matrices are f32.  [default: f16, but "
+        "stored for a quantised file]",
+        Kind(metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N][,activations=f32|int8]", parse=_parse_weights),
+    )
+    device_memory: int | None = setting(
+        None,
+        "How much of the device's memory the model may take, such as 6G.  [default: this computer's free memory; for "
+        "a discrete GPU it is unknown and not checked]",
+        SIZE,
+    )
+    v5_group_norm_epsilon: float | None = setting(
+        None,
+        "The epsilon of the group norm of an RWKV-5 that was trained with another one, such as 1e-5.  [default: 64e-5]",
+        Kind(float, "NUMBER", low=0, is_open=True),
+        "--v5-group-norm-eps",
+    )
+    loras: Sequence[LoraChoice] = setting(
+        (),
+        "A LoRA to merge into the weights: a file of ai00 or BlinkDL with its alpha, one of RWKV-PEFT (PiSSA, DiSHA, "
+        "Bone), or a folder of PEFT.",
+        Kind(metavar="FILE[:ALPHA]", parse=_parse_lora),
+        "--lora",
+    )
+    tune_seconds: float | None = setting(
+        0.0,  # for programs; None is auto
+        "How long the first load on a device may search for the fastest kernels; later loads use them, too. auto is "
+        "10 seconds for a model of 64 MB or more on a GPU, and no search otherwise; 0 uses fixed kernels.",
+        Kind(metavar="auto|SECONDS", parse=_parse_tune_seconds),
+        "--tune",
+        text=AUTO,
+        env="RNN_ENGINE_TUNE",
+    )
+    speculate: int = setting(
+        DEFAULT_DRAFT,
+        "The most tokens of a draft: a guess from earlier text, which a step checks at once if that is faster. The "
+        "answers stay the same. 0 makes no drafts.",
+        Kind(int, "TOKENS", low=0, high=MAX_DRAFT),
+    )
+    reranker: Path | None = setting(
+        None,  # the demo's own
+        "The reranker of the first model, which must be an embedding model: it ranks documents by the states after "
+        "them.",
+        Kind(metavar="MODEL", parse=locate_model),
+    )
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""
@@ -51,18 +144,57 @@ class StateFile:
     name: str | None = None  # None = the name in the file, or else the file's own name without its ending
     id: uuid.UUID | None = None  # None = the id in the file, or else one computed from its values
 
+    @classmethod
+    def parse(cls, text: str) -> StateFile:
+        """Parse FILE or NAME=FILE. An existing file may have `=` in its name. Raises InvalidRequestError."""
+        name, equals, path = text.partition("=")
+        if not equals or Path(text).exists():
+            return cls(Path(text))
+        if not path:
+            raise InvalidRequestError("state", text, "FILE or NAME=FILE")
+        from rnn_engine_states.named.entry import check_new_name
+
+        check_new_name(name, "NAME")
+        return cls(Path(path), name)
+
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
     """The settings for an engine's named states: the files to load, the folders, and the limits on memory."""
 
-    files: Sequence[StateFile] = ()
-    default: str | None = None  # a name, or `none` for the fill values; None = as the files say
-    folder: Path | None = None  # for persistent states
-    file_folder: Path | None = None  # the only one from which requests may read files; None = that of persistent states
-    capacity: int = DEFAULT_CAPACITY  # bytes of all states together
-    quota: Quota = field(default_factory=Quota)  # of one client, if the server distinguishes its clients
-    any_model: bool = False  # take states, too, whose files say that they were made for another model
+    files: Sequence[StateFile] = setting(
+        (),
+        "Let requests start from the state in this file under this name, or else under the file's own.",
+        Kind(metavar="[NAME=]FILE", parse=StateFile.parse),
+        "--state",
+    )
+    default: str | None = setting(
+        None,
+        "The state from which requests start that name no state; none is an empty state.  [default: the state in the "
+        "model's file]",
+        Kind(metavar="NAME"),
+        "--default-state",
+    )
+    folder: Path | None = setting(
+        None,
+        "Keep persistent states in this folder over restarts, and let requests read state files from it.",
+        FOLDER,
+        "--state-folder",
+    )
+    file_folder: Path | None = setting(
+        None,
+        "Let requests read state files from this folder instead of --state-folder.",
+        EXISTING_FOLDER,
+        "--state-file-folder",
+    )
+    capacity: int = setting(DEFAULT_CAPACITY, "The most memory that named states take.", SIZE, "--state-bytes")
+    quota: Quota = part(Quota)  # of one client, if the server distinguishes its clients
+    any_model: bool = setting(
+        False,
+        "Also take states whose files say that they were made for another model, if the sizes fit.",
+        None,
+        "--any-model-states",
+    )
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""

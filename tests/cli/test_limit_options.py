@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rnn_engine.cli.options import parameters_of
+from rnn_engine.cli.serve import serve_command as serve_command
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_states.cache.config import CacheConfig
 from tests.support.cli import Command
 
 
@@ -33,6 +37,12 @@ def test_every_limit_is_an_option(rnn_engine: Command, model_file: Path, served:
     options = [word for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", value)]
     rnn_engine("serve", model_file, *options)
     assert asdict(served[0]) == wanted
+
+
+def test_every_setting_of_a_server_is_an_option() -> None:
+    names = {parameter.name for parameter in serve_command.params}
+    for settings in (ServerSettings, LoadSettings, StateSettings, CacheConfig):
+        assert set(parameters_of(settings)) <= names
 
 
 def test_bytes_may_have_a_unit(rnn_engine: Command, model_file: Path, served: list[Limits]) -> None:

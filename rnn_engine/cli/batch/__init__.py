@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import cloup
 
 from rnn_engine.cli.options import (
+    LOADING,
     WITH_URL,
     api_key_option,
     check_outputs,
     loading_options,
     model_and_file,
     option_group,
+    parameters_of,
     refuse_options,
+    settings_options,
     slots_option,
 )
-from rnn_engine.cli.state_options import any_model_states_option, state_files_option
-from rnn_engine.loading.settings import LoadSettings, StateFile, StateSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 
 _DEFAULT_WINDOW = "24h"
+_STATES = ("files", "any_model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,6 @@ _server_options = option_group(
         "--completion-window",
         metavar="TIME",
         default=_DEFAULT_WINDOW,
-        show_default=True,
         help="How long the batch may take on the server: a whole number with s, m, h or d.",
     ),
 )
@@ -74,13 +76,13 @@ _server_options = option_group(
 @click.option("--resume", is_flag=True, help="Go on with a batch that was interrupted, from the folder OUT.batch.")
 @_server_options
 @slots_option(8)
-@state_files_option
-@any_model_states_option
+@settings_options(StateSettings, *_STATES)
 @loading_options
 @click.pass_context
 def batch_command(
     context: click.Context,
     loading: LoadSettings,
+    states: StateSettings,
     server: ServerOptions,
     /,
     words: tuple[str, ...],
@@ -88,8 +90,6 @@ def batch_command(
     errors: Path | None,
     resume: bool,
     slots: int,
-    files: tuple[StateFile, ...],
-    any_model_states: bool,
 ) -> None:
     """Run the requests in FILE, and write their answers to OUT.
 
@@ -103,7 +103,7 @@ def batch_command(
         refuse_options(context, ["completion_window"], "without --url")
         model, file = model_and_file(words, "FILE")
     else:
-        own = ("slots", "files", "any_model_states", *(field.name for field in fields(loading)))
+        own = ("slots", *parameters_of(StateSettings, *_STATES), *parameters_of(LoadSettings, *LOADING))
         refuse_options(context, own, WITH_URL)
         if len(words) != 1:
             raise click.UsageError(f"{len(words)} arguments; with --url, expected FILE alone: its lines name the model")
@@ -115,7 +115,6 @@ def batch_command(
     task = BatchTask.open(file, output, errors, server.url, resume=resume)
     backend: AbstractContextManager[Batches]
     if server.url is None:
-        states = StateSettings(files, any_model=any_model_states)
         backend = local_batches(model, loading, states, slots, task.folder)
     else:
         backend = remote_batches(server)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from rnn_engine.cli.batch.running import Reached, describe_error
-from rnn_engine.cli.session import EngineChoice, Session, engine_session
-from rnn_engine.cli.state_options import with_demo_state
+from rnn_engine.cli.session import EngineChoice, Session, engine_session, with_demo_state
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import output_file
 from rnn_engine.loading.settings import LoadSettings, StateSettings

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rnn_engine.cli.generation_options import sampling_options
-from rnn_engine.cli.options import WITH_URL, LongCommand, api_key_option, find_model, loading_options, refuse_options
-from rnn_engine.cli.state_options import any_model_states_option, parse_state_file
-from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.cli.options import (
+    LOADING,
+    WITH_URL,
+    LongCommand,
+    api_key_option,
+    find_model,
+    loading_options,
+    parameters_of,
+    refuse_options,
+    settings_options,
+)
+from rnn_engine.loading.settings import LoadSettings, StateFile, StateSettings
 from rnn_engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,10 +44,11 @@ if TYPE_CHECKING:
     help="Begin from the state in this file, which gets the name NAME if one is given, or from the state with this "
     "name.",
 )
-@any_model_states_option
+@settings_options(StateSettings, "any_model")
 @click.pass_context
 def chat_command(
     context: click.Context,
+    states: StateSettings,
     loading: LoadSettings,
     sampling: SamplingParams,
     /,
@@ -49,7 +58,6 @@ def chat_command(
     system: str | None,
     max_tokens: int,
     state: str | None,
-    any_model_states: bool,
 ) -> None:
     """Talk with a model.
 
@@ -58,20 +66,14 @@ def chat_command(
     to choose the state that it begins from, and to keep its state in a file.
     """
     if url is not None:
-        refuse_options(
-            context,
-            [*(field.name for field in fields(loading)), "any_model_states"],
-            WITH_URL,
-        )
+        own = (*parameters_of(LoadSettings, *LOADING), *parameters_of(StateSettings, "any_model"))
+        refuse_options(context, own, WITH_URL)
     from rnn_engine.cli.chat.conversation import Talk
     from rnn_engine.cli.chat.local import local_backend
     from rnn_engine.cli.chat.remote import remote_backend
     from rnn_engine.cli.chat.terminal import converse
 
-    if url is None:
-        backends = local_backend(find_model(model), loading, any_model_states=any_model_states)
-    else:
-        backends = remote_backend(url, api_key, model)
+    backends = remote_backend(url, api_key, model) if url else local_backend(find_model(model), loading, states)
     with backends as backend:
         talk = Talk(backend, sampling, max_tokens, system)
         if state is not None:
@@ -86,7 +88,7 @@ def _begin_from(talk: Talk, state: str) -> None:
     """
     system = talk.system
     if "=" in state or Path(state).exists():
-        file = parse_state_file(state)
+        file = StateFile.parse(state)
         talk.load(file.path, file.name)
     else:
         talk.begin_from(state)

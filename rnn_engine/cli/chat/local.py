@@ -9,8 +9,7 @@ from typing import Final
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.chat.conversation import Backend, ChatPlace, KnownState, KnownStates, Reply, free_name
-from rnn_engine.cli.session import EngineChoice, Session, engine_session
-from rnn_engine.cli.state_options import with_demo_state
+from rnn_engine.cli.session import EngineChoice, Session, engine_session, with_demo_state
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.operations.chat_prompt import prompt_after
 from rnn_engine.operations.naming import check_room, run_tokens
@@ -24,13 +23,9 @@ _RETENTION: Final = Retention(ttl=MAX_TTL)
 
 
 @contextmanager
-def local_backend(model: Path, loading: LoadSettings, *, any_model_states: bool) -> Iterator[Backend]:
-    """Return a context manager that loads a model, and yields the backend that runs it.
-
-    With `any_model_states`, the files of states may say that they were made for another model.
-    """
-    states = with_demo_state(model, StateSettings(any_model=any_model_states))
-    choice = EngineChoice(model, loading, slots=1, cache=CacheConfig(), states=states)
+def local_backend(model: Path, loading: LoadSettings, states: StateSettings) -> Iterator[Backend]:
+    """Return a context manager that loads a model, and yields the backend that runs it."""
+    choice = EngineChoice(model, loading, slots=1, cache=CacheConfig(), states=with_demo_state(model, states))
     with engine_session(choice) as session:
         yield LocalBackend(session)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rnn_engine.bounds import FILE, described, setting
 from rnn_engine.errors import InvalidRequestError
 
 
@@ -13,8 +14,19 @@ from rnn_engine.errors import InvalidRequestError
 class TlsFiles:
     """The files of the server's certificate and of its key, both in PEM."""
 
-    cert: Path  # the server's own certificate first, then those between it and the authority that clients trust
-    key: Path | None = None  # None = in the same file
+    cert: Path = field(
+        metadata=described(
+            "Serve HTTPS with the certificate in this file (PEM), which also holds any intermediate certificates.",
+            FILE,
+            "--tls-cert",
+        )
+    )
+    key: Path | None = setting(
+        None,
+        "The file of the certificate's key (PEM, not encrypted).  [default: the file of the certificate]",
+        FILE,
+        "--tls-key",
+    )
 
     def make_context(self) -> ssl.SSLContext:
         """Make the server's TLS context from the files.

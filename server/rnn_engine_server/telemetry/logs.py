@@ -7,8 +7,9 @@ import logging
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from rnn_engine.bounds import POSITIVE_SECONDS, Kind, setting
 from rnn_engine.errors import check_numbers
 
 LogFormat = Literal["text", "json"]
@@ -23,9 +24,21 @@ _log = logging.getLogger(__name__)
 class LogSettings:
     """The format and the level of the log, and the duration from which a request is logged as slow."""
 
-    format: LogFormat = "text"
-    level: LogLevel = "info"
-    slow_seconds: float | None = None  # a request that takes longer is logged as a warning; None = none is
+    format: LogFormat = setting(
+        "text",
+        "How the lines on standard error are written; json is one object a line.",
+        Kind(choices=get_args(LogFormat)),
+        "--log-format",
+    )
+    level: LogLevel = setting(
+        "info",
+        "The lowest level that is logged. Requests have the level info, except those of /health and /metrics: debug.",
+        Kind(choices=get_args(LogLevel)),
+        "--log-level",
+    )
+    slow_seconds: float | None = setting(
+        None, "Log a request that takes longer as a warning.  [default: none]", POSITIVE_SECONDS
+    )
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rnn_engine.bounds import FOLDER, SECONDS, SIZE, Kind, described, optional_part, setting
 from rnn_engine.errors import check_numbers
 from rnn_engine_states.cache.checkpoint import MissReason
 from rnn_engine_states.shared.config import StoreConfig, StoreCounters
@@ -69,11 +70,23 @@ class CacheStats:
 class DiskConfig:
     """The settings of the state cache's tier on disk. Only one process at a time may use `folder`."""
 
-    folder: Path
-    capacity: int = 2 << 30  # bytes
+    folder: Path = field(
+        metadata=described(
+            "Also keep states in files of this folder, over restarts. Only one server at a time may use it.",
+            FOLDER,
+            "--cache-folder",
+        )
+    )
+    capacity: int = setting(2 << 30, "The most bytes in the files of --cache-folder.", SIZE, "--cache-disk-bytes")
     precision: Precision = "f32"
     background_bytes: int = 256 << 20  # bound on what waits for the writing thread; 0 = write on the caller's thread
-    write_after: float = 5.0  # seconds after which a state is written even if memory has room for it
+    write_after: float = setting(
+        5.0,
+        "Write a state to --cache-folder once it is this old, even if memory has room for it, so that a crash loses "
+        "only newer states.",
+        SECONDS,
+        "--cache-write-after",
+    )
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""
@@ -84,13 +97,28 @@ class DiskConfig:
 class CacheConfig:
     """The settings of the state cache. Capacities are in bytes; a tier with capacity 0 or None stores nothing."""
 
-    host_capacity: int = 256 << 20
-    host_precision: Precision = "f32"
-    disk: DiskConfig | None = None
-    store: StoreConfig | None = None
+    host_capacity: int = setting(
+        256 << 20,
+        "This computer's memory for states of prompts and answers; 0 keeps none there.",
+        SIZE,
+        "--cache-host-bytes",
+    )
+    host_precision: Precision = setting(
+        "f32",
+        "The precision of states in memory, in files and in a store; f16 takes half the space and is not exact.",
+        Kind(choices=("f32", "f16")),
+        "--cache-precision",
+    )
+    disk: DiskConfig | None = optional_part(DiskConfig, "the folder of the files")
+    store: StoreConfig | None = optional_part(StoreConfig, "the store of the shared states")
     max_mark_tokens: int = 1 << 22  # sum of the lengths of the ghost entries
     index_capacity: int | None = None  # host memory besides the copies; None: see `index_bytes`
-    device_capacity: int = 128 << 20  # bounds the device tier; used by the caller that makes the pool
+    device_capacity: int = setting(  # used by the caller that makes the pool
+        128 << 20,
+        "Device memory for states of prompts and answers, at most 64 states; 0 keeps none there.",
+        SIZE,
+        "--cache-device-bytes",
+    )
     fetch_capacity: int = 256 << 20  # copies read from slow tiers for requests in the queue
 
     def __post_init__(self) -> None:
@@ -108,6 +136,13 @@ class CacheConfig:
         disk = 0 if self.disk is None else self.disk.capacity
         store = 0 if self.store is None else self.store.index_bytes
         return (1 << 20) + (self.host_capacity + device_bytes) // 4 + disk // 64 + store
+
+    def with_one_precision(self) -> CacheConfig:
+        """Return the settings with `host_precision` for the files and for the shared store, too."""
+        precision = self.host_precision
+        disk = None if self.disk is None else replace(self.disk, precision=precision)
+        store = None if self.store is None else replace(self.store, precision=precision)
+        return replace(self, disk=disk, store=store)
 
     @property
     def keeps_nothing(self) -> bool:

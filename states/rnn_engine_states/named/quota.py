@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rnn_engine.bounds import SIZE, Kind, setting
 from rnn_engine.errors import check_numbers
 
 DEFAULT_CAPACITY = 512 << 20  # bytes of all named states together
@@ -15,9 +16,19 @@ MAX_TTL = 30 * 86400.0
 class Quota:
     """The limits on the states and leases of one namespace. Shared states have no quota."""
 
-    num_bytes: int | None = None  # of its states; None = a quarter of the capacity for all states
-    names: int = 1000
-    ttl: float = 7 * 86400.0  # seconds; the longest time without use that a lease may be given
+    num_bytes: int | None = setting(
+        None,
+        "The most memory that the named states of one API key take.  [default: a quarter of --state-bytes]",
+        SIZE,
+        "--key-state-bytes",
+    )
+    names: int = setting(1000, "The most named states that one API key has.", Kind(int, low=1), "--key-states")
+    ttl: float = setting(
+        7 * 86400.0,
+        "How long unused named states of an API key may stay, unless they are persistent.",
+        Kind(float, "SECONDS", low=DEFAULT_TTL, high=MAX_TTL),
+        "--key-state-ttl",
+    )
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""

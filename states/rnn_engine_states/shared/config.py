@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from rnn_engine.bounds import SIZE, Kind, described, optional_part, setting
 from rnn_engine.errors import InvalidRequestError, check_numbers, without_credentials
 
 if TYPE_CHECKING:
@@ -99,24 +100,37 @@ def _check_options(options: dict[str, str], known: tuple[str, ...]) -> None:
 _OBJECT_SCHEMES = ("s3", "gs", "az", "file")
 
 
+def _check_objects(url: str) -> str:
+    """Return the address of an object store. Raises InvalidRequestError, whose message has no credentials."""
+    if not _is_of_objects(url):
+        allowed = (
+            "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER; credentials come "
+            "from the environment"
+        )
+        raise InvalidRequestError("objects", without_credentials(url).partition("?")[0], allowed)
+    return url
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectsConfig:
     """The settings of an object store for checkpoints' state files. The shared store then has only their index."""
 
-    url: str
-    capacity: int = 64 << 30  # bytes, of all servers and models
+    url: str = field(
+        metadata=described(
+            "Keep the states of prompts and answers in the object store at s3://BUCKET/PREFIX, gs://, az:// or "
+            "file:///FOLDER, and only their index in --store. Credentials come from the environment, such as "
+            "$AWS_ACCESS_KEY_ID. Needs the extra `objects`.",
+            Kind(metavar="URL", parse=_check_objects),
+            "--store-objects",
+        )
+    )
+    capacity: int = setting(
+        64 << 30, "The most bytes that all servers together keep in the object store.", SIZE, "--store-objects-bytes"
+    )
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless `url` is an object store's address, or if `capacity` is negative.
-
-        Such an address has no credentials, and the message has none either.
-        """
-        if not _is_of_objects(self.url):
-            allowed = (
-                "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER; credentials "
-                "come from the environment"
-            )
-            raise InvalidRequestError("objects", without_credentials(self.url).partition("?")[0], allowed)
+        """Raise InvalidRequestError unless `url` is an object store's address, or if `capacity` is negative."""
+        _check_objects(self.url)
         check_numbers(self)
 
 
@@ -137,14 +151,32 @@ class StoreConfig:
     Its size is bounded by its own `maxmemory`.
     """
 
-    url: StoreUrl
+    url: StoreUrl = field(
+        metadata=described(
+            "Share states with other servers of the same model in the Valkey or Redis at valkey://USER:PASSWORD@HOST:"
+            "PORT, or valkeys:// for TLS. Other users can't see it in the environment. Needs the extra `store`.",
+            Kind(metavar="URL", parse=StoreUrl.parse),
+            "--store",
+            env="RNN_ENGINE_STORE",
+        )
+    )
     precision: Precision = "f32"
-    timeout: float = 1.0  # seconds that a request waits for an answer, and again for a state
-    ttl: int = 86400  # seconds without use after which a state expires
+    timeout: float = setting(
+        1.0,
+        "The longest that a request waits for the store's answer, and again for a state from it.",
+        Kind(float, "SECONDS", low=0.001, high=60),
+        "--store-timeout",
+    )
+    ttl: int = setting(
+        86400,
+        "How long an unused state of prompts or answers stays in the store.",
+        Kind(int, "SECONDS", low=1, high=MOST_TTL),
+        "--store-ttl",
+    )
     write_after: float = 1.0  # seconds after which a state is written there
     min_tokens: int = 64  # a shorter prefix is run more quickly than its state is fetched
     background_bytes: int = 64 << 20  # bound on what waits to be written
-    objects: ObjectsConfig | None = None  # None: the store keeps the states of prompts and answers, too
+    objects: ObjectsConfig | None = optional_part(ObjectsConfig, "the object store of the states")
     index_bytes: int = 32 << 20  # host memory for tokens and records of what is known to be there
 
     def __post_init__(self) -> None:
