@@ -109,7 +109,11 @@ async def test_what_a_browser_reaches_that_tells_nothing_changes_nothing(serve: 
         f"/v1/conversations/{conversation['id']}",
         f"/v1/conversations/{conversation['id']}/items",
     )
-    before = [await (await client.get(path)).read() for path in kept]
+
+    async def read() -> list[bytes]:
+        return [await (await client.get(path)).read() for path in kept]
+
+    before = await read()
     requests = len(engine.requests)
     for route in ALL_ROUTES:
         names = {"name": "kept", "id": (response if "responses" in route.path else conversation)["id"]}
@@ -117,7 +121,7 @@ async def test_what_a_browser_reaches_that_tells_nothing_changes_nothing(serve: 
             for path in route.paths:
                 for method in methods(route):
                     await client.request(method, address(path, names), headers=SILENT)
-                    assert [await (await client.get(path)).read() for path in kept] == before, f"{method} {path}"
+            assert await read() == before, route.path
     assert len(engine.requests) == requests
     assert not engine.closed
 

@@ -73,7 +73,7 @@ async def busy(through: Through) -> AsyncIterator[Busy]:
 async def reach(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)  # and leave the processor to the engine meanwhile
 
 
 async def fill(busy: Busy) -> asyncio.Task[list[int]]:

@@ -114,15 +114,15 @@ async def client(through: Through) -> AsyncIterator[Client]:
 
 async def test_answers_follow_the_schema_whole_and_streamed(client: Client) -> None:
     body: Body = {**HI, "response_format": OPENAI, "temperature": 1, "top_p": 1, "top_k": 0, "max_tokens": 200}
-    whole = await asyncio.gather(*(post(client, CHAT, ChatCompletion, {**body, "seed": seed}) for seed in range(6)))
+    whole = await asyncio.gather(*(post(client, CHAT, ChatCompletion, {**body, "seed": seed}) for seed in range(4)))
     texts = [answer["choices"][0]["message"]["content"] for answer in whole]
-    for seed in range(6):
+    for seed in range(4):
         chunks = await post_stream(client, CHAT, ChatCompletionChunk, {**body, "seed": seed})
         assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == texts[seed]
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     for text in texts:
         Draft202012Validator(SCHEMA).validate(json.loads(text))
-    assert len(set(texts)) > 3
+    assert len(set(texts)) > 2
 
 
 URIS: list[Body] = [
