@@ -19,7 +19,7 @@ from rnn_engine.model.ggml import list_llama_cpp_names, locate_llama_cpp
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.model.stored import Rows, StoredPart, StoredTensor
 from rnn_engine.quantised import BlockFormat
-from rnn_engine.tensor_files.ggml_file import keeps_blocks, write_blocks
+from rnn_engine.quantised.gguf_blocks import is_gguf_block, write_blocks
 from rnn_engine.tensor_files.gguf_file import GgufVocabulary, Metadata, Value, write_gguf
 from rnn_engine.tensor_files.source import TensorEntry, TensorInfo
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
@@ -160,7 +160,7 @@ def _in_blocks(source: ConversionSource, name: str, spec: TensorSpec, block_form
     """
     block_type = block_format.name.upper()
     shape = source.model.tensors[spec.name].shape
-    if not keeps_blocks(block_type):
+    if not is_gguf_block(block_type):
         raise ModelError(
             f"a GGUF file can't hold {spec.name} in {block_format.name}; expected q8_0, q4_0 or q4_1, or what another "
             "GGUF file has"

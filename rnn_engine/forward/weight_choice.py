@@ -13,7 +13,6 @@ import numpy as np
 from rnn_engine.bounds import STORED
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS, FloatFormat, WeightFormat
-from rnn_engine.quantised import KEPT_FORMATS
 from rnn_engine.types import MatrixPlace, Model, ModelShape
 
 FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
@@ -135,10 +134,10 @@ def _check_format(text: str, name: str) -> None:
 def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> WeightFormat:
     """Return the weight format that stores floats of `dtype`, or blocks of `block_type`, without conversion.
 
-    If there is no such format, return f32 for floats and f16 for blocks.
+    If there is no such format of floats, return f32.
     """
     if block_type is not None:
-        return STORED_FORMATS.get(block_type.lower(), WEIGHT_FORMATS["f16"])
+        return STORED_FORMATS[block_type.lower()]
     name = {"float16": "f16", "bfloat16": "bf16"}.get(dtype.name, "f32")
     return WEIGHT_FORMATS[name]
 
@@ -151,17 +150,16 @@ def has_bytes(model: Model, format_of: FormatOf) -> bool:
 
 
 def has_kept_blocks(model: Model) -> bool:
-    """Return True if the model's file has matrices in quantised blocks that a device can use without conversion."""
-    return any((model.block_type(name) or "").lower() in KEPT_FORMATS for name in model.names)
+    """Return True if the model's file has matrices in quantised blocks."""
+    return any(model.block_type(name) is not None for name in model.names)
 
 
 def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
-    """Yield lines for the user that say how the file's quantised matrices are loaded: kept, dequantised or converted.
+    """Yield lines for the user that say how the file's quantised matrices are loaded: kept or converted.
 
     Yields nothing if the file has none.
     """
     kept: Counter[str] = Counter()
-    dequantised: Counter[str] = Counter()
     converted: Counter[str] = Counter()
     for name in model.names:
         block_type = model.block_type(name)
@@ -170,14 +168,10 @@ def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
         chosen = format_of(name)
         if chosen is not None and chosen.name != block_type.lower():
             converted[f"{block_type} to {chosen.name}"] += 1
-        elif block_type.lower() in KEPT_FORMATS:
-            kept[block_type] += 1
         else:
-            dequantised[block_type] += 1
+            kept[block_type] += 1
     if kept:
         yield f"matrices kept in the blocks of the file: {_counts(kept)}"
-    if dequantised:
-        yield (f"matrices dequantised to f16, since no kernel can read their blocks: {_counts(dequantised)}")
     if converted:
         yield f"matrices converted from the blocks of the file, as --weights says: {_counts(converted)}"
 

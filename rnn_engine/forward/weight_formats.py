@@ -246,7 +246,7 @@ def row_blocks(weights: WeightFormat, num_columns: int) -> int:
     return blocks_of_row(num_columns, weights.block_columns)
 
 
-_CODES: Final = {"nf4": "levels", "sf4": "levels"}
+_CODES: Final = dict.fromkeys(("nf4", "sf4", "iq4_nl", "iq4_xs"), "levels")
 
 
 def _quantised(blocks: BlockFormat) -> QuantisedFormat:

@@ -34,7 +34,7 @@ class BlockFormat(Protocol):
 
     @property
     def code_bits(self) -> int:
-        """The number of bits of each weight's integer code: 8, 6, 5 or 4."""
+        """The number of bits of each weight's integer code: 8, or 2 to 6."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class BlockFormat(Protocol):
         """
         ...
 
-    def dequantise(self, codes: Codes, figures: Figures) -> F32:
+    def dequantise(self, codes: Codes, figures: Figures, /) -> F32:
         """Return the weights [..., B] of blocks with these codes and figures (scales).
 
         Codes of less than 8 bits are unsigned.
@@ -99,48 +99,60 @@ class Blocks:
         return replace(self, figures=figures) if np.isfinite(scales).all() else None
 
 
-_HIGH_BITS: Final = {5: 1, 6: 2}  # of a code, above its four low bits
+_HIGH_BITS: Final = {3: 1, 5: 1, 6: 2}  # of a code, above its low bits
 
 
 def columns_of_item(code_bits: int) -> int:
     """Return how many consecutive weights of a row have their codes in one item of bytes; see `pack_codes`."""
-    return 32 // _HIGH_BITS[code_bits] if code_bits in _HIGH_BITS else 8
+    return 32 // _HIGH_BITS[code_bits] if code_bits in _HIGH_BITS else {2: 16}.get(code_bits, 8)
 
 
 def pack_codes(codes: NDArray[np.uint8], code_bits: int) -> NDArray[np.uint8]:
     """Pack codes [..., B], a byte each, to items of bytes [..., bytes].
 
-    A code of 8 bits is a byte. Two codes of 4 bits share a byte; the first is in the lower half. Codes of 5 or 6 bits
-    are packed in items of 32 or 16. An item begins with their low four bits, packed like codes of 4 bits. Four bytes
-    with their other bits follow, those of the first code in the lowest bits.
+    A code of 8 bits is a byte. Two codes of 4 bits, or four of 2 bits, share a byte; the first is in the lowest bits.
+    Other codes are packed in items of 32, or of 16 if they have 6 bits. An item begins with their low four bits, or low
+    two of codes of 3 bits, packed like codes of so many bits. Four bytes with their other bits follow, those of the
+    first code in the lowest bits.
     """
     if code_bits == 8:
         return codes
-    low = codes & np.uint8(15)
-    packed: NDArray[np.uint8] = low[..., ::2] + np.uint8(16) * low[..., 1::2]
-    if code_bits == 4:
+    low_bits = _low_bits(code_bits)
+    low = codes & np.uint8((1 << low_bits) - 1)
+    count = 8 // low_bits
+    packed = low[..., ::count].copy()
+    for place in range(1, count):
+        packed |= low[..., place::count] << np.uint8(place * low_bits)
+    if code_bits == low_bits:
         return packed
-    items = columns_of_item(code_bits)
-    high = (codes >> np.uint8(4)).reshape(*codes.shape[:-1], -1, items)
-    bits = np.stack([(high >> bit) & 1 for bit in range(_HIGH_BITS[code_bits])], axis=-1)
+    num_high, items = _HIGH_BITS[code_bits], columns_of_item(code_bits)
+    high = (codes >> np.uint8(low_bits)).reshape(*codes.shape[:-1], -1, items)
+    bits = np.stack([(high >> bit) & 1 for bit in range(num_high)], axis=-1)
     highs = np.packbits(bits.reshape(*high.shape[:-1], 32), axis=-1, bitorder="little")
-    nibbles = packed.reshape(*highs.shape[:-1], items // 2)
-    return np.concatenate([nibbles, highs], axis=-1).reshape(*codes.shape[:-1], -1)
+    lows = packed.reshape(*highs.shape[:-1], items // count)
+    return np.concatenate([lows, highs], axis=-1).reshape(*codes.shape[:-1], -1)
 
 
 def unpack_codes(packed: NDArray[np.uint8], code_bits: int) -> NDArray[np.uint8]:
     """Return the codes [..., B], a byte each, that `pack_codes` packed."""
     if code_bits == 8:
         return packed
-    if code_bits == 4:
-        return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(*packed.shape[:-1], -1)
-    items = columns_of_item(code_bits)
-    parts = packed.reshape(*packed.shape[:-1], -1, items // 2 + 4)
-    low = unpack_codes(parts[..., :-4], 4)
-    bits = np.unpackbits(parts[..., -4:], axis=-1, bitorder="little").reshape(*low.shape, _HIGH_BITS[code_bits])
-    for bit in range(_HIGH_BITS[code_bits]):
-        low |= bits[..., bit] << np.uint8(4 + bit)
+    low_bits = _low_bits(code_bits)
+    if code_bits == low_bits:
+        shifts, mask = range(0, 8, low_bits), np.uint8((1 << low_bits) - 1)
+        codes = np.stack([(packed >> np.uint8(shift)) & mask for shift in shifts], axis=-1)
+        return codes.reshape(*packed.shape[:-1], -1)
+    num_high, items = _HIGH_BITS[code_bits], columns_of_item(code_bits)
+    parts = packed.reshape(*packed.shape[:-1], -1, items * low_bits // 8 + 4)
+    low = unpack_codes(parts[..., :-4], low_bits)
+    bits = np.unpackbits(parts[..., -4:], axis=-1, bitorder="little").reshape(*low.shape, num_high)
+    for bit in range(num_high):
+        low |= bits[..., bit] << np.uint8(low_bits + bit)
     return low.reshape(*packed.shape[:-1], -1)
+
+
+def _low_bits(code_bits: int) -> int:
+    return 2 if code_bits < 4 else 4
 
 
 def bytes_of_codes(block_format: BlockFormat) -> int:

@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import ModelError
 from rnn_engine.quantised.blocks import (
     F32,
     BlockFormat,
@@ -135,68 +134,6 @@ class Codebook4:
         return np.array(self.levels, np.float32)[codes] * figures.astype(np.float32)
 
 
-_KEPT_COLUMNS: Final = 256
-_PART, _SIGNED_PART = 32, 16  # columns that share a scale of their own
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledParts4:
-    """GGUF's Q4_K and Q5_K, 4.5 and 5.5 bits a weight: codes times a scale, minus a minimum, for each 32 weights.
-
-    Both are integers of 6 bits times one of the block's two scales. The figures are these two and, as bits, 12 bytes.
-    """
-
-    name: str
-    code_bits: int
-    block_columns: int = _KEPT_COLUMNS
-    num_figures: int = 8
-    num_scales: int = 2
-
-    def quantise(self, _blocks: F32, _num_whole: int, /) -> tuple[Codes, Figures]:
-        raise _only_kept(self.name)
-
-    def dequantise(self, codes: Codes, figures: Figures) -> F32:
-        scale, minimum = _two_figures(figures[..., :2])
-        first, second, rest = np.moveaxis(_bytes(figures[..., 2:]).reshape(*figures.shape[:-1], 3, 4), -2, 0)
-        scales = np.concatenate([first & 63, (rest & 15) | ((first >> 2) & 48)], axis=-1)
-        minima = np.concatenate([second & 63, (rest >> 4) | ((second >> 2) & 48)], axis=-1)
-        parts = codes.reshape(*codes.shape[:-1], -1, _PART).astype(np.float32)
-        weights: F32 = parts * (scale * scales)[..., np.newaxis] - (minimum * minima)[..., np.newaxis]
-        return weights.reshape(codes.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class SignedParts6:
-    """GGUF's Q6_K, 6.56 bits a weight in a file: codes minus 32, times a scale for each 16 weights.
-
-    Such a scale is a signed byte times the scale of the block. The figures are that one, a zero, which makes it 6.625
-    bits a weight, and, as bits, 16 bytes.
-    """
-
-    name: str = "q6_k"
-    code_bits: int = 6
-    block_columns: int = _KEPT_COLUMNS
-    num_figures: int = 10
-    num_scales: int = 1
-
-    def quantise(self, _blocks: F32, _num_whole: int, /) -> tuple[Codes, Figures]:
-        raise _only_kept(self.name)
-
-    def dequantise(self, codes: Codes, figures: Figures) -> F32:
-        scales = figures[..., :1].astype(np.float32) * _bytes(figures[..., 2:]).view(np.int8)
-        parts = codes.reshape(*codes.shape[:-1], -1, _SIGNED_PART).astype(np.float32) - 32
-        weights: F32 = parts * scales[..., np.newaxis]
-        return weights.reshape(codes.shape)
-
-
-def _only_kept(name: str) -> ModelError:
-    return ModelError(f"weights can't be converted to {name}: such blocks are only kept as a file has them")
-
-
-def _bytes(figures: Figures) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(figures).view(np.uint8)
-
-
 NF4_LEVELS: Final = (
     *(-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0),
     *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
@@ -221,13 +158,6 @@ BLOCK_FORMATS: Final[Mapping[str, BlockFormat]] = {
         Codebook4("sf4", SF4_LEVELS),
     )
 }
-
-
-KEPT_FORMATS: Final[Mapping[str, BlockFormat]] = {
-    **BLOCK_FORMATS,
-    **{each.name: each for each in (ScaledParts4("q4_k", 4), ScaledParts4("q5_k", 5), SignedParts6())},
-}
-"""The formats of `BLOCK_FORMATS`, and those in which matrices are only kept: blocks that llama.cpp has made."""
 
 
 def _nearest_int4(scaled: F32) -> F32:

@@ -1,24 +1,24 @@
 """The element types of ggml's tensors, which llama.cpp and rwkv.cpp store, and a reader of rwkv.cpp's .bin files.
 
-The gguf package decodes blocks to numbers; it has no function that keeps them as blocks in another order of bytes, and
-no package reads rwkv.cpp's files.
+No package reads rwkv.cpp's files.
 """
 
 from __future__ import annotations
 
 import struct
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.quantised import KEPT_FORMATS, Blocks, pack_codes, unpack_codes
+from rnn_engine.quantised import Blocks
+from rnn_engine.quantised.gguf_blocks import read_blocks
 from rnn_engine.tensor_files.binary_file import BinaryFile
 from rnn_engine.tensor_files.source import ALL_ROWS, TensorInfo, TensorSource, show, span_of_rows
 
@@ -77,141 +77,6 @@ ELEMENT_TYPES: Final[Mapping[int, ElementType]] = {
 }
 """The number that a GGUF file gives for an element type -> the type."""
 
-# Convert GGUF's blocks to this project's own, and back: the same numbers in another order of bytes.
-#
-# In blocks of 32 weights, the figures come first; of 32 codes of 4 bits, the first 16 are in the lower halves of 16
-# bytes. In blocks of 256, the codes of 32 or 64 weights are spread over the same bytes.
-
-_NIBBLE_BYTES: Final = 16
-
-
-def keeps_blocks(name: str) -> bool:
-    """Return True if GGUF's blocks called `name` can be converted to this project's block formats and back."""
-    return name in _SPLITS
-
-
-def read_blocks(name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> Blocks:
-    """Convert the bytes `data` of a GGUF matrix in blocks called `name` to this project's blocks."""
-    chosen = KEPT_FORMATS[name.lower()]
-    num_rows, num_columns = shape
-    blocks = data.reshape(num_rows, num_columns // chosen.block_columns, -1)
-    figures, codes = _SPLITS[name](blocks)
-    return Blocks(chosen, num_columns, codes, np.ascontiguousarray(figures).view(np.float16))
-
-
-def write_blocks(blocks: Blocks) -> NDArray[np.uint8]:
-    """Convert a matrix in this project's blocks to the bytes [R, bytes of a row] of a GGUF file, for R rows."""
-    figures = np.ascontiguousarray(blocks.figures).view(np.uint8)
-    return _JOINS[blocks.format.name.upper()](figures, blocks.codes).reshape(len(blocks), -1)
-
-
-_Bytes: TypeAlias = NDArray[np.uint8]
-
-
-def _split_bytes(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    return blocks[..., :2], np.ascontiguousarray(blocks[..., 2:])
-
-
-def _join_bytes(figures: _Bytes, codes: _Bytes) -> _Bytes:
-    return np.concatenate([figures, codes], axis=-1)
-
-
-def _split_nibbles(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    return blocks[..., :-_NIBBLE_BYTES], _by_columns(blocks[..., -_NIBBLE_BYTES:])
-
-
-def _join_nibbles(figures: _Bytes, codes: _Bytes) -> _Bytes:
-    codes = unpack_codes(codes, 4)
-    halves = codes[..., :_NIBBLE_BYTES] + np.uint8(16) * codes[..., _NIBBLE_BYTES:]
-    return np.concatenate([figures, halves], axis=-1)
-
-
-def _by_columns(halves: _Bytes) -> _Bytes:
-    """Return the codes of blocks [..., 16 bytes] in the order of columns, from halves of both ends of a block.
-
-    Two bytes that lie side by side have two codes of the first 16, and two of the last.
-    """
-    pairs = np.ascontiguousarray(halves).view("<u2")  # [..., 8]
-    codes = np.empty((*halves.shape[:-1], 2), np.uint64)
-    for end, shift in enumerate((0, 4)):
-        own = pairs >> shift
-        own &= 0x0F0F
-        own |= own >> 4
-        codes[..., end] = own.astype(np.uint8).view(np.uint64)[..., 0]
-    return codes.view(np.uint8)
-
-
-def _spread(packed: _Bytes, num_parts: int, bits: int, columns: int) -> _Bytes:
-    """Return the codes [..., parts * columns] of which each byte of `packed` [..., bytes] has several.
-
-    `columns` bytes have the codes of the first `columns` weights in their lowest `bits` bits, then of the next ones.
-    """
-    groups = packed.reshape(*packed.shape[:-1], -1, 1, columns)
-    shifts = (np.arange(num_parts, dtype=np.uint8) * np.uint8(bits))[:, np.newaxis]
-    return ((groups >> shifts) & np.uint8((1 << bits) - 1)).reshape(*packed.shape[:-1], -1)
-
-
-def _gather(codes: _Bytes, num_parts: int, bits: int, columns: int) -> _Bytes:
-    """Return the bytes that `_spread` reads `codes` from."""
-    parts = codes.reshape(*codes.shape[:-1], -1, num_parts, columns)
-    packed = np.zeros((*parts.shape[:-2], columns), np.uint8)
-    for part in range(num_parts):
-        packed |= parts[..., part, :] << np.uint8(bits * part)
-    return packed.reshape(*codes.shape[:-1], -1)
-
-
-def _split_q4_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    return blocks[..., :16], pack_codes(_spread(blocks[..., 16:], 2, 4, 32), 4)
-
-
-def _join_q4_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
-    return np.concatenate([figures, _gather(unpack_codes(codes, 4), 2, 4, 32)], axis=-1)
-
-
-def _split_q5_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    codes = _spread(blocks[..., 48:], 2, 4, 32) | _spread(blocks[..., 16:48], 8, 1, 32) << np.uint8(4)
-    return blocks[..., :16], pack_codes(codes, 5)
-
-
-def _join_q5_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
-    codes = unpack_codes(codes, 5)
-    return np.concatenate(
-        [figures, _gather(codes >> np.uint8(4), 8, 1, 32), _gather(codes & np.uint8(15), 2, 4, 32)], axis=-1
-    )
-
-
-def _split_q6_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    codes = _spread(blocks[..., :128], 2, 4, 64) | _spread(blocks[..., 128:192], 4, 2, 32) << np.uint8(4)
-    figures = np.concatenate([blocks[..., 208:], np.zeros_like(blocks[..., 208:]), blocks[..., 192:208]], axis=-1)
-    return figures, pack_codes(codes, 6)
-
-
-def _join_q6_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
-    codes = unpack_codes(codes, 6)
-    low, high = _gather(codes & np.uint8(15), 2, 4, 64), _gather(codes >> np.uint8(4), 4, 2, 32)
-    return np.concatenate([low, high, figures[..., 4:], figures[..., :2]], axis=-1)
-
-
-_SPLITS: Final[Mapping[str, Callable[[_Bytes], tuple[_Bytes, _Bytes]]]] = {
-    "Q8_0": _split_bytes,
-    "Q4_0": _split_nibbles,
-    "Q4_1": _split_nibbles,
-    "Q4_K": _split_q4_k,
-    "Q5_K": _split_q5_k,
-    "Q6_K": _split_q6_k,
-}
-"""GGUF's blocks -> a function from their bytes [..., bytes] to this project's bytes of figures and of codes."""
-
-_JOINS: Final[Mapping[str, Callable[[_Bytes, _Bytes], _Bytes]]] = {
-    "Q8_0": _join_bytes,
-    "Q4_0": _join_nibbles,
-    "Q4_1": _join_nibbles,
-    "Q4_K": _join_q4_k,
-    "Q5_K": _join_q5_k,
-    "Q6_K": _join_q6_k,
-}
-"""The same -> the function for the other way."""
-
 
 @dataclass(frozen=True, slots=True)
 class _TensorPlace:
@@ -239,7 +104,7 @@ class GgmlFile(TensorSource):
 
     def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
         kind = self._places[name].type.name
-        if len(self.tensors[name].shape) != 2 or not keeps_blocks(kind):
+        if len(self.tensors[name].shape) != 2 or not self._places[name].type.is_block:
             return None
         return read_blocks(kind, *self._read(name, rows))
 

@@ -9,11 +9,7 @@
 fn prepare_weights(thread: u32) {}
 
 fn load_weights(row: u32, eight: u32) -> Eight {
-    let block = row + eight / BLOCK_EIGHTS * PANEL;
     let word = weights[eight_index(row, eight, BLOCK_EIGHTS)];
-    let scale = unpack2x16float(scales[block]);
-    let step = vec4<f32>(scale.x);
-    let least = vec4<f32>(scale.y);
-    let codes = eight_nibbles(word);
-    return Eight(fma(step, codes.low, least), fma(step, codes.high, least));
+    let figures = unpack2x16float(scales[row + eight / BLOCK_EIGHTS * PANEL]);
+    return affine(eight_nibbles(word), figures.x, figures.y);
 }

@@ -17,6 +17,13 @@ fn multiply_add(a: Eight, b: Eight, sum: f32) -> f32 {
     return fma(a.high.w, b.high.w, fma(a.high.z, b.high.z, fma(a.high.y, b.high.y, fma(a.high.x, b.high.x, low))));
 }
 
+// Return eight numbers times a scale, plus an offset, each rounded once if the products are exact.
+fn affine(numbers: Eight, scale: f32, offset: f32) -> Eight {
+    let step = vec4<f32>(scale);
+    let least = vec4<f32>(offset);
+    return Eight(fma(step, numbers.low, least), fma(step, numbers.high, least));
+}
+
 // Return the index, among the eights of all rows, of a row's eight with the number `eight`. The blocks of a panel are
 // interleaved: the first eight of each of its 8 rows, then the second of each, and so on. So neighbouring rows are also
 // neighbours in memory.

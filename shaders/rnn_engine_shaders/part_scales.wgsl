@@ -11,7 +11,5 @@ fn scale_part(codes: Eight, block: u32, part: u32) -> Eight {
     let early = bytes.xy & vec2<u32>(63u);
     let late = vec2<u32>(bytes.z & 15u, bytes.z >> 4u) | ((bytes.xy >> vec2<u32>(2u)) & vec2<u32>(48u));
     let scaled = unpack2x16float(figures.x) * vec2<f32>(vec2<i32>(select(early, late, part >= 4u)));
-    let step = vec4<f32>(scaled.x);
-    let least = vec4<f32>(-scaled.y);
-    return Eight(fma(step, codes.low, least), fma(step, codes.high, least));
+    return affine(codes, scaled.x, -scaled.y);
 }

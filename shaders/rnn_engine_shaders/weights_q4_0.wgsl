@@ -8,11 +8,7 @@
 fn prepare_weights(thread: u32) {}
 
 fn load_weights(row: u32, eight: u32) -> Eight {
-    let block = row + eight / 4u * PANEL;
     let word = weights[eight_index(row, eight, 4u)];
-    let scale = block_scale(block);
-    let codes = eight_nibbles(word);
-    let step = vec4<f32>(scale);
-    let least = vec4<f32>(-8.0 * scale); // exact, so a weight is rounded once
-    return Eight(fma(step, codes.low, least), fma(step, codes.high, least));
+    let scale = block_scale(row + eight / 4u * PANEL);
+    return affine(eight_nibbles(word), scale, -8.0 * scale);
 }

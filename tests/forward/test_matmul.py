@@ -20,8 +20,8 @@ from rnn_engine.gpu import Buffer, Device, Memory, Plan, Recorder
 from rnn_engine.quantised import Blocks
 from rnn_engine.types import F32
 from tests.support.gpu import KINDS, open_checked
-from tests.support.kept_blocks import K_KINDS, random_kept
 from tests.support.kept_blocks import KINDS as KEPT_KINDS
+from tests.support.kept_blocks import ONLY_KEPT, random_kept
 from tests.support.reference import relative_error
 
 LIMITS = StepLimits(num_slots=1, max_tokens=150, max_rows=1, num_candidates=1)
@@ -133,9 +133,9 @@ def test_any_matrix_size(bench: Bench, rows: int, columns: int, count: int, weig
     np.testing.assert_allclose(found, inputs @ stored(matrix, weights).T, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 256), (65, 768), (9, 2304)])
-@pytest.mark.parametrize("count", [1, 3, 20, 65])
-@pytest.mark.parametrize("kind", K_KINDS)
+@pytest.mark.parametrize(("rows", "columns"), [(65, 768), (9, 2304)])
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize("kind", ONLY_KEPT)
 def test_blocks_that_are_only_kept(bench: Bench, kind: str, rows: int, columns: int, count: int) -> None:
     blocks, inputs = random_kept(kind, rows, columns), draw(count, columns, seed=6)
     (found,), _ = bench.multiply([blocks], inputs, weights=STORED_FORMATS[kind.lower()])

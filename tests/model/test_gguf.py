@@ -22,7 +22,7 @@ from rnn_engine.model import ModelFile
 from rnn_engine.tokenizer.load import read_pieces
 from rnn_engine.types import TokenRun, run_step
 from tests.support.gguf import encode, llama_cpp_tensors, metadata, save_gguf, write_gguf
-from tests.support.kept_blocks import K_KINDS, KINDS, random_bytes
+from tests.support.kept_blocks import KINDS, ONLY_KEPT, random_bytes
 from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.older_models import tiny_v6
 from tests.support.reference import forward, relative_error
@@ -154,7 +154,7 @@ def test_scales_of_an_importance_matrix_are_kept(kind: str, weights: str, tmp_pa
         matrix, blocks = opened.tensor(MATRIX), opened.blocks(MATRIX)
         assert blocks is not None
         assert np.array_equal(chosen.unpack(chosen.pack(blocks), *matrix.shape), matrix)
-        if kind not in K_KINDS:
+        if kind not in ONLY_KEPT:
             assert not np.array_equal(chosen.unpack(chosen.pack(matrix), *matrix.shape), matrix)
         expected, _ = forward(opened, TOKENS, dtype=np.float64)
         of_matrix = None if weights == "stored" else chosen
@@ -225,13 +225,6 @@ def test_blocks_that_another_format_replaces_are_told(tmp_path: Path) -> None:
         kept, converted = describe_blocks(opened, WeightChoice.parse("f16,head=q8_0").of(opened.shape))
     assert kept == "matrices kept in the blocks of the file: 2 in Q8_0"
     assert converted == "matrices converted from the blocks of the file, as --weights says: 12 in Q8_0 to f16"
-
-
-def test_what_no_kernel_multiplies_with_becomes_f16_and_is_told(tmp_path: Path) -> None:
-    with open_model(save_gguf(V7, tmp_path / "model.gguf", "Q5_1")) as opened:
-        assert stored_format(opened.tensor(MATRIX).dtype, opened.block_type(MATRIX)).name == "f16"
-        (line,) = describe_blocks(opened, WeightChoice.parse("stored").of(opened.shape))
-        assert line.endswith("since no kernel can read their blocks: 14 in Q5_1")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.weight_formats import STORED_FORMATS
 from rnn_engine.quantised import pack_codes, unpack_codes
-from rnn_engine.tensor_files.ggml_file import read_blocks, write_blocks
-from tests.support.kept_blocks import K_KINDS, KINDS, dequantised, random_bytes, random_kept
+from rnn_engine.quantised.gguf_blocks import read_blocks, write_blocks
+from tests.support.kept_blocks import KINDS, ONLY_KEPT, dequantised, random_bytes, random_kept
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -48,7 +48,7 @@ def test_some_rows_and_scaled_ones(kind: str) -> None:
     assert large.scaled(2.0**14) is None
 
 
-@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_codes_come_back(bits: int) -> None:
     codes = np.random.default_rng(1).integers(0, 1 << bits, (3, 2, 256), np.uint8)
     packed = pack_codes(codes, bits)
@@ -56,7 +56,7 @@ def test_codes_come_back(bits: int) -> None:
     assert np.array_equal(unpack_codes(packed, bits), codes)
 
 
-@pytest.mark.parametrize("kind", K_KINDS)
+@pytest.mark.parametrize("kind", ONLY_KEPT)
 def test_numbers_can_not_become_such_blocks(kind: str) -> None:
     with pytest.raises(ModelError, match=rf"weights can't be converted to {kind.lower()}: such blocks are only kept"):
         STORED_FORMATS[kind.lower()].pack(np.ones((8, 256), np.float32))

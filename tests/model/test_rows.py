@@ -15,8 +15,8 @@ from rnn_engine.loading.runner import open_model
 from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.quantised import Blocks, quantise
 from rnn_engine.quantised.formats import BLOCK_FORMATS
+from rnn_engine.quantised.gguf_blocks import read_blocks, write_blocks
 from rnn_engine.quantised.rows import StoredRows, read_rows
-from rnn_engine.tensor_files.ggml_file import read_blocks, write_blocks
 from tests.support.ggmf import save_ggmf
 from tests.support.gguf import save_gguf
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape

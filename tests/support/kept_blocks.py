@@ -7,14 +7,20 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from rnn_engine.quantised import Blocks
-from rnn_engine.tensor_files.ggml_file import read_blocks
+from rnn_engine.quantised.gguf_blocks import read_blocks
 
-KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
-K_KINDS = KINDS[3:]
+ONLY_KEPT = ("Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # that are only kept
+KINDS = ("Q8_0", "Q4_0", "Q4_1", *ONLY_KEPT)
 _SCALES = {
     "Q8_0": slice(2),
     "Q4_0": slice(2),
     "Q4_1": slice(4),
+    "Q5_0": slice(2),
+    "Q5_1": slice(4),
+    "IQ4_NL": slice(2),
+    "IQ4_XS": slice(2),
+    "Q2_K": slice(-4, None),
+    "Q3_K": slice(-2, None),
     "Q4_K": slice(4),
     "Q5_K": slice(4),
     "Q6_K": slice(-2, None),
@@ -27,7 +33,7 @@ def random_bytes(kind: str, rows: int, columns: int, *, seed: int = 5, wild: boo
     generator = np.random.default_rng(seed)
     block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     blocks = generator.integers(0, 256, (rows, columns // block_size, block_bytes), np.uint8)
-    scales = blocks[..., _SCALES.get(kind, slice(4))]
+    scales = blocks[..., _SCALES[kind]]
     count = scales.shape[-1] // 2
     if wild:
         halves = generator.integers(0, _FINITE, (*scales.shape[:2], count), np.uint16)

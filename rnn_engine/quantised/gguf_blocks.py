@@ -1,0 +1,285 @@
+"""GGUF's blocks of quantised weights: their numbers, and the way between a file's order of bytes and this project's.
+
+A matrix in such blocks is only kept: no bit of it changes, they only change places. `dequantize` of the package gguf is
+the reference for the numbers, to the bit in f32. With these orders a device reads the codes of eight columns at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.errors import ModelError
+from rnn_engine.quantised.blocks import F32, BlockFormat, Blocks, Codes, Figures, pack_codes, unpack_codes
+from rnn_engine.quantised.formats import BLOCK_FORMATS
+
+IQ4_LEVELS: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The levels of IQ4_NL and IQ4_XS (ggml's kvalues_iq4nl)."""
+
+_Bytes: TypeAlias = NDArray[np.uint8]
+_Dequantise: TypeAlias = Callable[[Codes, Figures], F32]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFormat:
+    """A block format, see `BlockFormat`, in which matrices are only kept, as llama.cpp has made them."""
+
+    name: str
+    code_bits: int
+    block_columns: int
+    num_figures: int
+    num_scales: int
+    dequantise: _Dequantise = field(compare=False)
+
+    def quantise(self, _blocks: F32, _num_whole: int, /) -> tuple[Codes, Figures]:
+        """Raise ModelError."""
+        raise ModelError(f"weights can't be converted to {self.name}: such blocks are only kept as a file has them")
+
+
+# Numbers of blocks. Figures are f16 numbers, and after them, as bits, the bytes of the scales of a block's parts.
+
+
+def _affine(steps: NDArray[np.float32], scales: F32, minima: F32 | None = None) -> F32:
+    """Return weights [..., B]: the steps [..., B] times `scales` [..., parts], minus `minima`, for each part."""
+    parts = steps.reshape(*scales.shape, -1)
+    weights = parts * scales[..., np.newaxis]
+    if minima is not None:
+        weights -= minima[..., np.newaxis]
+    return weights.reshape(steps.shape)
+
+
+def _minus(codes: Codes, middle: int) -> F32:
+    return codes.astype(np.float32) - np.float32(middle)
+
+
+def _halves(figures: Figures, count: int) -> list[F32]:
+    """Return the first figures of blocks, each [..., 1], as f32."""
+    return np.split(figures[..., :count].astype(np.float32), count, axis=-1)
+
+
+def _bytes(figures: Figures) -> _Bytes:
+    return np.ascontiguousarray(figures).view(np.uint8)
+
+
+def _q2_k(codes: Codes, figures: Figures) -> F32:
+    scale, minimum = _halves(figures, 2)
+    parts = _bytes(figures[..., 2:])
+    return _affine(codes.astype(np.float32), scale * (parts & 15), minimum * (parts >> 4))
+
+
+def _q3_k(codes: Codes, figures: Figures) -> F32:
+    (scale,) = _halves(figures, 1)
+    low, high = np.split(_bytes(figures[..., 2:]), [8], axis=-1)
+    parts = _spread(low, 2, 4, 8) | _spread(high, 4, 2, 4) << np.uint8(4)
+    return _affine(_minus(codes, 4), scale * _minus(parts, 32))
+
+
+def _scales_and_minima(codes: Codes, figures: Figures) -> F32:
+    """Return the numbers of Q4_K and Q5_K."""
+    scale, minimum = _halves(figures, 2)
+    first, second, rest = np.split(_bytes(figures[..., 2:]), 3, axis=-1)
+    scales = np.concatenate([first & 63, (rest & 15) | ((first >> 2) & 48)], axis=-1)
+    minima = np.concatenate([second & 63, (rest >> 4) | ((second >> 2) & 48)], axis=-1)
+    return _affine(codes.astype(np.float32), scale * scales, minimum * minima)
+
+
+def _q6_k(codes: Codes, figures: Figures) -> F32:
+    (scale,) = _halves(figures, 1)
+    return _affine(_minus(codes, 32), scale * _bytes(figures[..., 2:]).view(np.int8))
+
+
+def _iq4_xs(codes: Codes, figures: Figures) -> F32:
+    (scale,) = _halves(figures, 1)
+    high = figures[..., 1:2].view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16)
+    low = _spread(_bytes(figures[..., 2:]), 2, 4, 1)
+    parts = low | (high.astype(np.uint8) & np.uint8(3)) << np.uint8(4)
+    return _affine(_levels(codes), scale * _minus(parts, 32))
+
+
+def _levels(codes: Codes) -> F32:
+    return np.array(IQ4_LEVELS, np.float32)[codes]
+
+
+def _offset(codes: Codes, figures: Figures) -> F32:
+    scale, offset = _halves(figures, 2)
+    return _affine(codes.astype(np.float32), scale, -offset)
+
+
+KEPT_FORMATS: Final[Mapping[str, BlockFormat]] = {
+    **BLOCK_FORMATS,
+    **{
+        each.name: each
+        for each in (
+            KeptFormat("q5_0", 5, 32, 1, 1, lambda codes, figures: _affine(_minus(codes, 16), *_halves(figures, 1))),
+            KeptFormat("q5_1", 5, 32, 2, 2, _offset),
+            KeptFormat("iq4_nl", 4, 32, 1, 1, lambda codes, figures: _affine(_levels(codes), *_halves(figures, 1))),
+            KeptFormat("iq4_xs", 4, 256, 4, 1, _iq4_xs),
+            KeptFormat("q2_k", 2, 256, 10, 2, _q2_k),
+            KeptFormat("q3_k", 3, 256, 8, 1, _q3_k),
+            KeptFormat("q4_k", 4, 256, 8, 2, _scales_and_minima),
+            KeptFormat("q5_k", 5, 256, 8, 2, _scales_and_minima),
+            KeptFormat("q6_k", 6, 256, 10, 1, _q6_k),
+        )
+    },
+}
+"""The formats of `BLOCK_FORMATS`, and those in which matrices are only kept. A figure of zero is added to those of Q3_K
+and Q6_K, so that the bytes after it begin at a multiple of four.
+"""
+
+# A file's bytes of blocks [..., bytes], split into this project's bytes of figures and of codes, and joined again.
+
+
+class _Order(NamedTuple):
+    split: Callable[[_Bytes], tuple[_Bytes, _Bytes]]
+    join: Callable[[_Bytes, _Bytes], _Bytes]
+
+
+def read_blocks(name: str, data: _Bytes, shape: tuple[int, ...]) -> Blocks:
+    """Convert the bytes `data` of a GGUF matrix of `shape` in blocks called `name` to this project's blocks."""
+    chosen = KEPT_FORMATS[name.lower()]
+    num_rows, num_columns = shape
+    blocks = data.reshape(num_rows, num_columns // chosen.block_columns, -1)
+    figures, codes = _ORDERS[name].split(blocks)
+    return Blocks(chosen, num_columns, codes, np.ascontiguousarray(figures).view(np.float16))
+
+
+def write_blocks(blocks: Blocks) -> _Bytes:
+    """Convert a matrix in this project's blocks to the bytes [R, bytes of a row] of a GGUF file, for R rows."""
+    return _ORDERS[blocks.format.name.upper()].join(_bytes(blocks.figures), blocks.codes).reshape(len(blocks), -1)
+
+
+def is_gguf_block(name: str) -> bool:
+    """Return True if GGUF has blocks called `name`."""
+    return name in _ORDERS
+
+
+_HALF: Final = 16  # bytes that have the codes of 32 weights, those of the first 16 in their lower halves
+
+
+def _split_nibbles(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
+    return blocks[..., :-_HALF], _by_columns(blocks[..., -_HALF:])
+
+
+def _join_nibbles(figures: _Bytes, codes: _Bytes) -> _Bytes:
+    return np.concatenate([figures, _gather(unpack_codes(codes, 4), 2, 4, _HALF)], axis=-1)
+
+
+def _by_columns(halves: _Bytes) -> _Bytes:
+    """Return the codes of blocks [..., 16 bytes] in the order of columns, from halves of both ends of a block.
+
+    Two bytes that lie side by side have two codes of the first 16, and two of the last.
+    """
+    pairs = np.ascontiguousarray(halves).view("<u2")  # [..., 8]
+    codes = np.empty((*halves.shape[:-1], 2), np.uint64)
+    for end, shift in enumerate((0, 4)):
+        own = pairs >> shift
+        own &= 0x0F0F
+        own |= own >> 4
+        codes[..., end] = own.astype(np.uint8).view(np.uint64)[..., 0]
+    return codes.view(np.uint8)
+
+
+def _spread(packed: _Bytes, num_parts: int, bits: int, columns: int) -> _Bytes:
+    """Return the codes [..., parts * columns] of which each byte of `packed` [..., bytes] has several.
+
+    `columns` bytes have the codes of the first `columns` weights in their lowest `bits` bits, then of the next ones.
+    """
+    groups = packed.reshape(*packed.shape[:-1], -1, 1, columns)
+    shifts = (np.arange(num_parts, dtype=np.uint8) * np.uint8(bits))[:, np.newaxis]
+    return ((groups >> shifts) & np.uint8((1 << bits) - 1)).reshape(*packed.shape[:-1], -1)
+
+
+def _gather(codes: _Bytes, num_parts: int, bits: int, columns: int) -> _Bytes:
+    """Return the bytes that `_spread` reads `codes` from."""
+    parts = codes.reshape(*codes.shape[:-1], -1, num_parts, columns)
+    packed = np.zeros((*parts.shape[:-2], columns), np.uint8)
+    for part in range(num_parts):
+        packed |= parts[..., part, :] << np.uint8(bits * part)
+    return packed.reshape(*codes.shape[:-1], -1)
+
+
+def _split_fives(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
+    codes = np.concatenate([_by_columns(blocks[..., -_HALF:]), blocks[..., -_HALF - 4 : -_HALF]], axis=-1)
+    return blocks[..., : -_HALF - 4], codes  # fifth bits lie in the order of columns already
+
+
+def _join_fives(figures: _Bytes, codes: _Bytes) -> _Bytes:
+    return np.concatenate([figures, codes[..., _HALF:], _gather(unpack_codes(codes[..., :_HALF], 4), 2, 4, _HALF)], -1)
+
+
+def _split_q2_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
+    figures = np.concatenate([blocks[..., 80:], blocks[..., :16]], axis=-1)
+    return figures, pack_codes(_spread(blocks[..., 16:80], 4, 2, 32), 2)
+
+
+def _join_q2_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
+    return np.concatenate([figures[..., 4:], _gather(unpack_codes(codes, 2), 4, 2, 32), figures[..., :4]], axis=-1)
+
+
+def _split_q3_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
+    codes = _spread(blocks[..., 32:96], 4, 2, 32) | _spread(blocks[..., :32], 8, 1, 32) << np.uint8(2)
+    return _padded(blocks[..., 108:], blocks[..., 96:108]), pack_codes(codes, 3)
+
+
+def _join_q3_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
+    codes = unpack_codes(codes, 3)
+    high, low = _gather(codes >> np.uint8(2), 8, 1, 32), _gather(codes & np.uint8(3), 4, 2, 32)
+    return np.concatenate([high, low, figures[..., 4:], figures[..., :2]], axis=-1)
+
+
+def _split_q4_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
+    return blocks[..., :16], pack_codes(_spread(blocks[..., 16:], 2, 4, 32), 4)
+
+
+def _join_q4_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
+    return np.concatenate([figures, _gather(unpack_codes(codes, 4), 2, 4, 32)], axis=-1)
+
+
+def _split_q5_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
+    codes = _spread(blocks[..., 48:], 2, 4, 32) | _spread(blocks[..., 16:48], 8, 1, 32) << np.uint8(4)
+    return blocks[..., :16], pack_codes(codes, 5)
+
+
+def _join_q5_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
+    codes = unpack_codes(codes, 5)
+    high, low = _gather(codes >> np.uint8(4), 8, 1, 32), _gather(codes & np.uint8(15), 2, 4, 32)
+    return np.concatenate([figures, high, low], axis=-1)
+
+
+def _split_q6_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
+    codes = _spread(blocks[..., :128], 2, 4, 64) | _spread(blocks[..., 128:192], 4, 2, 32) << np.uint8(4)
+    return _padded(blocks[..., 208:], blocks[..., 192:208]), pack_codes(codes, 6)
+
+
+def _join_q6_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
+    codes = unpack_codes(codes, 6)
+    low, high = _gather(codes & np.uint8(15), 2, 4, 64), _gather(codes >> np.uint8(4), 4, 2, 32)
+    return np.concatenate([low, high, figures[..., 4:], figures[..., :2]], axis=-1)
+
+
+def _padded(scale: _Bytes, parts: _Bytes) -> _Bytes:
+    return np.concatenate([scale, np.zeros_like(scale), parts], axis=-1)
+
+
+def _split_iq4_xs(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
+    return blocks[..., :8], pack_codes(_spread(blocks[..., 8:], 2, 4, _HALF), 4)
+
+
+_ORDERS: Final[Mapping[str, _Order]] = {
+    "Q8_0": _Order(
+        lambda blocks: (blocks[..., :2], np.ascontiguousarray(blocks[..., 2:])),
+        lambda figures, codes: np.concatenate([figures, codes], axis=-1),
+    ),
+    **dict.fromkeys(("Q4_0", "Q4_1", "IQ4_NL"), _Order(_split_nibbles, _join_nibbles)),
+    **dict.fromkeys(("Q5_0", "Q5_1"), _Order(_split_fives, _join_fives)),
+    "IQ4_XS": _Order(_split_iq4_xs, _join_nibbles),
+    "Q2_K": _Order(_split_q2_k, _join_q2_k),
+    "Q3_K": _Order(_split_q3_k, _join_q3_k),
+    "Q4_K": _Order(_split_q4_k, _join_q4_k),
+    "Q5_K": _Order(_split_q5_k, _join_q5_k),
+    "Q6_K": _Order(_split_q6_k, _join_q6_k),
+}
