@@ -14,19 +14,21 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from rnn_engine.errors import StateError, StorageError
+from rnn_engine.errors import NotFoundError, StateError, StorageError
 
 T = TypeVar("T")
 
 _NUM_READERS: Final = 3
 _RESERVE_BYTES: Final = 1 << 20  # that a deletion may need on a full disk
 _LOG_BYTES: Final = 1 << 22  # of the write-ahead log that are kept for the next changes
-_FREED_PAGES: Final = 10_000  # that one change gives back to the disk at most
+_GIVE_BACK: Final = "PRAGMA wal_checkpoint; PRAGMA incremental_vacuum(500);" * 4 + "PRAGMA wal_checkpoint"
+"""What gives free pages back to the disk, a few at a time: on a full one, the log has no room to move many at once."""
+_MEMORY: Final = Path(":memory:")
 _log = logging.getLogger(__name__)
 
 
@@ -114,17 +116,17 @@ class Database:
     """
 
     def __init__(
-        self, what: str, find_path: Callable[[], Path], schema: Sequence[Sequence[str]], *, lasting: bool
+        self, what: str, find_path: Callable[[], Path] | None, schema: Sequence[Sequence[str]], *, lasting: bool
     ) -> None:
         """Prepare a database at the path that `find_path` returns; it is opened when it is first used.
 
         Messages call it `what`, such as "the folder of jobs". `schema` has for each format of the file the statements
         that make it of the format before; the first ones make it of an empty file. Unless it is `lasting`, nothing
-        waits for the disk.
+        waits for the disk. Without `find_path` it is in memory, and its one thread also reads.
         """
         self.was_damaged = False  # when it was opened; then rows may be lost
         self._what = what
-        self._find_path = find_path
+        self._find_path = find_path or (lambda: _MEMORY)
         self._schema = schema
         self._lasting = lasting
         self._path: Path | None = None
@@ -133,11 +135,11 @@ class Database:
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._writer = _FairThreads(1, "store-writer")
-        self._readers = _FairThreads(_NUM_READERS, "store-reader")
+        self._readers = self._writer if find_path is None else _FairThreads(_NUM_READERS, "store-reader")
 
     async def read(self, query: Callable[[sqlite3.Connection], T], owner: str | None = None) -> T:
         """Call `query` with a connection that sees all changes that have ended."""
-        return await asyncio.wrap_future(self._readers.submit(owner, lambda: self._read(query)))
+        return await asyncio.wrap_future(self._start(self._readers, owner, lambda: self._read(query)))
 
     async def write(
         self,
@@ -152,16 +154,27 @@ class Database:
         It is made, too, if the caller is cancelled meanwhile. One that `frees` room is made also on a full disk. Unless
         it `flushes`, a kill can't undo it, but a power failure may, until the next one that does.
         """
-        writing = self._writer.submit(owner, lambda: self._write(change, frees, flushes))
+        writing = self._start(self._writer, owner, lambda: self._write(change, frees, flushes))
         return await asyncio.shield(asyncio.wrap_future(writing))
 
     def read_now(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Do as `read`, and block meanwhile."""
-        return self._readers.submit(None, lambda: self._read(query)).result()
+        return self._start(self._readers, None, lambda: self._read(query)).result()
 
     def write_now(self, change: Callable[[Transaction], T], *, frees: bool = False) -> T:
         """Do as `write`, and block meanwhile."""
-        return self._writer.submit(None, lambda: self._write(change, frees, flushes=True)).result()
+        return self._start(self._writer, None, lambda: self._write(change, frees, flushes=True)).result()
+
+    def write_soon(self, change: Callable[[Transaction], object], *, frees: bool = False) -> None:
+        """Do as `write`, but do not wait. A failure is logged; after `close` nothing happens."""
+
+        def report(done: Future[object]) -> None:
+            if (error := done.exception()) is not None:
+                _log.warning("%s", error)
+
+        with suppress(NotFoundError):
+            writing = self._start(self._writer, None, lambda: self._write(change, frees, flushes=True))
+            writing.add_done_callback(report)
 
     def close(self) -> None:
         """Finish what was begun, and close all connections. Idempotent."""
@@ -179,6 +192,12 @@ class Database:
         pages, free, size = self.read_now(lambda db: [db.execute(f"PRAGMA {name}").fetchone()[0] for name in names])
         return pages * size, free * size
 
+    def _start(self, threads: _FairThreads, owner: str | None, function: Callable[[], T]) -> Future[T]:
+        try:
+            return threads.submit(owner, function)
+        except RuntimeError:
+            raise NotFoundError(f"{self._what} was closed meanwhile") from None
+
     def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         with self._storage_errors():
             return query(self._connect())
@@ -191,7 +210,7 @@ class Database:
             try:
                 result, transaction = self._transact(connection, change)
             except sqlite3.OperationalError as error:
-                if not (frees and _is_full(error)):
+                if not (frees and is_full(error)):
                     raise
                 if self._reserve is not None:
                     self._reserve.drop()
@@ -204,8 +223,7 @@ class Database:
             action()
         if frees:
             with suppress(sqlite3.Error):  # space that is not given back now is used again
-                connection.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")  # `execute` frees one page alone
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                connection.executescript(_GIVE_BACK)  # `execute` would free one page alone
             if self._reserve is not None:
                 self._reserve.lay()
         return result
@@ -236,11 +254,13 @@ class Database:
             with self._opening:
                 if self._path is None:
                     path = self._find_path()
-                    self._create(path)
+                    found = self._create(path)
                     self._path = path
                     if self._lasting:
                         self._reserve = Reserve(path)
-                self._local.connection = found = self._open(self._path)
+                else:
+                    found = self._open(self._path)
+                self._local.connection = found
                 self._connections.append(found)
         return found
 
@@ -252,14 +272,14 @@ class Database:
         connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
         return connection
 
-    def _create(self, path: Path) -> None:
-        """Create the file if it is missing, and rescue what can be read of one that is damaged.
+    def _create(self, path: Path) -> sqlite3.Connection:
+        """Open the file, which is created if it is missing, and rescue what can be read of one that is damaged.
 
         Raises StateError for a file that a later version has written, or that can't be opened.
         """
         try:
             try:
-                self._prepare(path)
+                return self._prepare(path)
             except sqlite3.OperationalError:  # such as a full disk
                 raise
             except sqlite3.DatabaseError as error:
@@ -269,12 +289,13 @@ class Database:
                 for ending in ("", "-wal", "-shm"):
                     with suppress(FileNotFoundError):
                         path.with_name(path.name + ending).replace(damaged.with_name(damaged.name + ending))
-                self._prepare(path)
-                self._rescue(damaged, path)
+                connection = self._prepare(path)
+                _rescue(damaged, connection)
+                return connection
         except sqlite3.Error as error:
             raise StateError(f"{path}: {error}; expected a file that can be written, or none") from error
 
-    def _prepare(self, path: Path) -> None:
+    def _prepare(self, path: Path) -> sqlite3.Connection:
         connection = self._open(path)
         try:
             [version] = connection.execute("PRAGMA user_version").fetchone()
@@ -291,30 +312,28 @@ class Database:
             [[found]] = connection.execute("PRAGMA quick_check(1)").fetchall()
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
-        finally:
+        except BaseException:
             connection.close()
-
-    def _rescue(self, damaged: Path, path: Path) -> None:
-        """Copy each row that can be read from a damaged file."""
-        connection = self._open(path)
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        with suppress(sqlite3.Error):
-            connection.execute("ATTACH ? AS damaged", (str(damaged),))
-            for table in tables:
-                _copy_rows(connection, table)
-        connection.close()
+            raise
+        return connection
 
 
-def _copy_rows(connection: sqlite3.Connection, table: str) -> None:
-    """Copy the rows of a table of `damaged`, those before the first that can't be read, and those after the last."""
-    for order in ("ASC", "DESC"):
-        with suppress(sqlite3.Error):
-            rows: Any = connection.execute(f"SELECT * FROM damaged.{table} NOT INDEXED ORDER BY rowid {order}")
-            while (row := rows.fetchone()) is not None:
-                marks = ", ".join("?" * len(row))
-                connection.execute(f"INSERT OR IGNORE INTO main.{table} VALUES ({marks})", row)
+def _rescue(damaged: Path, connection: sqlite3.Connection) -> None:
+    """Copy each row that can be read from a damaged file, in one change."""
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    connection.execute("BEGIN")
+    with closing(sqlite3.connect(damaged)) as source, suppress(sqlite3.Error):
+        source.execute("PRAGMA trusted_schema = OFF")
+        for table in tables:
+            for order in ("ASC", "DESC"):  # the rows before the first that can't be read, and those after the last
+                with suppress(sqlite3.Error):
+                    rows: Any = source.execute(f"SELECT * FROM {table} NOT INDEXED ORDER BY rowid {order}")
+                    while (row := rows.fetchone()) is not None:
+                        marks = ", ".join("?" * len(row))
+                        connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)
+    connection.execute("COMMIT")
 
 
-def _is_full(error: sqlite3.Error) -> bool:
+def is_full(error: Exception) -> bool:
     """Return True if the disk has no room for a change. With a write-ahead log, SQLite may call that an I/O error."""
-    return (error.sqlite_errorcode & 0xFF) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)

@@ -83,7 +83,7 @@ def _readings() -> Readings:
     states = StateUsage(0, 0, 0, 0, 0)
     stats, counters = EngineStats(0, 0), EngineCounters()
     engine = EngineReadings(info, Health(), stats, counters, cache, states)
-    kept = dict.fromkeys(("conversations", "slot_prompts"), KeptUsage(0, 0, 0))
+    kept = dict.fromkeys(("conversations", "slot_prompts", "collections", "collection_vectors"), KeptUsage(0, 0, 0))
     jobs = Store().readings()
     return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0), kept, jobs)
 

@@ -18,7 +18,7 @@ from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, Tool
 from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
 from rnn_engine.demo import DEMO
 from rnn_engine.engine import Engine
-from rnn_engine.errors import InvalidRequestError, StepError, check_list, check_whole, is_whole
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StepError, check_list, check_whole, is_whole
 from rnn_engine.files import is_same_file
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
@@ -512,17 +512,16 @@ class AsyncLLM:
         if the folder can't be used, or another process uses it.
         """
 
-        def find() -> AsyncCollection:
-            place = None if folder is None else Path(folder).resolve()
-            if place not in self._stores:
-                self._stores[place] = DocumentStore(place)
-            store = self._stores[place]
-            names = {each.facts.name: each for each in store.of_owner(_OWNER)}
-            found = names.get(name) or create_collection(self.engine, store, _OWNER, name)
-            return AsyncCollection(self.engine, store, found)
-
+        place = None if folder is None else Path(folder).resolve()
         async with self._opening:
-            return await asyncio.to_thread(find)
+            if place not in self._stores:
+                self._stores[place] = await asyncio.to_thread(DocumentStore, place)
+            store = self._stores[place]
+            try:
+                found = await store.database.read(lambda db: store.find(db, _OWNER, name))
+            except NotFoundError:
+                found = await create_collection(self.engine, store, _OWNER, name)
+            return AsyncCollection(self.engine, store, found)
 
     async def state(self, prompt: Prompt | Messages = "", *, state: State | None = None) -> State:
         """Return the state after a text, token ids or the messages of a chat, which start from `state`.

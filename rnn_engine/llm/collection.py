@@ -37,31 +37,37 @@ class _StoredDocuments:
     @property
     def name(self) -> str:
         """The name under which the collection is found again."""
-        return self._stored.facts.name
+        return self._stored.name
 
     def get(self, document_id: str) -> Document:
         """Return the document with this id. Raises NotFoundError if there is none."""
-        return self._stored.get(document_id)
+        return self._store.database.read_now(lambda db: self._stored.get(db, document_id))
 
     def remove(self, ids: Sequence[str]) -> list[str]:
         """Remove the documents with these ids, and return the ids that there were."""
         check_list("ids", ids, "a list of ids")
-        return self._stored.remove(ids)
+        removed = list[str]()
+        while ids:
+            found, ids = self._store.database.write_now(partial(self._stored.remove, ids=ids), frees=True)
+            removed += found
+        return removed
 
     def delete(self) -> None:
         """Delete the collection with all of its documents."""
-        self._store.delete(self._stored.facts.owner, self.name)
+        delete = partial(self._store.delete, owner=self._stored.owner, name=self.name)
+        self._store.database.write_now(delete, frees=True)
 
     def __len__(self) -> int:
-        return self._stored.num_documents
+        return self._store.database.read_now(self._stored.now).num_documents
 
     def __iter__(self) -> Iterator[Document]:
         """Yield all documents, in the order in which they were added. Change none meanwhile."""
         after, has_more = None, True
         while has_more:
-            page, has_more = self._stored.page(after, _PAGE)
-            yield from page
-            after = page[-1].id if page else None
+            rows, has_more = self._store.database.read_now(partial(self._stored.page, after=after, limit=_PAGE))
+            page = self._store.database.read_now(partial(self._stored.read, rows=[row.row for row in rows]))
+            yield from page.values()
+            after = page[rows[-1].row].id if rows else None
 
 
 class AsyncCollection(_StoredDocuments):
@@ -91,7 +97,7 @@ class AsyncCollection(_StoredDocuments):
         for start in range(0, len(parsed), MAX_ADDED):
             part = parsed[start : start + MAX_ADDED]
             prepare = partial(prepare_documents, self._engine, self._store, self._stored, part, replace_known=replace)
-            await add_documents(self._engine, self._stored, await asyncio.to_thread(prepare))
+            await add_documents(self._engine, self._store, self._stored, await asyncio.to_thread(prepare))
         return [document.id for document in parsed]
 
     async def query(

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,14 +23,15 @@ from rnn_engine.operations.embedding import EmbeddingSettings, embed
 from rnn_engine.operations.parallel import Cost, ParallelRequests
 from rnn_engine.operations.relevance import (
     Method,
-    Relevance,
     document_tokens,
     method,
     relevance_prompts,
     score_relevance,
 )
 from rnn_engine.requests import GenerateRequest, Started
-from rnn_engine_states.documents import Document, DocumentStore, StoredCollection, check_new_ids
+from rnn_engine_states.documents import Document, DocumentStore, NewDocument, StoredCollection
+
+T = TypeVar("T")
 
 MAX_ADDED = 2048  # documents that are added at a time
 MAX_CANDIDATES = 1024  # of one query
@@ -73,7 +76,7 @@ class Search:
 class NewDocuments:
     """Documents that were checked and tokenized, to be added to a collection."""
 
-    documents: tuple[Document, ...]
+    documents: tuple[NewDocument, ...]
     inputs: tuple[Sequence[int], ...]  # the tokens of each one's text, for its vector
     begins: tuple[Sequence[int], ...]  # the tokens with which all prompts about each one begin; () = there are none
     replace_known: bool
@@ -84,9 +87,16 @@ class NewDocuments:
         return 2 * sum(map(len, self.inputs))
 
 
-def create_collection(engine: EngineLike, store: DocumentStore, owner: str, name: str) -> StoredCollection:
-    """Create an empty collection for the engine's model. Blocks meanwhile. Raises as `DocumentStore.create` does."""
-    return store.create(owner, name, engine.state_files.model, engine.info.model)
+class OnThread(Protocol):
+    """A function that has a thread call another one, such as `asyncio.to_thread`."""
+
+    def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...
+
+
+async def create_collection(engine: EngineLike, store: DocumentStore, owner: str, name: str) -> StoredCollection:
+    """Create an empty collection for the engine's model. Raises as `DocumentStore.create` does."""
+    model = engine.state_files.model, engine.info.model
+    return await store.database.write(lambda transaction: store.create(transaction, owner, name, *model), owner)
 
 
 def prepare_documents(
@@ -105,36 +115,37 @@ def prepare_documents(
     _check_model(engine, collection)
     if not 1 <= len(documents) <= MAX_ADDED:
         raise InvalidRequestError("documents", len(documents), f"1 to {MAX_ADDED} documents at a time")
-    for number, document in enumerate(documents):
-        document.check(f"documents.{number}")
+    size = _SETTINGS.size(engine.info.shape)
+    prepared = [document.prepare(f"documents.{number}", size) for number, document in enumerate(documents)]
     [(commonest, times)] = Counter(document.id for document in documents).most_common(1)
     if times > 1:
         raise InvalidRequestError(
             "documents", commonest, f"ids that are all different; {times} documents have this one"
         )
-    if not replace_known:
-        check_new_ids(collection.known_ids(document.id for document in documents))
-    store.check_room(collection, documents, _SETTINGS.size(engine.info.shape))
+    store.database.read_now(lambda db: collection.check_new(db, prepared, store.limits, replace=replace_known))
     inputs = [engine.tokenize(document.text) for document in documents]
     return NewDocuments(
-        tuple(replace(document, num_tokens=len(tokens)) for document, tokens in zip(documents, inputs, strict=True)),
+        tuple(document._replace(num_tokens=len(tokens)) for document, tokens in zip(prepared, inputs, strict=True)),
         tuple(inputs),
         tuple(document_tokens(engine, document.text) for document in documents) if _can_rerank(engine) else (),
         replace_known,
     )
 
 
-async def add_documents(engine: EngineLike, collection: StoredCollection, new: NewDocuments) -> list[Cost]:
+async def add_documents(
+    engine: EngineLike, store: DocumentStore, collection: StoredCollection, new: NewDocuments
+) -> list[Cost]:
     """Run prepared documents and add them to a collection, all or none. Return the token counts of what was run.
 
     Each document is run twice: for its vector, and for the state that the cache keeps for queries. Raises NotFoundError
-    if the collection is deleted meanwhile, StorageError if it can't be written, and InvalidRequestError if another
-    request has added documents with the same ids meanwhile.
+    if the collection is deleted meanwhile, StorageError if it can't be written, and InvalidRequestError if other
+    requests have added documents with the same ids meanwhile, or have taken the room.
     """
     embedded = await embed(engine, new.inputs, _SETTINGS)
     costs = [each.cost for each in embedded] + await _keep_states(engine, new.begins)
     vectors = np.stack([each.vector for each in embedded])
-    await asyncio.to_thread(collection.put, new.documents, vectors, replace=new.replace_known)
+    put = partial(collection.put, documents=new.documents, vectors=vectors, limits=store.limits)
+    await store.database.write(partial(put, replace=new.replace_known), collection.owner)
     return costs
 
 
@@ -148,14 +159,16 @@ async def search_collection(
     candidates: int = DEFAULT_CANDIDATES,
     rerank: bool | None = None,
     max_tokens: int = MAX_CANDIDATE_TOKENS,
+    on_thread: OnThread = asyncio.to_thread,
+    hold: Callable[[int], object] = bool,
 ) -> Search:
     """Return the `top_n` documents of a collection that answer the query best.
 
     The vector of the query finds the nearest `candidates`, which are then ordered by their relevance. If `rerank` is
     false, the nearest are the result; by default, they are if the model can't rerank, since it was made for embedding
-    and has no reranker. Raises InvalidRequestError for an empty query, for a collection of another model, if the model
-    can't rerank, and if the candidates have more than `max_tokens` tokens. Raises NotFoundError if the collection is
-    deleted meanwhile.
+    and has no reranker. `on_thread` is told what blocks, and `hold` the bytes of the documents before they are read.
+    Raises InvalidRequestError for an empty query, for a collection of another model, if the model can't rerank, and if
+    the candidates have more than `max_tokens` tokens. Raises NotFoundError if the collection is deleted meanwhile.
     """
     _check_model(engine, collection)
     check_whole("top_n", top_n, 1, MAX_CANDIDATES)
@@ -167,17 +180,23 @@ async def search_collection(
         rerank = _can_rerank(engine)
     how = method(engine) if rerank else None
     begun = time.perf_counter()
-    [embedded] = await embed(engine, [engine.tokenize(query)], _SETTINGS)
+    tokens = await on_thread(partial(engine.tokenize, query))
+    [embedded] = await embed(engine, [tokens], _SETTINGS)
     count = max(candidates, top_n) if rerank else top_n
-    nearest = await asyncio.to_thread(store.nearest, collection, embedded.vector, count)
+    nearest = await on_thread(partial(store.nearest, collection, embedded.vector, count))
+    if rerank and (num_tokens := sum(row.num_tokens for row, _ in nearest)) > max_tokens:
+        allowed = f"as few as have {max_tokens} tokens together, not {num_tokens}"
+        raise InvalidRequestError("candidates", count, allowed)
+    hold(sum(row.num_bytes for row, _ in nearest))
+    read = partial(collection.read, rows=[row.row for row, _ in nearest])
+    documents = await on_thread(partial(store.database.read_now, read))
     found = time.perf_counter()
-    hits = [Hit(document, similarity, None) for document, similarity in nearest]
+    hits = [Hit(documents[row.row], similarity, None) for row, similarity in nearest if row.row in documents]
     costs = [embedded.cost]
     if rerank and hits:
-        if (num_tokens := sum(hit.document.num_tokens for hit in hits)) > max_tokens:
-            allowed = f"as few as have {max_tokens} tokens together, not {num_tokens}"
-            raise InvalidRequestError("candidates", count, allowed)
-        relevances = await _rerank(engine, query, [hit.document for hit in hits])
+        pairs = [(query, hit.document.text) for hit in hits]
+        prompts = await on_thread(partial(relevance_prompts, engine, pairs, document_first=True))
+        relevances = await score_relevance(engine, prompts)
         costs += [each.cost for each in relevances]
         hits = [replace(hit, relevance=each.score) for hit, each in zip(hits, relevances, strict=True)]
         hits.sort(key=lambda hit: -hit.score)
@@ -188,12 +207,6 @@ async def search_collection(
         time.perf_counter() - found,
         tuple(costs),
     )
-
-
-async def _rerank(engine: EngineLike, query: str, documents: Sequence[Document]) -> Sequence[Relevance]:
-    pairs = [(query, document.text) for document in documents]
-    prompts = await asyncio.to_thread(lambda: relevance_prompts(engine, pairs, document_first=True))
-    return await score_relevance(engine, prompts)
 
 
 async def _keep_states(engine: EngineLike, begins: Sequence[Sequence[int]]) -> list[Cost]:
@@ -215,11 +228,10 @@ def _can_rerank(engine: EngineLike) -> bool:
 
 def _check_model(engine: EngineLike, collection: StoredCollection) -> None:
     """Raise InvalidRequestError if the vectors of the collection are those of another model."""
-    facts = collection.facts
-    if facts.model != engine.state_files.model:
+    if collection.model != engine.state_files.model:
         raise InvalidRequestError(
             "collection",
-            facts.name,
+            collection.name,
             f"a collection of the model {engine.info.model!r}; the vectors of this one were made by "
-            f"{facts.model_name!r}, or by another file of that name",
+            f"{collection.model_name!r}, or by another file of that name",
         )

@@ -1,7 +1,8 @@
-"""Named collections of documents, each with its vector: one SQLite file for a collection, and exact search by vectors.
+"""Named collections of documents, each with its vector, in one database of all owners.
 
-A change is one transaction, so after a crash or on a full disk a collection has all of a change or none of it. The
-states after the documents are not kept here: the state cache has them, under the documents' tokens.
+A change is one transaction, so after a crash or on a full disk a collection has all of a change or none of it. Methods
+with a `connection` or a `transaction` are to be called by the store's `database`, on a thread of its own. The states
+after the documents are not kept here: the state cache has them, under the documents' tokens.
 """
 
 from __future__ import annotations
@@ -9,51 +10,84 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-import threading
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Self, TypeAlias
-from urllib.parse import quote
+from sqlite3 import Connection
+from typing import Final, NamedTuple, Self, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
+from rnn_engine.database import Database, Transaction, is_full
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError, check_text
-from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, delete_file
+from rnn_engine.files import TEMPORARY_SUFFIX, delete_file
 from rnn_engine.types import F32
 from rnn_engine_states.files.exchange import OwnedFolder
 from rnn_engine_states.named.entry import check_name
+from rnn_engine_states.vectors import Matrices
 
-SUFFIX = ".sqlite"
-FOLDER_LOCK = "collections-in-use.lock"
+FILE: Final = "collections.sqlite"
+FOLDER_LOCK: Final = "collections-in-use.lock"
 
-MAX_ID = 256  # characters
-MAX_METADATA_BYTES = 1 << 14  # of JSON, of one document
-MAX_TEXT_BYTES = 1 << 20  # of one document
+MAX_ID: Final = 256  # characters
+MAX_METADATA_BYTES: Final = 1 << 14  # of JSON, of one document
+MAX_TEXT_BYTES: Final = 1 << 20  # of one document
 
-_DOCUMENT_BYTES = 128  # that a document takes in the file besides its texts and its vector
-_MATRIX_BYTES = 1 << 29  # of the vectors that are held in memory for searches, of all collections together
-_FORMAT = 1  # of the files
-_SCHEMA = """
-    CREATE TABLE facts (json TEXT NOT NULL);
-    CREATE TABLE documents (
-        row INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again, so a search can't return another document
+_DOCUMENT_BYTES = 128  # that a document takes in the file besides texts and vector; its id is there twice
+_PAGE_BYTES = 1 << 23  # of the documents that are read at a time, unless one is larger
+_PART_BYTES = 1 << 21  # of the documents that one change removes, unless one is larger: a full disk has room for it
+_PART = 1000  # ids or documents that one change looks at to remove them
+_SCHEMA = (
+    """CREATE TABLE collections (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again
         id TEXT NOT NULL UNIQUE,
-        text TEXT NOT NULL,
-        metadata TEXT NOT NULL,  -- JSON
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        model TEXT NOT NULL,
+        model_name TEXT NOT NULL,
+        created REAL NOT NULL,
+        num_documents INTEGER NOT NULL DEFAULT 0,
+        num_bytes INTEGER NOT NULL DEFAULT 0,
+        changes INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (owner, name)
+    )""",
+    """CREATE TABLE documents (
+        row INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again, so a search can't return another document
+        collection INTEGER NOT NULL,
+        id TEXT NOT NULL,
         num_tokens INTEGER NOT NULL,
-        vector BLOB NOT NULL  -- [D] f32, little-endian, of length 1
-    );
+        num_bytes INTEGER NOT NULL,
+        vector BLOB NOT NULL,  -- [D] f32, little-endian, of length 1; before the text, so that it is read alone
+        metadata TEXT NOT NULL,  -- JSON
+        text TEXT NOT NULL,
+        UNIQUE (collection, id)
+    )""",
+    "CREATE INDEX documents_by_collection ON documents (collection)",  # and by row
+    "CREATE TABLE deleted (collection INTEGER PRIMARY KEY)",  # collections whose documents are still there
+)
+_NEW = "id, owner, name, model, model_name, created"
+_ADDED = "vector, id, num_tokens, num_bytes, metadata, text"
+_COUNT = """
+    UPDATE collections SET changes = changes + 1, (num_documents, num_bytes) =
+    (SELECT count(*), coalesce(sum(num_bytes), 0) FROM documents WHERE collection = number)
 """
+
 _log = logging.getLogger(__name__)
 
 Metadata: TypeAlias = Mapping[str, object]
 """What a client stores with a document: a JSON object."""
+
+
+class NewDocument(NamedTuple):
+    """What is stored of a document besides its vector."""
+
+    id: str
+    num_tokens: int
+    num_bytes: int  # about what it takes in the file, with its vector
+    metadata: str  # JSON
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +116,11 @@ class Document:
         allowed = 'a text, or an object such as {"text": "...", "id": "...", "metadata": {}}'
         raise InvalidRequestError(place, value, allowed)
 
-    def check(self, place: str) -> None:
-        """Raise InvalidRequestError, which names the document by `place`, for the first field that is not allowed."""
+    def prepare(self, place: str, dimensions: int) -> NewDocument:
+        """Return what to store of the document, with a vector of `dimensions` numbers.
+
+        Raises InvalidRequestError, which names the document by `place`, for the first field that is not allowed.
+        """
         if not (0 < len(self.id) <= MAX_ID and self.id.isprintable()):
             raise InvalidRequestError(f"{place}.id", self.id, f"1 to {MAX_ID} printable characters")
         if not self.text.strip():
@@ -91,415 +128,406 @@ class Document:
         check_text(self.text)
         if (size := len(self.text.encode())) > MAX_TEXT_BYTES:
             raise InvalidRequestError(f"{place}.text", f"{size} bytes", f"at most {MAX_TEXT_BYTES} bytes of UTF-8")
-        if (size := len(self.metadata_json(place).encode())) > MAX_METADATA_BYTES:
-            allowed = f"an object of at most {MAX_METADATA_BYTES} bytes of JSON"
-            raise InvalidRequestError(f"{place}.metadata", f"{size} bytes", allowed)
-
-    def metadata_json(self, place: str = "document") -> str:
-        """Return the metadata as JSON. Raises InvalidRequestError if they can't be written as JSON."""
         try:
-            text = json.dumps(dict(self.metadata), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-            check_text(text)
+            metadata = json.dumps(dict(self.metadata), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            check_text(metadata)
         except (TypeError, ValueError, RecursionError, InvalidRequestError) as error:
             raise InvalidRequestError(f"{place}.metadata", self.metadata, "a JSON object") from error
-        return text
+        if (size := len(metadata.encode())) > MAX_METADATA_BYTES:
+            allowed = f"an object of at most {MAX_METADATA_BYTES} bytes of JSON"
+            raise InvalidRequestError(f"{place}.metadata", f"{size} bytes", allowed)
+        size = 2 * len(self.id.encode()) + len(metadata.encode()) + len(self.text.encode()) + 4 * dimensions
+        return NewDocument(self.id, self.num_tokens, _DOCUMENT_BYTES + size, metadata, self.text)
 
-    def num_bytes(self, dimensions: int) -> int:
-        """Return about how many bytes the document takes in a file, with a vector of `dimensions` numbers."""
-        texts = (self.id, self.text, self.metadata_json())
-        return _DOCUMENT_BYTES + sum(len(text.encode()) for text in texts) + 4 * dimensions
+
+class Row(NamedTuple):
+    """A document in the table, without its texts."""
+
+    row: int
+    num_tokens: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionLimits:
-    """The limits on what each owner may store."""
+    """The limits on what each owner may store, and all together."""
 
     max_collections: int = 1024
     max_collection_documents: int = 100_000  # of one collection
     max_collection_bytes: int = 1 << 30  # of all collections of one owner
+    max_all_collection_bytes: int = 1 << 32  # of all owners
 
 
 @dataclass(frozen=True, slots=True)
-class CollectionFacts:
-    """What a collection is: its name, whose it is, and the model that made its vectors. It never changes."""
-
-    id: str
-    name: str
-    owner: str  # the name of an API key; empty without keys
-    model: str  # the fingerprint of the model
-    model_name: str
-    created: float  # Unix time, seconds
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Vectors:
-    """The vectors of one version of a collection."""
-
-    version: int
-    rows: NDArray[np.int64]  # [N] of the documents, ascending
-    matrix: F32  # [N, D] of length 1
-
-    def nearest(self, vector: F32, count: int) -> list[tuple[int, float]]:
-        """Return the rows of the `count` vectors nearest to `vector` [D], with the cosines, the nearest first."""
-        if len(self.rows) == 0:
-            return []
-        cosines = self.matrix @ vector
-        best = np.argsort(-cosines, kind="stable")[:count]  # of equal ones, the document that was added first
-        return [(int(self.rows[index]), float(np.clip(cosines[index], -1.0, 1.0))) for index in best]
-
-
 class StoredCollection:
-    """One collection of documents, in an SQLite file or in memory. Thread-safe; made by a `DocumentStore`.
+    """A collection of documents as it was at one moment: `now` returns its present form.
 
-    All methods raise NotFoundError after the collection was deleted, and StorageError if the file can't be read or
-    written, as on a full disk. A change that raises an error has changed nothing.
+    All methods raise NotFoundError after the collection was deleted. They are for a thread of the database.
     """
 
-    def __init__(self, facts: CollectionFacts, connection: sqlite3.Connection, path: Path | None) -> None:
-        """Use the open `connection` to the file at `path`, or to a database in memory if it is None."""
-        self.facts = facts
-        self.path = path
-        self.version = 0  # grows with each change
-        self._connection = connection
-        self._lock = threading.RLock()
-        self._closed: str | None = None  # why it can't be used any more
+    number: int  # no other collection ever has it
+    id: str
+    owner: str  # the name of an API key; empty without keys
+    name: str
+    model: str  # the fingerprint of the model that made its vectors
+    model_name: str
+    created: float  # Unix time, seconds
+    num_documents: int
+    num_bytes: int  # of its documents, about
+    changes: int  # how often documents were added or removed
 
-    @property
-    def num_documents(self) -> int:
-        """The number of documents."""
-        with self._reading() as connection:
-            count: int = connection.execute("SELECT count(*) FROM documents").fetchone()[0]
-        return count
+    def now(self, connection: Connection | Transaction) -> StoredCollection:
+        """Return the present form of the collection."""
+        for found in _select(connection, "number = ?", self.number):
+            return found
+        raise NotFoundError(f"collection {self.name!r} was deleted meanwhile")
 
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the file that are in use."""
-        with self._reading() as connection:
-            pages, free, size = (
-                connection.execute(f"PRAGMA {name}").fetchone()[0]
-                for name in ("page_count", "freelist_count", "page_size")
-            )
-        return int((pages - free) * size)
+    def check_new(
+        self,
+        connection: Connection | Transaction,
+        documents: Sequence[NewDocument],
+        limits: CollectionLimits,
+        *,
+        replace: bool,
+    ) -> tuple[list[int], int, int]:
+        """Return the rows that new documents replace, and how many documents and bytes the collection would gain.
 
-    def known_ids(self, ids: Iterable[str]) -> list[str]:
-        """Return those of `ids` that documents of the collection have, in their order."""
-        with self._reading() as connection:
-            find = "SELECT 1 FROM documents WHERE id = ?"
-            return [each for each in ids if connection.execute(find, (each,)).fetchone() is not None]
-
-    def put(self, documents: Sequence[Document], vectors: F32, *, replace: bool) -> None:
-        """Add `documents` with their `vectors` [n, D] of length 1, all or none.
-
-        Documents with the same ids are replaced if `replace` is set; else InvalidRequestError is raised for them.
+        Raises InvalidRequestError for known ids unless `replace` is set, and if the owner may not store so much, and
+        StorageError if all owners together may not.
         """
-        with self._changing() as connection:
-            if not replace:
-                check_new_ids(self.known_ids(document.id for document in documents))
-            for document, vector in zip(documents, vectors, strict=True):
-                connection.execute("DELETE FROM documents WHERE id = ?", (document.id,))
-                connection.execute(
-                    "INSERT INTO documents (id, text, metadata, num_tokens, vector) VALUES (?, ?, ?, ?, ?)",
-                    (
-                        document.id,
-                        document.text,
-                        document.metadata_json(),
-                        document.num_tokens,
-                        vector.astype("<f4").tobytes(),
-                    ),
-                )
+        there = self.now(connection).num_documents
+        query = "SELECT row, num_bytes, id FROM documents WHERE collection = ? AND id = ?"
+        ids = ((self.number, document.id) for document in documents)
+        known = [found for each in ids if (found := connection.execute(query, each).fetchone()) is not None]
+        if known and not replace:
+            more = f" and {len(known) - 1} more" if len(known) > 1 else ""
+            found = f"documents: the collection has a document {known[0][2]!r}{more} already"
+            message = f"{found}; delete it first, or set `replace`"
+            raise InvalidRequestError("documents", known[0][2], "new ids, or `replace`", message)
+        count = len(documents) - len(known)
+        size = sum(document.num_bytes for document in documents) - sum(num_bytes for _, num_bytes, _ in known)
+        if count > 0 and there + count > (most := limits.max_collection_documents):
+            allowed = f"at most {most} documents in a collection (max_collection_documents), and this one has {there}"
+            raise InvalidRequestError("documents", len(documents), allowed)
+        sums = "SELECT sum(num_bytes * (owner = ?)), sum(num_bytes) FROM collections"
+        used, of_all = connection.execute(sums, (self.owner,)).fetchone()
+        if size > 0 and used + size > (most := limits.max_collection_bytes):
+            allowed = f"at most {most} bytes in all collections (max_collection_bytes), and they have {used}"
+            raise InvalidRequestError("documents", f"{size} bytes", allowed)
+        if size > 0 and of_all + size > (most := limits.max_all_collection_bytes):
+            raise StorageError(f"the collections of all clients take {most} bytes, the most (max_all_collection_bytes)")
+        return [row for row, _, _ in known], count, size
 
-    def remove(self, ids: Sequence[str]) -> list[str]:
-        """Remove the documents with these ids, all or none, and return the ids that there were."""
-        with self._changing() as connection:
-            found = self.known_ids(dict.fromkeys(ids))
-            connection.executemany("DELETE FROM documents WHERE id = ?", [(each,) for each in found])
+    def put(
+        self,
+        transaction: Transaction,
+        documents: Sequence[NewDocument],
+        vectors: F32,
+        limits: CollectionLimits,
+        *,
+        replace: bool,
+    ) -> None:
+        """Add `documents` with their `vectors` [n, D] of length 1. Raises as `check_new` does."""
+        known, count, size = self.check_new(transaction, documents, limits, replace=replace)
+        self._remove(transaction, known)
+        transaction.executemany(
+            f"INSERT INTO documents (collection, {_ADDED}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (self.number, vector.astype("<f4").tobytes(), *document)
+                for document, vector in zip(documents, vectors, strict=True)
+            ],
+        )
+        self._grow(transaction, count, size)
+
+    def remove(self, transaction: Transaction, ids: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+        """Remove the first documents of those with these ids, as many as one change may remove.
+
+        Return the ids that there were, and those that are left for the next change.
+        """
+        self.now(transaction)
+        removed, rows, size, end = dict[str, None](), list[int](), 0, min(len(ids), _PART)
+        for index in range(end):
+            query = "SELECT row, num_bytes FROM documents WHERE collection = ? AND id = ?"
+            found = transaction.execute(query, (self.number, ids[index])).fetchone()
+            if found is None or ids[index] in removed:
+                continue
+            if rows and size + found[1] > _PART_BYTES:
+                end = index
+                break
+            removed[ids[index]] = None
+            rows.append(found[0])
+            size += found[1]
+        if rows:
+            self._remove(transaction, rows)
+            self._grow(transaction, -len(rows), -size)
+        return list(removed), ids[end:]
+
+    def get(self, connection: Connection, document_id: str) -> Document:
+        """Return the document with this id. Raises NotFoundError if there is none."""
+        [found] = self.read(connection, [self._row(connection, document_id).row]).values()
         return found
 
-    def get(self, document_id: str) -> Document:
-        """Return the document with this id. Raises NotFoundError if there is none."""
-        with self._reading() as connection:
-            found = connection.execute(f"SELECT {_FIELDS} FROM documents WHERE id = ?", (document_id,)).fetchone()
-            if found is None:
-                raise self._unknown(document_id)
-            return _document(found)
-
-    def page(self, after: str | None, limit: int) -> tuple[list[Document], bool]:
+    def page(self, connection: Connection, after: str | None, limit: int) -> tuple[list[Row], bool]:
         """Return at most `limit` documents in the order in which they were added, and whether there are more.
 
-        They begin after the document with the id `after`; None = with the first. Raises NotFoundError if there is no
-        such document.
+        They are fewer if they are large. They begin after the document with the id `after`; None = with the first.
+        Raises NotFoundError if there is no such document.
         """
-        with self._reading() as connection:
-            row = 0
-            if after is not None:
-                found = connection.execute("SELECT row FROM documents WHERE id = ?", (after,)).fetchone()
-                if found is None:
-                    raise self._unknown(after)
-                row = found[0]
-            query = f"SELECT {_FIELDS} FROM documents WHERE row > ? ORDER BY row LIMIT ?"
-            rows = connection.execute(query, (row, limit + 1)).fetchall()
-            return [_document(each) for each in rows[:limit]], len(rows) > limit
+        self.now(connection)
+        start = 0 if after is None else self._row(connection, after).row
+        query = f"SELECT {_ROW} FROM documents WHERE collection = ? AND row > ? ORDER BY row LIMIT ?"
+        rows = list(map(Row._make, connection.execute(query, (self.number, start, limit + 1))))
+        found = _first(rows[:limit], _PAGE_BYTES)
+        return found, len(found) < len(rows)
 
-    def of_rows(self, rows: Iterable[int]) -> dict[int, Document]:
-        """Return the documents in these rows of the table, without those that have been removed meanwhile."""
-        query = f"SELECT {_FIELDS} FROM documents WHERE row = ?"
-        with self._reading() as connection:
-            found = ((row, connection.execute(query, (row,)).fetchone()) for row in rows)
-            return {row: _document(each) for row, each in found if each is not None}
+    def read(self, connection: Connection, rows: Iterable[int]) -> dict[int, Document]:
+        """Return the documents of these rows, without those that have been removed meanwhile."""
+        self.now(connection)
+        found = dict[int, Document]()
+        query = "SELECT id, text, metadata, num_tokens FROM documents WHERE row = ?"
+        for row in rows:
+            if (stored := connection.execute(query, (row,)).fetchone()) is not None:
+                try:
+                    found[row] = _document(stored)
+                except ValueError as error:
+                    raise self.damaged(error) from error
+        return found
 
-    def read_vectors(self, dimensions: int) -> _Vectors:
-        """Read the vectors of all documents, of `dimensions` numbers each. Blocks for about a second for 100,000."""
-        with self._reading() as connection:
-            rows = np.empty(self.num_documents, np.int64)
-            matrix = np.empty((len(rows), dimensions), np.float32)
-            for index, (row, data) in enumerate(connection.execute("SELECT row, vector FROM documents ORDER BY row")):
-                if not isinstance(data, bytes) or len(data) != matrix.itemsize * dimensions:
-                    raise self._damaged(f"a vector has not the bytes of {dimensions} numbers")
-                rows[index], matrix[index] = row, np.frombuffer(data, "<f4")
-            if not np.isfinite(matrix).all():
-                raise self._damaged("a vector has a number that is not finite")
-            return _Vectors(self.version, rows, matrix)
+    def damaged(self, reason: ValueError) -> StorageError:
+        """Return the error for documents or vectors that are damaged."""
+        return StorageError(f"collection {self.name!r} can't be read: {reason}")
 
-    def close(self, reason: str) -> None:
-        """Close the file; later uses raise NotFoundError with the `reason`, a participle such as "deleted".
+    def unknown(self, document_id: str) -> NotFoundError:
+        """Return the error for an id that no document has."""
+        return NotFoundError(f"collection {self.name!r} has no document {document_id[:80]!r}")
 
-        Waits for a change that is being written. Idempotent.
-        """
-        with self._lock:
-            self._closed = reason
-            self._connection.close()
+    def _row(self, connection: Connection, document_id: str) -> Row:
+        self.now(connection)
+        query = f"SELECT {_ROW} FROM documents WHERE collection = ? AND id = ?"
+        if (found := connection.execute(query, (self.number, document_id)).fetchone()) is None:
+            raise self.unknown(document_id)
+        return Row._make(found)
 
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            if self._closed is not None:
-                raise NotFoundError(f"collection {self.facts.name!r} was {self._closed} meanwhile")
-            try:
-                yield self._connection
-            except (sqlite3.Error, ValueError) as error:  # ValueError: JSON or a vector is damaged
-                raise self._damaged(str(error)) from error
+    def _grow(self, transaction: Transaction, count: int, size: int) -> None:
+        transaction.execute(
+            "UPDATE collections SET num_documents = num_documents + ?, num_bytes = num_bytes + ?, "
+            "changes = changes + 1 WHERE number = ?",
+            (count, size, self.number),
+        )
 
-    @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        with self._reading() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:  # SQLite ends it by itself after some errors
-                    connection.execute("ROLLBACK")
-                raise
-            self.version += 1
-
-    def _unknown(self, document_id: str) -> NotFoundError:
-        return NotFoundError(f"collection {self.facts.name!r} has no document {document_id[:80]!r}")
-
-    def _damaged(self, reason: str) -> StorageError:
-        return StorageError(f"the file of collection {self.facts.name!r} can't be read or written: {reason}")
+    @staticmethod
+    def _remove(transaction: Transaction, rows: Iterable[int]) -> None:
+        transaction.executemany("DELETE FROM documents WHERE row = ?", [(row,) for row in rows])
 
 
-_FIELDS = "id, text, metadata, num_tokens"
-
-
-def _document(fields: tuple[object, ...]) -> Document:
+def _document(stored: tuple[object, ...]) -> Document:
     """Return the document with these fields. Raises ValueError if they are damaged."""
-    match fields:
+    match stored:
         case (str(document_id), str(text), str(metadata), int(num_tokens)):
             if isinstance(loaded := json.loads(metadata), dict):
                 return Document(document_id, text, loaded, num_tokens)
     raise ValueError("a document has a field of another type")
 
 
-def check_new_ids(known: Sequence[str]) -> None:
-    """Raise InvalidRequestError if any ids of new documents are known already."""
-    if known:
-        more = f" and {len(known) - 1} more" if len(known) > 1 else ""
-        message = (
-            f"documents: the collection has a document {known[0]!r}{more} already; delete it first, or set `replace`"
-        )
-        raise InvalidRequestError("documents", known[0], "new ids, or `replace`", message)
+_FIELDS = ", ".join(each.name for each in fields(StoredCollection))
+_ROW = ", ".join(Row._fields)
+
+
+def _select(connection: Connection | Transaction, condition: str, *values: object) -> list[StoredCollection]:
+    query = f"SELECT {_FIELDS} FROM collections WHERE {condition}"
+    return [StoredCollection(*found) for found in connection.execute(query, values)]
+
+
+def _first(rows: list[Row], most: int) -> list[Row]:
+    """Return the first rows that have at most so many bytes together, but at least one."""
+    size = 0
+    for index, row in enumerate(rows):
+        size += row.num_bytes
+        if index and size > most:
+            return rows[:index]
+    return rows
 
 
 class DocumentStore:
-    """The collections of all owners, in a folder or in memory. An owner sees its own alone. Thread-safe."""
+    """The collections of all owners, in a folder or in memory. An owner sees its own alone.
+
+    Where a method takes an `owner`, None stands for all. Methods with a `connection` or a `transaction` are for a
+    thread of the `database`.
+    """
 
     def __init__(self, folder: Path | None = None, limits: CollectionLimits | None = None) -> None:
         """Open the collections in `folder`, which is created if it is missing; None = keep collections in memory.
 
-        A damaged file is left in the folder and logged as a warning. What a crash left unfinished is deleted. Raises
-        StateError if the folder can't be used, or if another process uses it.
+        Collections of former versions are taken over. What can be read of a damaged file is kept. Blocks. Raises
+        StateError if the folder can't be used, or if another process uses it, and StorageError if it has no room.
         """
         self.limits = limits or CollectionLimits()
-        self._folder = folder
         self._owned = None if folder is None else OwnedFolder(folder, "folder of collections", FOLDER_LOCK)
-        self._lock = threading.RLock()
-        self._collections: dict[tuple[str, str], StoredCollection] = {}  # (owner, name) ->
-        self._matrices = _Matrices(_MATRIX_BYTES)
-        for path in [] if folder is None else sorted(folder.iterdir()):
-            if path.suffix == TEMPORARY_SUFFIX and SUFFIX in path.suffixes:
-                with suppress(OSError):
-                    path.unlink()
-            elif path.suffix == SUFFIX and (found := _open_file(path)) is not None:
-                self._collections[found.facts.owner, found.facts.name] = found
+        find_path = None if folder is None else lambda: folder / FILE
+        what = "the store of collections"
+        self.database = Database(what, find_path, [_SCHEMA], lasting=folder is not None)
+        self._matrices = Matrices(self.database)
+        if folder is not None:
+            try:
+                self.database.write_now(self._recover)
+                self.database.read_now(partial(_take_over, folder))
+            except BaseException:
+                self.close()
+                raise
+            self._sweep_soon()
 
     @property
     def persistent(self) -> bool:
         """Whether collections outlive the process."""
-        return self._folder is not None
+        return self._owned is not None
 
-    def create(self, owner: str, name: str, model: str, model_name: str) -> StoredCollection:
+    def create(self, transaction: Transaction, owner: str, name: str, model: str, model_name: str) -> StoredCollection:
         """Create an empty collection for vectors of the model with the fingerprint `model`, and return it.
 
         Raises InvalidRequestError if the name is not valid or in use, or if the owner may have no more.
         """
         check_name(name, "name")
-        with self._lock:
-            if (owner, name) in self._collections:
-                raise InvalidRequestError("name", name, "a name that is free; there is a collection of this name")
-            if len(self.of_owner(owner)) >= self.limits.max_collections:
-                allowed = f"at most {self.limits.max_collections} collections (max_collections); delete one"
-                raise InvalidRequestError("name", name, allowed)
-            facts = CollectionFacts(uuid.uuid4().hex, name, owner, model, model_name, time.time())
-            path = None if self._folder is None else self._folder / f"{facts.id}{SUFFIX}"
-            made = _create(facts, path)
-            self._collections[owner, name] = made
-        return made
+        if _select(transaction, "owner = ? AND name = ?", owner, name):
+            raise InvalidRequestError("name", name, "a name that is free; there is a collection of this name")
+        [count] = transaction.execute("SELECT count(*) FROM collections WHERE owner = ?", (owner,)).fetchone()
+        if count >= self.limits.max_collections:
+            allowed = f"at most {self.limits.max_collections} collections (max_collections); delete one"
+            raise InvalidRequestError("name", name, allowed)
+        made = uuid.uuid4().hex, owner, name, model, model_name, time.time()
+        transaction.execute(f"INSERT INTO collections ({_NEW}) VALUES (?, ?, ?, ?, ?, ?)", made)
+        return self.find(transaction, owner, name)
 
-    def of_owner(self, owner: str) -> list[StoredCollection]:
-        """Return the owner's collections, ordered by their names."""
-        with self._lock:
-            return [self._collections[key] for key in sorted(self._collections) if key[0] == owner]
+    def page(
+        self, connection: Connection, owner: str | None, after: str | None, limit: int
+    ) -> tuple[list[StoredCollection], bool]:
+        """Return at most `limit` collections of an owner, ordered by owner and name, and whether there are more.
 
-    def get(self, owner: str, name: str) -> StoredCollection:
+        They begin after the one with the id `after`. Raises InvalidRequestError if there is no such collection.
+        """
+        condition = "?1 IS NULL" if owner is None else "owner = ?1"
+        if after is not None and not _select(connection, f"{condition} AND id = ?2", owner, after):
+            raise InvalidRequestError("after", after, "the id of an item in this list")
+        condition += " AND (?2 IS NULL OR (owner, name) > (SELECT owner, name FROM collections WHERE id = ?2))"
+        found = _select(connection, f"{condition} ORDER BY owner, name LIMIT ?3", owner, after, limit + 1)
+        return found[:limit], len(found) > limit
+
+    def find(self, connection: Connection | Transaction, owner: str, name: str) -> StoredCollection:
         """Return the owner's collection of this name. Raises NotFoundError if there is none."""
-        with self._lock:
-            found = self._collections.get((owner, name))
-        if found is None:
-            names = ", ".join(each.facts.name for each in self.of_owner(owner)[:10]) or "none"
-            raise NotFoundError(f"collection {name[:80]!r} does not exist; there are: {names}")
-        return found
+        for found in _select(connection, "owner = ? AND name = ?", owner, name):
+            return found
+        others = _select(connection, "owner = ? ORDER BY name LIMIT 10", owner)
+        names = ", ".join(each.name for each in others) or "none"
+        raise NotFoundError(f"collection {name[:80]!r} does not exist; there are: {names}")
 
-    def delete(self, owner: str, name: str) -> None:
-        """Delete a collection with all of its documents. Requests that still use it get NotFoundError.
+    def delete(self, transaction: Transaction, owner: str, name: str) -> None:
+        """Delete a collection. Its documents are deleted afterwards, in parts, so that no other change waits for all.
 
-        Raises NotFoundError if there is none of this name, and StorageError if its file can't be deleted.
+        Raises NotFoundError if there is none of this name.
         """
-        with self._lock:
-            found = self.get(owner, name)
-            found.close("deleted")
-            del self._collections[owner, name]
-            self._matrices.forget(found)
-            if found.path is None:
-                return
-            try:
-                found.path.with_name(f"{found.path.name}-journal").unlink(missing_ok=True)  # a kill may leave one
-                delete_file(found.path)
-            except OSError as error:
-                raise StorageError(f"the file of collection {name!r} can't be deleted: {error.strerror}") from error
+        found = self.find(transaction, owner, name)
+        transaction.execute("DELETE FROM collections WHERE number = ?", (found.number,))
+        transaction.execute("INSERT INTO deleted VALUES (?)", (found.number,))
+        transaction.after(lambda: self._matrices.forget(found.number))
+        transaction.after(self._sweep_soon)
 
-    def check_room(self, collection: StoredCollection, documents: Sequence[Document], dimensions: int) -> None:
-        """Raise InvalidRequestError if the collection can't take `documents` with vectors of `dimensions` numbers.
-
-        Documents that replace others are counted as if they were new.
-        """
-        count, most = collection.num_documents, self.limits.max_collection_documents
-        if count + len(documents) > most:
-            allowed = f"at most {most} documents in a collection (max_collection_documents), and this one has {count}"
-            raise InvalidRequestError("documents", len(documents), allowed)
-        most = self.limits.max_collection_bytes
-        used = sum(each.num_bytes for each in self.of_owner(collection.facts.owner))
-        added = sum(document.num_bytes(dimensions) for document in documents)
-        if used + added > most:
-            allowed = f"at most {most} bytes in all collections (max_collection_bytes), and they have {used}"
-            raise InvalidRequestError("documents", f"{added} bytes", allowed)
-
-    def nearest(self, collection: StoredCollection, vector: F32, count: int) -> list[tuple[Document, float]]:
+    def nearest(self, collection: StoredCollection, vector: F32, count: int) -> list[tuple[Row, float]]:
         """Return the `count` documents whose vectors are nearest to `vector` [D] of length 1, with the cosines.
 
-        The nearest comes first. Blocks while the vectors are compared, and read if that was not done before.
+        The nearest comes first. Blocks while the vectors are compared, and those that are new are read. Raises
+        NotFoundError if the collection was deleted, and StorageError for damaged vectors.
         """
-        nearest = self._matrices.of(collection, len(vector)).nearest(vector, count)
-        found = collection.of_rows(row for row, _ in nearest)
-        return [(found[row], cosine) for row, cosine in nearest if row in found]
+        now = self.database.read_now(collection.now)
+        try:
+            nearest = self._matrices.nearest(now.number, now.changes, vector, count)
+        except ValueError as error:
+            raise collection.damaged(error) from error
+
+        def read(connection: Connection) -> list[tuple[Row, float]]:
+            query = f"SELECT {_ROW} FROM documents WHERE row = ?"
+            found = ((connection.execute(query, (row,)).fetchone(), cosine) for row, cosine in nearest)
+            return [(Row._make(row), cosine) for row, cosine in found if row is not None]  # or it was removed meanwhile
+
+        return self.database.read_now(read)
+
+    def usage(self) -> tuple[int, int, int, int, int]:
+        """Return the number of all documents and their bytes, and what `Matrices.usage` returns. Blocks."""
+        query = "SELECT coalesce(sum(num_documents), 0), coalesce(sum(num_bytes), 0) FROM collections"
+        count, size = self.database.read_now(lambda connection: connection.execute(query).fetchone())
+        return count, size, *self._matrices.usage
 
     def close(self) -> None:
-        """Close all files and unlock the folder. Idempotent."""
-        with self._lock:
-            for collection in self._collections.values():
-                collection.close("closed")
-            self._collections.clear()
-            if self._owned is not None:
-                self._owned.release()
+        """Close the file and unlock the folder. Blocks. Idempotent."""
+        self.database.close()
+        if self._owned is not None:
+            self._owned.release()
+
+    def _recover(self, transaction: Transaction) -> None:
+        """Make counts and documents agree if the file was damaged."""
+        if self.database.was_damaged:
+            transaction.execute(_COUNT)
+            lost = "SELECT DISTINCT collection FROM documents WHERE collection NOT IN (SELECT number FROM collections)"
+            transaction.execute(f"INSERT OR IGNORE INTO deleted {lost}")
+
+    def _sweep_soon(self) -> None:
+        self.database.write_soon(self._sweep, frees=True)
+
+    def _sweep(self, transaction: Transaction) -> None:
+        """Delete some documents of collections that were deleted; after that, go on while there are more."""
+        found = transaction.execute("SELECT collection FROM deleted LIMIT 1").fetchone()
+        if found is None:
+            return
+        query = f"SELECT {_ROW} FROM documents WHERE collection = ? ORDER BY row LIMIT {_PART}"
+        rows = _first(list(map(Row._make, transaction.execute(query, found))), _PART_BYTES)
+        transaction.executemany("DELETE FROM documents WHERE row = ?", [(each.row,) for each in rows])
+        if not rows:
+            transaction.execute("DELETE FROM deleted WHERE collection = ?", found)
+        transaction.after(self._sweep_soon)
 
 
-class _Matrices:
-    """The vectors of the collections that were searched last, within a bound on their bytes. Thread-safe."""
+# Former versions kept each collection in a file of its own.
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._held: OrderedDict[StoredCollection, _Vectors] = OrderedDict()  # the one unused for longest first
-        self._lock = threading.Lock()
-
-    def of(self, collection: StoredCollection, dimensions: int) -> _Vectors:
-        """Return the current vectors of a collection, of `dimensions` numbers each.
-
-        Drop those of other collections if the bound is exceeded.
-        """
-        with self._lock:
-            found = self._held.pop(collection, None)
-            if found is None or found.version != collection.version:
-                found = collection.read_vectors(dimensions)
-            self._held[collection] = found
-            while len(self._held) > 1 and sum(each.matrix.nbytes for each in self._held.values()) > self._capacity:
-                self._held.popitem(last=False)
-            return found
-
-    def forget(self, collection: StoredCollection) -> None:
-        """Drop the vectors of a collection that was deleted."""
-        with self._lock:
-            self._held.pop(collection, None)
+_FORMER = ".sqlite"
+_FORMER_FORMAT = 1
+_ID = "(SELECT json_extract(json, '$.id') FROM former.facts)"
+_COPY = f"""
+    BEGIN;
+    INSERT INTO collections ({_NEW})
+        SELECT {", ".join(f"json_extract(json, '$.{name}')" for name in _NEW.split(", "))} FROM former.facts
+        WHERE {_ID} NOT IN (SELECT id FROM collections);
+    INSERT OR IGNORE INTO documents (collection, {_ADDED})
+        SELECT (SELECT number FROM collections WHERE id = {_ID}), vector, id, num_tokens, {_DOCUMENT_BYTES} +
+        length(vector) + 2 * length(CAST(id AS BLOB)) + length(CAST(metadata AS BLOB)) + length(CAST(text AS BLOB)),
+        metadata, text FROM former.documents ORDER BY row;
+    {_COUNT} WHERE id = {_ID};
+    COMMIT;
+"""
 
 
-# SQLite files. One is made in memory and then written as a whole, so there is never one without its tables.
+def _take_over(folder: Path, connection: Connection) -> None:
+    """Move the collections that a former version has left in a folder into the database.
 
-
-def _create(facts: CollectionFacts, path: Path | None) -> StoredCollection:
-    empty = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
-    empty.executescript(f"PRAGMA user_version = {_FORMAT}; {_SCHEMA}")
-    empty.execute("INSERT INTO facts VALUES (?)", (json.dumps(asdict(facts)),))
-    if path is None:
-        return StoredCollection(facts, empty, None)
-    with closing(empty):
-        try:
-            with atomic_file(path) as file:
-                file.write(empty.serialize())
-            return StoredCollection(facts, _connect(path), path)
-        except (OSError, sqlite3.Error) as error:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise StorageError(f"the file of collection {facts.name!r} can't be written: {reason}") from error
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """Open an SQLite file. A change that a crash has cut short is undone when it is read first."""
-    address = f"file:{quote(str(path.absolute()))}?mode=rw"
-    connection = sqlite3.connect(address, uri=True, check_same_thread=False, isolation_level=None)
-    connection.execute("PRAGMA synchronous = EXTRA")  # a change is on the disk when it is acknowledged
-    connection.execute("PRAGMA trusted_schema = OFF")  # the file may come from elsewhere
-    return connection
-
-
-def _open_file(path: Path) -> StoredCollection | None:
-    """Open the collection in a file of an earlier run; None, with a warning in the log, if that is not possible."""
-    try:
-        connection = _connect(path)
-        [version] = connection.execute("PRAGMA user_version").fetchone()
-        if version != _FORMAT:
-            raise ValueError(f"its format is {version}; expected {_FORMAT}")
-        [facts] = connection.execute("SELECT json FROM facts").fetchone()
-        return StoredCollection(CollectionFacts(**json.loads(facts)), connection, path)
-    except (sqlite3.Error, ValueError, TypeError) as error:
-        _log.warning("the collection in %s is skipped: %s", path.name, error)
-        return None
+    Each is one change, and its file is deleted after that, so a start that is interrupted loses nothing. A file that
+    is damaged, or whose name is in use, is logged and stays.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.suffix == TEMPORARY_SUFFIX and _FORMER in path.suffixes:
+            path.unlink(missing_ok=True)
+        elif path.suffix == _FORMER and path.name != FILE:
+            try:
+                connection.execute("ATTACH ? AS former", (str(path),))
+                [version] = connection.execute("PRAGMA former.user_version").fetchone()
+                if version != _FORMER_FORMAT:
+                    raise ValueError(f"its format is {version}; expected {_FORMER_FORMAT}")
+                connection.executescript(_COPY)
+            except (sqlite3.Error, ValueError) as error:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                if is_full(error):
+                    raise
+                _log.warning("the collection in %s is skipped: %s", path, error)
+                continue
+            finally:
+                with suppress(sqlite3.Error):  # it could not be attached
+                    connection.execute("DETACH former")
+            path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
+            delete_file(path)

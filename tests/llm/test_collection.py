@@ -115,7 +115,7 @@ async def test_the_twin_finds_the_same(model: Path, tiny: LLM) -> None:
         others = await twin.collection()
         await others.add(ANIMALS[:2])
         assert scores(await others.query(QUERY)) == pytest.approx(expected, abs=1e-3)
-    with pytest.raises(NotFoundError, match="collection 'documents' was closed meanwhile"):
+    with pytest.raises(NotFoundError, match="the store of collections was closed meanwhile"):
         others.get("cat")
 
 

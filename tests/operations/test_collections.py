@@ -14,7 +14,7 @@ from rnn_engine.operations.collections import (
 )
 from rnn_engine.operations.relevance import document_tokens, relevance_prompts, score_relevance
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.documents import Document, DocumentStore, StoredCollection
+from rnn_engine_states.documents import CollectionLimits, Document, DocumentStore, StoredCollection
 from tests.support.retrieval import retrieving
 
 TEXTS = ["Rivers run to the sea.", "A cat sleeps on the warm stone by the door, all day long.", "Bees dance."]
@@ -23,9 +23,9 @@ QUERY = "Who sleeps?"
 
 async def filled(engine: Engine, store: DocumentStore) -> tuple[StoredCollection, int]:
     """Return a collection of all texts, and how many tokens were run for it."""
-    collection = create_collection(engine, store, "", "notes")
+    collection = await create_collection(engine, store, "", "notes")
     documents = [Document(text[:4], text) for text in TEXTS]
-    costs = await add_documents(engine, collection, prepare_documents(engine, store, collection, documents))
+    costs = await add_documents(engine, store, collection, prepare_documents(engine, store, collection, documents))
     return collection, sum(cost.prompt_tokens - cost.cached_tokens for cost in costs)
 
 
@@ -56,4 +56,21 @@ async def test_without_a_reranker_the_nearest_are_found() -> None:
         assert found.hits[0].score == pytest.approx(1.0, abs=1e-5)
         with pytest.raises(InvalidRequestError, match="has no reranker"):
             await search_collection(engine, store, collection, QUERY, rerank=True)
+    store.close()
+
+
+async def test_bounds_hold_when_documents_are_added_at_the_same_time() -> None:
+    """Two additions that each have room are checked again when they are stored."""
+    store = DocumentStore(limits=CollectionLimits(max_collection_documents=3))
+    async with retrieving(reranker=None) as engine:
+        notes = await create_collection(engine, store, "", "notes")
+        first, second, same = (
+            prepare_documents(engine, store, notes, [Document(each, f"The text {each}.") for each in ids])
+            for ids in ("ab", "cd", "b")
+        )
+        await add_documents(engine, store, notes, first)
+        for new, message in ((second, "max_collection_documents"), (same, "has a document 'b' already")):
+            with pytest.raises(InvalidRequestError, match=message):
+                await add_documents(engine, store, notes, new)
+    assert store.database.read_now(notes.now).num_documents == 2
     store.close()

@@ -272,3 +272,67 @@ async def test_each_key_has_its_own(serve: Serve) -> None:
     await error_of(await client.post("/v1/collections", json={"name": "mine"}, headers=eve), 403)
     await error_of(await client.delete("/v1/collections/animals", headers=bob), 404)
     assert (await client.get("/v1/collections/animals", headers=ann)).status == 200
+
+
+async def test_an_operator_lists_reads_and_deletes_what_any_key_made(serve: Serve, tmp_path: Path) -> None:
+    scopes = {"ann": Scope.MANAGE, "bob": Scope.MANAGE, "root": Scope.ADMIN}
+    keys = {name: ApiKey.of(f"{name}-key", name, scope) for name, scope in scopes.items()}
+    ann, bob, root = ({"Authorization": f"Bearer {name}-key"} for name in scopes)
+    path, text = "/v1/collections", {"documents": [{"id": "cat", "text": "A cat sleeps."}]}
+    client = await serve(
+        FakeEngine(), ServerSettings(auth=AuthSettings(tuple(keys.values())), collection_folder=tmp_path)
+    )
+    for headers in (ann, bob):
+        assert (await client.post(path, json={"name": "animals"}, headers=headers)).status == 200
+        assert (await client.post(f"{path}/animals/documents", json=text, headers=headers)).status == 200
+    await client.close()
+    left = (keys["bob"], keys["root"])
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings(left), collection_folder=tmp_path))
+
+    async def listed(owner: str, headers: dict[str, str] = root) -> list[tuple[str, str]]:
+        found = await (await client.get(f"{path}?owner={owner}", headers=headers)).json()
+        check_shape(CollectionEntries, found)
+        return [(each["owner"], each["name"]) for each in found["data"]]
+
+    assert await listed("*") == [("ann", "animals"), ("bob", "animals")]
+    assert (await listed("ann"), await listed("root"), await listed("bob", bob)) == (
+        [("ann", "animals")],
+        [],
+        [("bob", "animals")],
+    )
+    first = (await (await client.get(f"{path}?owner=*&limit=1", headers=root)).json())["last_id"]
+    rest = await (await client.get(f"{path}?owner=*&limit=1&after={first}", headers=root)).json()
+    assert ([each["owner"] for each in rest["data"]], rest["has_more"]) == (["bob"], False)
+    one = f"{path}/animals?owner=ann"
+    for headers, where, status in (
+        (bob, one, 403),
+        (root, f"{path}/animals?owner=*", 400),
+        (root, f"{path}/animals", 404),
+    ):
+        await error_of(await client.delete(where, headers=headers), status)
+    found = await client.get(f"{path}/animals/documents/cat?owner=ann", headers=root)
+    assert (await found.json())["text"] == "A cat sleeps."
+    assert (await client.delete(one, headers=root)).status == 200
+    assert await listed("*") == [("bob", "animals")]
+
+
+async def test_documents_that_are_read_are_counted_in_memory(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(limits=Limits(max_held_bytes=400_000)))
+    await filled(client)
+    path, large = "/v1/collections/animals", [{"id": each, "text": f"{each} " * 9000} for each in "abcdef"]
+    for document in large:
+        await post(client, f"{path}/documents", DocumentsAdded, {"documents": [document]})
+    query: Body = {"query": "a", "rerank": False, "top_n": 20}
+    for response in (await client.get(f"{path}/documents"), await client.post(f"{path}/query", json=query)):
+        assert "the documents would take about" in (await error_of(response, 413))["message"]
+    page = await get(client, f"{path}/documents?limit=4", DocumentEntries)
+    assert (len(page["data"]), page["has_more"]) == (4, True)
+    assert len((await post(client, f"{path}/query", QueryAnswer, {**query, "top_n": 2}))["results"]) == 2
+
+
+async def test_all_keys_together_have_a_bound(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(limits=Limits(max_all_collection_bytes=5000)))
+    await post(client, "/v1/collections", CollectionEntry, {"name": "animals"})
+    response = await client.post("/v1/collections/animals/documents", json={"documents": ["x" * 5000]})
+    assert "the most (max_all_collection_bytes)" in (await error_of(response, 507))["message"]
+    await post(client, "/v1/collections/animals/documents", DocumentsAdded, {"documents": ["x" * 3000]})

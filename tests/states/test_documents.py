@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import resource
@@ -9,17 +10,24 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rnn_engine.database import Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
 from rnn_engine.types import F32
+from rnn_engine_states import documents as module
+from rnn_engine_states import vectors as search
 from rnn_engine_states.documents import (
+    FILE,
     MAX_ID,
     MAX_METADATA_BYTES,
     MAX_TEXT_BYTES,
@@ -31,6 +39,7 @@ from rnn_engine_states.documents import (
 from tests.support.processes import ROOT
 
 WIDTH = 8
+FILES = Path("/proc/self/fd")
 
 
 def vectors(count: int, seed: int = 0) -> F32:
@@ -43,18 +52,78 @@ def documents(*ids: str, text: str = "a text") -> list[Document]:
     return [Document(each, f"{text} {each}", {"of": each}, 3) for each in ids]
 
 
-def fill(collection: StoredCollection, *ids: str, seed: int = 0, replace: bool = False) -> F32:
-    found = vectors(len(ids), seed)
-    collection.put(documents(*ids), found, replace=replace)
-    return found
+@dataclass(frozen=True)
+class Notes:
+    """A collection of a store, whose methods block."""
+
+    store: DocumentStore
+    stored: StoredCollection
+
+    @property
+    def now(self) -> StoredCollection:
+        return self.store.database.read_now(self.stored.now)
+
+    def put(self, new: list[Document], found: F32, *, replace: bool = False) -> None:
+        prepared = [each.prepare("documents.0", WIDTH) for each in new]
+        put = partial(self.stored.put, documents=prepared, vectors=found, limits=self.store.limits, replace=replace)
+        self.store.database.write_now(put)
+
+    def fill(self, *ids: str, seed: int = 0, replace: bool = False) -> F32:
+        found = vectors(len(ids), seed)
+        self.put(documents(*ids), found, replace=replace)
+        return found
+
+    def remove(self, *ids: str) -> list[str]:
+        removed, rest = self.store.database.write_now(partial(self.stored.remove, ids=ids), frees=True)
+        return [*removed, *(self.remove(*rest) if rest else ())]
+
+    def get(self, document_id: str) -> Document:
+        return self.store.database.read_now(lambda db: self.stored.get(db, document_id))
+
+    def page(self, after: str | None = None, limit: int = 1000) -> tuple[list[Document], bool]:
+        rows, has_more = self.store.database.read_now(lambda db: self.stored.page(db, after, limit))
+        found = self.store.database.read_now(partial(self.stored.read, rows=[row.row for row in rows]))
+        return list(found.values()), has_more
+
+    @property
+    def ids(self) -> list[str]:
+        return [document.id for document in self.page()[0]]
+
+    def nearest(self, vector: F32, count: int) -> list[tuple[Document, float]]:
+        nearest = self.store.nearest(self.stored, vector, count)
+        found = self.store.database.read_now(partial(self.stored.read, rows=[row.row for row, _ in nearest]))
+        return [(found[row.row], cosine) for row, cosine in nearest]
+
+    def found(self, vector: F32, count: int) -> list[str]:
+        return [document.id for document, _ in self.nearest(vector, count)]
 
 
-def make(store: DocumentStore, name: str = "notes", owner: str = "") -> StoredCollection:
-    return store.create(owner, name, "fingerprint", "toy")
+def make(store: DocumentStore, name: str = "notes", owner: str = "") -> Notes:
+    create = partial(store.create, owner=owner, name=name, model="fingerprint", model_name="toy")
+    return Notes(store, store.database.write_now(create))
 
 
-def ids_of(collection: StoredCollection) -> list[str]:
-    return [document.id for document in collection.page(None, 1000)[0]]
+def find(store: DocumentStore, name: str = "notes", owner: str = "") -> Notes:
+    return Notes(store, store.database.read_now(lambda db: store.find(db, owner, name)))
+
+
+def delete(store: DocumentStore, name: str = "notes", owner: str = "") -> None:
+    store.database.write_now(lambda transaction: store.delete(transaction, owner, name), frees=True)
+
+
+def names(store: DocumentStore, owner: str | None = "") -> list[str]:
+    return [each.name for each in store.database.read_now(lambda db: store.page(db, owner, None, 1000))[0]]
+
+
+def stored_documents(store: DocumentStore) -> int:
+    """Return how many documents are in the table, those of deleted collections included."""
+    count: int = store.database.read_now(lambda db: db.execute("SELECT count(*) FROM documents").fetchone()[0])
+    return count
+
+
+def finish_deleting(store: DocumentStore, left: int = 0) -> None:
+    while stored_documents(store) > left:
+        store.database.write_now(lambda _: None)  # each deletion of a part begins the next one
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -65,83 +134,206 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DocumentSt
 
 
 def test_documents_are_stored_listed_and_removed(store: DocumentStore) -> None:
-    collection = make(store)
-    fill(collection, "a", "b/1", "ü")
-    assert collection.get("b/1") == Document("b/1", "a text b/1", {"of": "b/1"}, 3)
-    assert [document.id for document in collection.page("a", 1)[0]] == ["b/1"]
-    assert (collection.page("a", 1)[1], collection.page("a", 2)[1]) == (True, False)
-    assert collection.remove(["ü", "other", "ü"]) == ["ü"]
-    assert ids_of(collection) == ["a", "b/1"]
-    for missing in (lambda: collection.get("ü"), lambda: collection.page("ü", 1)):
+    notes = make(store)
+    notes.fill("a", "b/1", "ü")
+    assert notes.get("b/1") == Document("b/1", "a text b/1", {"of": "b/1"}, 3)
+    assert [document.id for document in notes.page("a", 1)[0]] == ["b/1"]
+    assert (notes.page("a", 1)[1], notes.page("a", 2)[1]) == (True, False)
+    assert notes.remove("ü", "other", "ü") == ["ü"]
+    assert notes.ids == ["a", "b/1"]
+    for missing in (lambda: notes.get("ü"), lambda: notes.page("ü", 1)):
         with pytest.raises(NotFoundError, match="collection 'notes' has no document 'ü'"):
             missing()
 
 
+def test_a_page_of_large_documents_is_short(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = make(store)
+    notes.put(documents("a", "b", "c", text="x" * 1000), vectors(3))
+    monkeypatch.setattr(module, "_PAGE_BYTES", 3000)
+    assert [[document.id for document in notes.page(after)[0]] for after in (None, "b")] == [["a", "b"], ["c"]]
+    assert (notes.page()[1], notes.page("b")[1]) == (True, False)
+    monkeypatch.setattr(module, "_PAGE_BYTES", 10)
+    assert notes.ids == ["a"]
+
+
+def test_many_documents_are_removed_in_parts(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = make(store)
+    notes.fill(*"abcdefgh")
+    empty = make(store, "empty").now
+    remove = partial(notes.stored.remove, ids="abcxcda")
+    monkeypatch.setattr(module, "_PART", 5)
+    assert store.database.write_now(remove) == (["a", "b", "c"], "da")
+    monkeypatch.setattr(module, "_PART_BYTES", 10)
+    assert store.database.write_now(partial(notes.stored.remove, ids="xdef")) == (["d"], "ef")
+    assert notes.remove(*"efgh") == ["e", "f", "g", "h"]
+    assert (notes.ids, notes.now.num_documents, notes.now.num_bytes) == ([], 0, empty.num_bytes)
+
+
 def test_the_nearest_vectors_are_found(store: DocumentStore) -> None:
-    collection = make(store)
+    notes = make(store)
     ids = [str(number) for number in range(50)]
-    matrix = fill(collection, *ids)
+    matrix = notes.fill(*ids)
     query = vectors(1, seed=9)[0]
     expected = sorted(range(50), key=lambda number: -float(matrix[number] @ query))
-    found = store.nearest(collection, query, 7)
+    found = notes.nearest(query, 7)
     assert [document.id for document, _ in found] == [str(number) for number in expected[:7]]
     assert [cosine for _, cosine in found] == pytest.approx([float(matrix[n] @ query) for n in expected[:7]], abs=1e-6)
-    assert len(store.nearest(collection, query, 1000)) == 50
+    assert len(notes.nearest(query, 1000)) == 50
 
 
 def test_a_search_sees_every_change(store: DocumentStore) -> None:
-    collection = make(store)
+    notes = make(store)
     query = vectors(1)[0]
-    assert store.nearest(collection, query, 5) == []
-    collection.put(documents("first", "second"), np.stack([query, query]), replace=False)
-    assert [document.id for document, _ in store.nearest(collection, query, 5)] == ["first", "second"]
-    collection.put(documents("first", text="new"), -query[None], replace=True)
-    found = store.nearest(collection, query, 5)
-    assert [(document.text, round(cosine, 5)) for document, cosine in found] == [
+    assert notes.nearest(query, 5) == []
+    notes.put(documents("first", "second"), np.stack([query, query]))
+    assert notes.found(query, 5) == ["first", "second"]
+    notes.put(documents("first", text="new"), -query[None], replace=True)
+    assert [(document.text, round(cosine, 5)) for document, cosine in notes.nearest(query, 5)] == [
         ("a text second", 1.0),
         ("new first", -1.0),
     ]
-    collection.remove(["second"])
-    assert [document.id for document, _ in store.nearest(collection, query, 5)] == ["first"]
+    notes.remove("second")
+    assert notes.found(query, 5) == ["first"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_searches_between_random_changes_find_what_a_search_of_all_finds(
+    store: DocumentStore, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_BLOCK", 4)
+    chance, notes, kept = random.Random(seed), make(store), dict[str, F32]()
+    for step in range(40):
+        ids = [str(number) for number in chance.sample(range(20), chance.randint(1, 9))]
+        if chance.random() < 0.5:
+            matrix = notes.fill(*ids, seed=step, replace=True)
+            kept = {each: vector for each, vector in kept.items() if each not in ids}
+            kept |= dict(zip(ids, matrix, strict=True))
+        else:
+            assert notes.remove(*ids) == [each for each in ids if each in kept]
+            kept = {each: vector for each, vector in kept.items() if each not in ids}
+        if chance.random() < 0.7:
+            query = vectors(1, seed=1000 + step)[0]
+            assert notes.found(query, 6) == sorted(kept, key=lambda each: -float(kept[each] @ query))[:6]
+        assert notes.now.num_documents == len(kept)
+
+
+def test_only_new_vectors_are_read(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, read, query = make(store), list[int](), vectors(1, seed=9)[0]
+    ids = [str(number) for number in range(40)]
+    notes.fill(*ids)
+    vectors_after = search._vectors_after
+
+    def watch(collection: int, last: int, connection: sqlite3.Connection) -> list[tuple[int, bytes]]:
+        found = vectors_after(collection, last, connection)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(search, "_vectors_after", watch)
+    for change, num_read in (
+        (lambda: None, 40),
+        (lambda: None, 0),
+        (lambda: notes.fill("new", "newer"), 2),
+        (lambda: notes.remove("3", "17", "new"), 0),
+        (lambda: notes.fill("5", seed=1, replace=True), 1),
+    ):
+        read.clear()
+        change()
+        notes.nearest(query, 3)
+        assert sum(read) == num_read
+    assert sorted(notes.found(query, 100)) == sorted({*ids, "newer"} - {"3", "17"})
+
+
+def test_vectors_in_memory_are_bounded(store: DocumentStore) -> None:
+    matrices = search.Matrices(store.database, capacity=3 * 4 * 4 * WIDTH)
+    made = [make(store, str(number)) for number in range(5)]
+    for notes in made:
+        notes.fill("a", "b", "c", "d")
+        assert len(matrices.nearest(notes.stored.number, 1, vectors(1)[0], 9)) == 4
+    assert matrices.usage == (3, 3 * 4 * 4 * WIDTH, 2)
+    matrices.forget(made[4].stored.number)
+    assert matrices.usage == (2, 2 * 4 * 4 * WIDTH, 2)
+
+
+def test_a_search_does_not_wait_for_one_of_another_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DocumentStore(tmp_path)
+    slow, quick = make(store, "slow"), make(store, "quick")
+    slow.fill("a")
+    quick.fill("b")
+    begun, go_on, vectors_after = threading.Event(), threading.Event(), search._vectors_after
+
+    def read(collection: int, last: int, connection: sqlite3.Connection) -> list[tuple[int, bytes]]:
+        if collection == slow.stored.number:
+            begun.set()
+            assert go_on.wait(60)
+        return vectors_after(collection, last, connection)
+
+    monkeypatch.setattr(search, "_vectors_after", read)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(slow.found, vectors(1)[0], 1)
+        assert begun.wait(60)
+        assert quick.found(vectors(1)[0], 1) == ["b"]
+        quick.fill("c", seed=1)
+        assert not waiting.done()
+        go_on.set()
+        assert waiting.result() == ["a"]
+    store.close()
 
 
 def test_known_ids_are_refused_unless_they_are_replaced(store: DocumentStore) -> None:
-    collection = make(store)
-    fill(collection, "a", "b")
+    notes = make(store)
+    notes.fill("a", "b")
     with pytest.raises(InvalidRequestError, match="has a document 'a' and 1 more already; delete it first"):
-        fill(collection, "new", "a", "b", seed=1)
-    assert ids_of(collection) == ["a", "b"]
-    fill(collection, "new", "a", seed=1, replace=True)
-    assert ids_of(collection) == ["b", "new", "a"]
+        notes.fill("new", "a", "b", seed=1)
+    assert notes.ids == ["a", "b"]
+    notes.fill("new", "a", seed=1, replace=True)
+    assert notes.ids == ["b", "new", "a"]
 
 
 def test_owners_do_not_see_each_other(store: DocumentStore) -> None:
     make(store, owner="ann")
-    assert make(store, owner="bob").facts.owner == "bob"
+    assert make(store, owner="bob").stored.owner == "bob"
     make(store, "more", owner="ann")
-    assert [each.facts.name for each in store.of_owner("ann")] == ["more", "notes"]
+    assert (names(store, "ann"), names(store, "bob")) == (["more", "notes"], ["notes"])
+    assert names(store, None) == ["more", "notes", "notes"]
     with pytest.raises(NotFoundError, match="collection 'more' does not exist; there are: notes"):
-        store.get("bob", "more")
+        find(store, "more", "bob")
     with pytest.raises(InvalidRequestError, match="a name that is free"):
         make(store, owner="ann")
-    store.delete("ann", "notes")
-    assert store.get("bob", "notes").num_documents == 0
+    delete(store, owner="ann")
+    assert find(store, owner="bob").stored.num_documents == 0
+
+
+def test_collections_are_listed_page_by_page(store: DocumentStore) -> None:
+    made = [make(store, name, owner) for owner, name in (("ann", "x"), ("ann", "y"), ("bob", "a"), ("bob", "z"))]
+    for owner, expected in ((None, made), ("bob", made[2:])):
+        after, listed, has_more = None, list[StoredCollection](), True
+        while has_more:
+            page, has_more = store.database.read_now(partial(store.page, owner=owner, after=after, limit=1))
+            listed += page
+            after = page[-1].id
+        assert listed == [notes.stored for notes in expected]
+    for after in (made[0].stored.id, "other"):
+        with pytest.raises(InvalidRequestError, match=r"after: .* expected the id of an item in this list"):
+            store.database.read_now(partial(store.page, owner="bob", after=after, limit=1))
 
 
 def test_a_deleted_collection_says_so_to_those_who_use_it(store: DocumentStore) -> None:
-    collection = make(store)
-    fill(collection, "a")
-    store.nearest(collection, vectors(1)[0], 1)
-    store.delete("", "notes")
+    notes = make(store)
+    notes.fill("a")
+    notes.nearest(vectors(1)[0], 1)
+    delete(store)
     uses: list[Callable[[], object]] = [
-        lambda: store.nearest(collection, vectors(1)[0], 1),
-        lambda: fill(collection, "b"),
-        lambda: collection.get("a"),
+        lambda: notes.nearest(vectors(1)[0], 1),
+        lambda: notes.fill("b"),
+        lambda: notes.remove("a"),
+        lambda: notes.get("a"),
+        notes.page,
     ]
     for use in uses:
         with pytest.raises(NotFoundError, match="collection 'notes' was deleted meanwhile"):
             use()
-    assert make(store).num_documents == 0
+    assert make(store).ids == []
+    finish_deleting(store)
 
 
 @pytest.mark.parametrize(
@@ -160,22 +352,29 @@ def test_a_deleted_collection_says_so_to_those_who_use_it(store: DocumentStore) 
 )
 def test_bad_documents_are_refused(document: Document, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        document.check("documents.0")
+        document.prepare("documents.0", WIDTH)
 
 
 def test_limits() -> None:
-    store = DocumentStore(limits=CollectionLimits(2, 3, 100_000))
-    collection, other = make(store), make(store, "other")
+    store = DocumentStore(limits=CollectionLimits(2, 3, 100_000, 150_000))
+    notes, other = make(store), make(store, "other")
     with pytest.raises(InvalidRequestError, match=r"name: 'third' .* at most 2 collections \(max_collections\)"):
         make(store, "third")
     make(store, owner="ann")
-    store.check_room(collection, documents("a", "b", "c"), WIDTH)
-    fill(collection, "a")
+    notes.fill("a")
     with pytest.raises(InvalidRequestError, match=r"at most 3 documents .* \(max_collection_documents\), and .* has 1"):
-        store.check_room(collection, documents("b", "c", "d"), WIDTH)
-    large = [Document("large", "x" * 100_000)]
+        notes.fill("b", "c", "d")
+    notes.fill("a", "b", "c", replace=True)
+    large = [Document("large", "x" * 99_000)]
     with pytest.raises(InvalidRequestError, match=r"at most 100000 bytes in all collections \(max_collection_bytes\)"):
-        store.check_room(other, large, WIDTH)
+        other.put([*large, *documents("d", text="x" * 1000)], vectors(2))
+    other.put(large, vectors(1))
+    other.put(large, vectors(1), replace=True)
+    with pytest.raises(StorageError, match=r"all clients take 150000 bytes, the most \(max_all_collection_bytes\)"):
+        find(store, owner="ann").put(large, vectors(1))
+    assert (notes.ids, other.ids, find(store, owner="ann").ids) == (["a", "b", "c"], ["large"], [])
+    delete(store, "other")
+    find(store, owner="ann").put(large, vectors(1))
     store.close()
 
 
@@ -184,40 +383,59 @@ def test_limits() -> None:
 
 def test_collections_outlive_a_restart(tmp_path: Path) -> None:
     store = DocumentStore(tmp_path)
-    fill(make(store), "a", "b")
+    make(store).fill("a", "b")
     make(store, "gone")
-    store.delete("", "gone")
-    found = store.nearest(store.get("", "notes"), vectors(2)[1], 2)
+    delete(store, "gone")
+    found = find(store).nearest(vectors(2)[1], 2)
     with pytest.raises(StateError, match="another process uses it"):
         DocumentStore(tmp_path)
     store.close()
     again = DocumentStore(tmp_path)
-    assert [each.facts.name for each in again.of_owner("")] == ["notes"]
-    assert again.nearest(again.get("", "notes"), vectors(2)[1], 2) == found
-    assert (again.get("", "notes").facts.model, again.get("", "notes").facts.model_name) == ("fingerprint", "toy")
+    assert names(again) == ["notes"]
+    assert find(again).nearest(vectors(2)[1], 2) == found
+    assert (find(again).stored.model, find(again).stored.model_name) == ("fingerprint", "toy")
     again.close()
+    with pytest.raises(NotFoundError, match="the store of collections was closed meanwhile"):
+        find(again)
 
 
-def test_a_damaged_file_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_collections_need_no_more_open_files(tmp_path: Path) -> None:
     store = DocumentStore(tmp_path)
-    fill(make(store), "a")
-    fill(make(store, "other"), "a")
+    make(store).fill("a")
+    find(store).nearest(vectors(1)[0], 1)
+    files, threads = len(list(FILES.iterdir())), threading.active_count()
+
+    def fill(transaction: Transaction) -> None:
+        for number in range(1006):
+            store.create(transaction, "", str(number), "fingerprint", "toy")
+
+    store.database.write_now(fill)
+    for number in range(0, 1006, 50):
+        assert find(store, str(number)).nearest(vectors(1)[0], 1) == []
+    assert len(list(FILES.iterdir())) <= files + 6  # two readers more, each with the file, its log and their index
+    assert threading.active_count() <= threads + 2
     store.close()
-    damaged, other = sorted(tmp_path.glob("*.sqlite"))
-    damaged.write_bytes(b"no database" * 100)
-    (tmp_path / "c.sqlite").touch()
+
+
+def test_what_can_be_read_of_a_damaged_file_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = DocumentStore(tmp_path)
+    notes = make(store)
+    notes.put([Document(str(number), "x" * 3000) for number in range(200)], vectors(200))
+    make(store, "other").fill("a")
+    store.close()
+    path = tmp_path / FILE
+    data = bytearray(path.read_bytes())
+    assert len(data) > 600_000
+    data[409_600:413_696] = bytes(4096)
+    path.write_bytes(data)
     with caplog.at_level(logging.WARNING):
         again = DocumentStore(tmp_path)
-    assert len(again.of_owner("")) == 1
-    assert f"the collection in {damaged.name} is skipped: file is not a database" in caplog.text
-    assert "the collection in c.sqlite is skipped: its format is 0; expected 1" in caplog.text
-    assert damaged.exists()
-    [left] = again.of_owner("")
-    data = bytearray(other.read_bytes())
-    data[5000:] = bytes(len(data) - 5000)
-    other.write_bytes(data)
-    with pytest.raises(StorageError, match="can't be read or written"):
-        left.get("a")
+    assert "what can be read is kept" in caplog.text
+    assert (tmp_path / f"{FILE}.damaged").read_bytes() == data
+    left = find(again)
+    assert 150 < left.stored.num_documents < 200
+    assert left.stored.num_documents == len(left.ids) == len(left.nearest(vectors(1)[0], 1000))
+    assert find(again, "other").ids == ["a"]
     again.close()
 
 
@@ -234,20 +452,13 @@ def test_a_damaged_file_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureF
 )
 def test_damaged_values_of_a_document_are_an_error_of_their_own(tmp_path: Path, damage: str) -> None:
     store = DocumentStore(tmp_path)
-    fill(make(store), "a")
+    make(store).fill("a")
     store.close()
-    [path] = tmp_path.glob("*.sqlite")
-    with closing(sqlite3.connect(path)) as connection, connection:
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
         connection.execute(f"UPDATE documents SET {damage}")
     store = DocumentStore(tmp_path)
-
-    def use(store: DocumentStore) -> None:
-        notes = store.get("", "notes")
-        notes.page(None, 1)
-        store.nearest(notes, vectors(1)[0], 1)
-
-    with pytest.raises(StorageError, match="the file of collection 'notes' can't be read or written"):
-        use(store)
+    with pytest.raises(StorageError, match=r"collection 'notes' can't be read: (a document|a vector|Expecting)"):
+        find(store).nearest(vectors(1)[0], 1)
     store.close()
 
 
@@ -262,37 +473,60 @@ def most_file_bytes(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing_and_deletion_gives_space_back(tmp_path: Path) -> None:
     store = DocumentStore(tmp_path)
-    collection = make(store)
-    fill(collection, "a", "b")
-    large = [Document("c", "c"), Document("d", "d" * 200_000)]
-    with most_file_bytes(60_000), pytest.raises(StorageError, match=r"'notes' can't be read or written: .*disk"):
-        collection.put(large, vectors(2), replace=False)
-    assert ids_of(collection) == ["a", "b"]
-    with most_file_bytes(1000), pytest.raises(StorageError, match="'more' can't be written: File too large"):
-        make(store, "more")
-    assert [each.facts.name for each in store.of_owner("")] == ["notes"]
-    collection.put(large, vectors(2), replace=False)
-    with most_file_bytes(0):
-        store.nearest(collection, vectors(1)[0], 1)
-        store.delete("", "notes")
-    assert list(tmp_path.glob("*.sqlite*")) == []
+    notes, small = make(store), make(store, "small")
+    small.fill("a", "b")
+    notes.put([Document(str(number), "x" * 100_000) for number in range(100)], vectors(100))
+    small.remove("b")  # which also moves the log to the file
+    path, large = tmp_path / FILE, [Document("d", "d" * 1_000_000)]
+    before = path.stat().st_size
+    with most_file_bytes(900_000):
+        with pytest.raises(StorageError, match=r"the store of collections can't be read or written: .*(disk|full)"):
+            small.put(large, vectors(1))
+        assert (small.ids, small.found(vectors(1)[0], 1)) == (["a"], ["a"])
+    with most_file_bytes(before):
+        delete(store)
+        finish_deleting(store, left=1)
+        store.database.write_now(lambda _: None, frees=True)
+        assert sum(store.database.num_bytes) < before / 10
+    small.put(large, vectors(1))
+    assert (names(store), small.ids) == (["small"], ["a", "d"])
     store.close()
+
+
+def test_a_deletion_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DocumentStore(tmp_path)
+    make(store).fill("a", "b")
+    make(store, "other").fill("c")
+    with monkeypatch.context() as patch:
+        patch.setattr(store.database, "write_soon", lambda *_arguments, **_options: None)
+        delete(store)
+    assert (names(store), stored_documents(store)) == (["other"], 3)
+    store.close()
+    again = DocumentStore(tmp_path)
+    finish_deleting(again, left=1)
+    assert find(again, "other").ids == ["c"]
+    again.close()
 
 
 ADDER = """
 import sys
+from functools import partial
 from pathlib import Path
 import numpy as np
 from rnn_engine_states.documents import Document, DocumentStore
 
 store = DocumentStore(Path(sys.argv[1]))
-notes = store.create("", "notes", "", "") if sys.argv[2] == "0" else store.get("", "notes")
+change = store.database.write_now
+if sys.argv[2] == "0":
+    notes = change(partial(store.create, owner="", name="notes", model="", model_name=""))
+else:
+    notes = store.database.read_now(partial(store.find, owner="", name="notes"))
 for number in range(int(sys.argv[2]), 10**6):
-    documents = [Document(f"{number}.{part}", "text " * 2000) for part in range(8)]
-    notes.put(documents, np.ones((8, 8), np.float32), replace=False)
-    notes.remove([f"{number}.7"])
+    new = [Document(f"{number}.{part}", "text " * 2000).prepare("", 8) for part in range(8)]
+    change(partial(notes.put, documents=new, vectors=np.ones((8, 8), np.float32), limits=store.limits, replace=False))
+    change(partial(notes.remove, ids=[f"{number}.7"]), frees=True)
     print(number, flush=True)
 """
 
@@ -311,20 +545,20 @@ def test_a_kill_leaves_whole_changes(tmp_path: Path) -> None:
             adder.send_signal(signal.SIGKILL)
             done = max([done, *map(int, adder.stdout.read().split())])
         store = DocumentStore(tmp_path)
-        collection = store.get("", "notes")
-        assert {f"{number}.{part}" for number in range(done + 1) for part in range(7)} <= set(ids_of(collection))
-        unreported = collection.page(f"{done}.6", 1000)[0]
+        notes = find(store)
+        assert {f"{number}.{part}" for number in range(done + 1) for part in range(7)} <= set(notes.ids)
+        assert notes.stored.num_documents == len(notes.ids)
+        unreported = notes.page(f"{done}.6")[0]
         assert len(unreported) in (0, 7, 8)
-        collection.remove([document.id for document in unreported])
-        assert len(store.nearest(collection, np.ones(8, np.float32), 10**6)) == 7 * (done + 1)
+        notes.remove(*(document.id for document in unreported))
+        assert len(notes.nearest(np.ones(8, np.float32), 10**6)) == 7 * (done + 1)
         store.close()
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_threads_change_and_search_at_the_same_time(tmp_path: Path, seed: int) -> None:
+def test_threads_change_and_search_at_the_same_time(store: DocumentStore, seed: int) -> None:
     """Each thread changes documents of its own, so a dict of its own says what there must be."""
-    store = DocumentStore(tmp_path)
-    collection = make(store)
+    notes = make(store)
 
     def run(thread: int) -> dict[str, str]:
         chance = random.Random(10 * seed + thread)
@@ -334,22 +568,81 @@ def test_threads_change_and_search_at_the_same_time(tmp_path: Path, seed: int) -
             match chance.choice(["put", "replace", "remove", "search"]):
                 case "put":
                     with suppress(InvalidRequestError):
-                        collection.put(documents(*ids, text=str(step)), vectors(2, step), replace=False)
+                        notes.put(documents(*ids, text=str(step)), vectors(2, step))
                         kept |= {each: f"{step} {each}" for each in ids}
                 case "replace":
-                    collection.put(documents(*ids, text=str(step)), vectors(2, step), replace=True)
+                    notes.put(documents(*ids, text=str(step)), vectors(2, step), replace=True)
                     kept |= {each: f"{step} {each}" for each in ids}
                 case "remove":
-                    assert set(collection.remove(ids)) == set(ids) & set(kept)
+                    assert set(notes.remove(*ids)) == set(ids) & set(kept)
                     kept = {each: text for each, text in kept.items() if each not in ids}
                 case "search":
-                    found = {document.id for document, _ in store.nearest(collection, vectors(1, step)[0], 1000)}
-                    assert {each for each in found if each.startswith(f"{thread}.")} == set(kept)
+                    nearest = store.nearest(notes.stored, vectors(1, step)[0], 1000)
+                    rows = [row.row for row, _ in nearest]
+                    read = store.database.read_now(partial(notes.stored.read, rows=rows)).values()
+                    assert {each.id for each in read if each.id.startswith(f"{thread}.")} == set(kept)
         return kept
 
     with ThreadPoolExecutor(4) as threads:
         expected = {each: text for kept in threads.map(run, range(4)) for each, text in kept.items()}
+    assert {document.id: document.text for document in notes.page()[0]} == expected
+
+
+# Folders of former versions: a file for each collection.
+
+FORMER = """
+    CREATE TABLE facts (json TEXT NOT NULL);
+    CREATE TABLE documents (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL,
+        metadata TEXT NOT NULL, num_tokens INTEGER NOT NULL, vector BLOB NOT NULL);
+    PRAGMA user_version = 1;
+"""
+
+
+def former(path: Path, name: str, *ids: str, seed: int = 0) -> None:
+    facts = {"id": path.stem, "name": name, "owner": "ann", "model": "m", "model_name": "toy", "created": 5.0}
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(FORMER)
+        connection.execute("INSERT INTO facts VALUES (?)", (json.dumps(facts),))
+        for each, vector in zip(ids, vectors(len(ids), seed), strict=True):
+            values = each, f"a text {each}", f'{{"of":"{each}"}}', 3, vector.tobytes()
+            connection.execute("INSERT INTO documents VALUES (NULL, ?, ?, ?, ?, ?)", values)
+
+
+def test_collections_of_former_versions_are_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    former(tmp_path / "1.sqlite", "notes", "a", "ü", "c")
+    former(tmp_path / "2.sqlite", "empty")
+    former(tmp_path / "3.sqlite", "notes", "other")
+    former(tmp_path / "4.sqlite", "damaged", "a")
+    (tmp_path / "4.sqlite").write_bytes((tmp_path / "4.sqlite").read_bytes()[:8192])
+    (tmp_path / "5.sqlite").touch()
+    (tmp_path / "6.sqlite.0.partial").touch()
+    with caplog.at_level(logging.WARNING):
+        store = DocumentStore(tmp_path)
+    assert names(store, "ann") == ["empty", "notes"]
+    notes, made = find(store, owner="ann"), make(store)
+    assert notes.page()[0] == documents("a", "ü", "c")
+    assert notes.found(vectors(3)[1], 1) == ["ü"]
+    made.fill("a", "ü", "c")
+    assert (notes.stored.num_documents, notes.stored.num_bytes) == (3, made.now.num_bytes)
+    assert (notes.stored.model, notes.stored.model_name, notes.stored.created) == ("m", "toy", 5.0)
     store.close()
-    again = DocumentStore(tmp_path)
-    assert {document.id: document.text for document in again.get("", "notes").page(None, 1000)[0]} == expected
-    again.close()
+    assert sorted(path.name for path in tmp_path.glob("[0-9]*")) == ["3.sqlite", "4.sqlite", "5.sqlite"]
+    assert "3.sqlite is skipped: UNIQUE constraint failed" in caplog.text
+    assert "5.sqlite is skipped: its format is 0; expected 1" in caplog.text
+
+
+def test_a_take_over_that_was_interrupted_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        raise OSError("killed")
+
+    former(tmp_path / "1.sqlite", "notes", "a", "b")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "delete_file", fail)
+        with pytest.raises(OSError, match="killed"):
+            DocumentStore(tmp_path)
+    assert (tmp_path / "1.sqlite").exists()
+    store = DocumentStore(tmp_path)
+    assert find(store, owner="ann").ids == ["a", "b"]
+    assert (find(store, owner="ann").stored.num_documents, stored_documents(store)) == (2, 2)
+    assert not (tmp_path / "1.sqlite").exists()
+    store.close()

@@ -75,10 +75,13 @@ from rnn_engine_states.documents import CollectionLimits, DocumentStore
 
 
 def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
-    """Return the usage of each store of clients' values, by the store's name. For any thread."""
+    """Return the usage of each store of clients' values, by the store's name. For any thread but the event loop's."""
+    count, num_bytes, held, vector_bytes, evictions = app[COLLECTIONS].usage()
     return {
         "conversations": app[CONVERSATIONS].usage,
         "slot_prompts": app[SLOT_PROMPTS].usage,
+        "collections": KeptUsage(count, num_bytes, 0),
+        "collection_vectors": KeptUsage(held, vector_bytes, evictions),
     }
 
 
@@ -300,9 +303,9 @@ async def _run_workers(app: web.Application) -> AsyncIterator[None]:
 
 def open_collections(settings: ServerSettings) -> DocumentStore:
     """Open the collections of documents, in their folder if there is one. Raises StateError if it can't be used."""
-    limits = settings.limits
-    most = CollectionLimits(limits.max_collections, limits.max_collection_documents, limits.max_collection_bytes)
-    return DocumentStore(settings.collection_folder, most)
+    names = ("max_collections", "max_collection_documents", "max_collection_bytes", "max_all_collection_bytes")
+    limits = CollectionLimits(*(getattr(settings.limits, name) for name in names))
+    return DocumentStore(settings.collection_folder, limits)
 
 
 async def _close_collections(app: web.Application) -> AsyncIterator[None]:

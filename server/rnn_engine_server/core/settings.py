@@ -135,6 +135,7 @@ class Limits:
     max_collection_bytes: int = setting(
         2**30, "The size of all collections of an API key: on disk, or in memory without `--collection-folder`.", SIZE
     )
+    max_all_collection_bytes: int = setting(2**32, "The size of the collections of all API keys.", SIZE)
     max_file_bytes: int = setting(512 * 2**20, "The size of a file that is uploaded for a job.", SIZE)
     max_key_files: int = setting(10_000, "Files of an API key, uploaded ones and results.", _count("files"))
     max_key_file_bytes: int = setting(4 * 2**30, "The size of all files of an API key.", SIZE)

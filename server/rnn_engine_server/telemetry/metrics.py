@@ -300,13 +300,13 @@ def _connections(connections: ConnectionCounters, budget: MemoryBudget) -> Itera
 
 def _kept(kept: Mapping[str, KeptUsage]) -> Iterator[Metric]:
     text = (
-        "What is kept of requests for later ones, in bytes: conversations with their responses on the disk, and "
-        "prompts of slots in host memory."
+        "What is kept of requests for later ones, in bytes: conversations with their responses and documents of "
+        "collections on the disk, prompts of slots and vectors that were searched in host memory."
     )
     yield gauge("kept_bytes", text, {kind: usage.num_bytes for kind, usage in kept.items()}, "kind")
     yield gauge(
         "kept_values",
-        "Values that are kept of requests for later ones.",
+        "Values that are kept of requests for later ones. Those of vectors are collections.",
         {kind: usage.values for kind, usage in kept.items()},
         "kind",
     )

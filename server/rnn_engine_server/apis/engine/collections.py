@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from sqlite3 import Connection
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from aiohttp import web
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
+from rnn_engine.database import Transaction
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.collections import (
     DEFAULT_CANDIDATES,
     DEFAULT_TOP_N,
     MAX_CANDIDATES,
+    OnThread,
     Search,
     add_documents,
     create_collection,
@@ -24,21 +27,34 @@ from rnn_engine.operations.collections import (
 from rnn_engine.operations.relevance import Method
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import check_prompts
+from rnn_engine_server.apis.common.owned import ALL_OWNERS, OWNER_QUERY, listed_owner
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, long_json_response, query_count, read_body
+from rnn_engine_server.core.bodies import (
+    hold_more,
+    json_response,
+    long_json_response,
+    page_ends,
+    query_count,
+    read_body,
+)
 from rnn_engine_server.core.routing import SETTINGS, Route
 from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.core.workers import CALL_WORK, work
+from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 from rnn_engine_states.documents import Document, DocumentStore, StoredCollection
+
+T = TypeVar("T")
 
 COLLECTIONS = web.AppKey("collections", DocumentStore)
 """The collections of all API keys."""
 
-_MOST_LISTED = 1000  # documents of a page
+_MOST_LISTED = 10_000  # collections of a page
+_MOST_DOCUMENTS = 1000  # of a page
+_ENTRY_BYTES = 1000  # that a collection takes in memory with its part of an answer
+_TIMES_HELD = 4  # bytes in memory for each of a stored document: its text, its JSON, and copies of both
 
 
 def _parse_documents(value: object) -> list[Document]:
@@ -118,10 +134,13 @@ class QueryRequest(ModelNameBody):
 
 
 class CollectionEntry(TypedDict):
-    """A collection. `bytes` is what it takes on disk, or in memory if it is not `persistent`."""
+    """A collection. `bytes` is what its documents take on disk, or in memory if it is not `persistent`; `owner` is the
+    API key that made it, empty without keys."""
 
     object: Literal["collection"]
+    id: str
     name: str
+    owner: str
     model: str
     created: int
     documents: int
@@ -130,10 +149,13 @@ class CollectionEntry(TypedDict):
 
 
 class CollectionEntries(TypedDict):
-    """The collections of the API key, ordered by name."""
+    """The collections of the API key, ordered by name. If `has_more`, `last_id` is `after` for the next page."""
 
     object: Literal["list"]
     data: list[CollectionEntry]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class CollectionDeleted(TypedDict):
@@ -152,7 +174,8 @@ class DocumentEntry(TypedDict):
 
 
 class DocumentEntries(TypedDict):
-    """Documents in the order in which they were added. If `has_more`, the id of the last is `after` for the next."""
+    """Documents in the order in which they were added, fewer than `limit` if they are large. If `has_more`, the id of
+    the last is `after` for the next."""
 
     object: Literal["list"]
     data: list[DocumentEntry]
@@ -208,48 +231,43 @@ class QueryAnswer(TypedDict):
 
 
 async def list_collections(request: web.Request) -> web.Response:
-    store, owner = request.app[COLLECTIONS], request[PRINCIPAL].name
+    store, limit = request.app[COLLECTIONS], query_count(request, "limit", _MOST_LISTED, _MOST_LISTED)
+    page = partial(store.page, owner=listed_owner(request), after=request.query.get("after"), limit=limit)
+    found, has_more = await _read(request, page)
+    hold_more(request, "the list", _ENTRY_BYTES * len(found))
 
     def make() -> CollectionEntries:
-        return {"object": "list", "data": [_entry(store, each) for each in store.of_owner(owner)]}
+        ends = page_ends(found, has_more=has_more)
+        return {"object": "list", "data": [_entry(store, each) for each in found], **ends}
 
-    return json_response(await asyncio.to_thread(make))
+    return await long_json_response(request, CALL_WORK * len(found), make)
 
 
 async def create(request: web.Request) -> web.Response:
     body = await read_body(request, CreateCollectionRequest)
     store = request.app[COLLECTIONS]
-    engine, owner = engine_of(request), request[PRINCIPAL].name
-    made = await asyncio.to_thread(create_collection, engine, store, owner, body.name)
-    return json_response(await asyncio.to_thread(_entry, store, made))
+    made = await create_collection(engine_of(request), store, request[PRINCIPAL].name, body.name)
+    return json_response(_entry(store, made))
 
 
 async def get(request: web.Request) -> web.Response:
-    return json_response(await asyncio.to_thread(_entry, request.app[COLLECTIONS], _collection(request)))
+    return json_response(_entry(request.app[COLLECTIONS], await _collection(request)))
 
 
 async def delete(request: web.Request) -> web.Response:
-    name = request.match_info["collection"]
-    await asyncio.to_thread(request.app[COLLECTIONS].delete, request[PRINCIPAL].name, name)
+    store, name = request.app[COLLECTIONS], request.match_info["collection"]
+    await _free(request, partial(store.delete, owner=_owner(request), name=name))
     answer: CollectionDeleted = {"object": "collection.deleted", "name": name, "deleted": True}
     return json_response(answer)
 
 
 async def add(request: web.Request) -> web.Response:
     body = await read_body(request, AddDocumentsRequest)
-    engine, collection = engine_of(request), _collection(request)
-    prepare = partial(
-        prepare_documents,
-        engine,
-        request.app[COLLECTIONS],
-        collection,
-        body.documents,
-        replace_known=body.replace,
-    )
-    size = sum(len(document.text) for document in body.documents) + CALL_WORK * len(body.documents)
-    new = await work(request, size, prepare)
+    engine, store, collection = engine_of(request), request.app[COLLECTIONS], await _collection(request)
+    prepare = partial(prepare_documents, engine, store, collection, body.documents, replace_known=body.replace)
+    new = await _on_thread(request)(prepare)
     request.app[SETTINGS].limits.check("max_prompt_tokens", "documents", new.num_tokens)
-    costs = await add_documents(engine, collection, new)
+    costs = await add_documents(engine, store, collection, new)
     answer: DocumentsAdded = {
         "object": "collection.documents.added",
         "ids": [document.id for document in new.documents],
@@ -259,36 +277,38 @@ async def add(request: web.Request) -> web.Response:
 
 
 async def list_documents(request: web.Request) -> web.Response:
-    collection = _collection(request)
-    limit = query_count(request, "limit", 100, _MOST_LISTED)
-    documents, has_more = await asyncio.to_thread(collection.page, request.query.get("after"), limit)
-    size = sum(len(document.text) for document in documents)
+    collection, limit = await _collection(request), query_count(request, "limit", 100, _MOST_DOCUMENTS)
+    rows, has_more = await _read(request, partial(collection.page, after=request.query.get("after"), limit=limit))
+    num_bytes = sum(row.num_bytes for row in rows)
+    _hold(request, num_bytes)
 
     def make() -> DocumentEntries:
+        read = partial(collection.read, rows=[row.row for row in rows])
+        documents = request.app[COLLECTIONS].database.read_now(read).values()
         return {"object": "list", "data": list(map(_document_entry, documents)), "has_more": has_more}
 
-    return await long_json_response(request, size, make)
+    return await long_json_response(request, SHORT_WORK + 1 + num_bytes, make)
 
 
 async def get_document(request: web.Request) -> web.Response:
-    found = await asyncio.to_thread(_collection(request).get, request.match_info["id"])
-    return json_response(_document_entry(found))
+    collection, document_id = await _collection(request), request.match_info["id"]
+    found = await _read(request, partial(collection.get, document_id=document_id))
+    _hold(request, len(found.text))
+    return await long_json_response(request, len(found.text), partial(_document_entry, found))
 
 
 async def remove_document(request: web.Request) -> web.Response:
-    collection, document_id = _collection(request), request.match_info["id"]
-    await asyncio.to_thread(collection.get, document_id)  # raises NotFoundError
-    return await _remove(collection, [document_id])
+    return await _removed(request, [request.match_info["id"]], must_exist=True)
 
 
 async def remove_documents(request: web.Request) -> web.Response:
     body = await read_body(request, RemoveDocumentsRequest)
-    return await _remove(_collection(request), body.ids)
+    return await _removed(request, body.ids, must_exist=False)
 
 
 async def query(request: web.Request) -> web.Response:
     body = await read_body(request, QueryRequest)
-    engine, collection = engine_of(request), _collection(request)
+    engine, collection = engine_of(request), await _collection(request)
     found = await search_collection(
         engine,
         request.app[COLLECTIONS],
@@ -298,28 +318,67 @@ async def query(request: web.Request) -> web.Response:
         candidates=body.candidates,
         rerank=body.rerank,
         max_tokens=request.app[SETTINGS].limits.max_prompt_tokens,
+        on_thread=_on_thread(request),
+        hold=partial(_hold, request),
     )
     size = sum(len(hit.document.text) for hit in found.hits)
-    make = partial(_query_answer, collection.facts.name, engine.info.model, found)
-    return await long_json_response(request, size, make)
+    return await long_json_response(request, size, partial(_query_answer, collection.name, engine.info.model, found))
 
 
-def _collection(request: web.Request) -> StoredCollection:
-    return request.app[COLLECTIONS].get(request[PRINCIPAL].name, request.match_info["collection"])
+def _owner(request: web.Request) -> str:
+    """Return the name of the owner whose collection is meant. Raises ForbiddenError and InvalidRequestError."""
+    owner = listed_owner(request)
+    if owner is None:
+        raise InvalidRequestError("owner", ALL_OWNERS, "the name of one API key")
+    return owner
 
 
-async def _remove(collection: StoredCollection, ids: Sequence[str]) -> web.Response:
-    removed = await asyncio.to_thread(collection.remove, ids)
+async def _collection(request: web.Request) -> StoredCollection:
+    find = request.app[COLLECTIONS].find
+    return await _read(request, partial(find, owner=_owner(request), name=request.match_info["collection"]))
+
+
+async def _read(request: web.Request, query: Callable[[Connection], T]) -> T:
+    return await request.app[COLLECTIONS].database.read(query, request[PRINCIPAL].name)
+
+
+async def _free(request: web.Request, change: Callable[[Transaction], T]) -> T:
+    return await request.app[COLLECTIONS].database.write(change, request[PRINCIPAL].name, frees=True)
+
+
+async def _removed(request: web.Request, ids: Sequence[str], *, must_exist: bool) -> web.Response:
+    collection, removed = await _collection(request), list[str]()
+    while ids:
+        found, ids = await _free(request, partial(collection.remove, ids=ids))
+        removed += found
+    if must_exist and not removed:
+        raise collection.unknown(request.match_info["id"])
     answer: DocumentsRemoved = {"object": "collection.documents.deleted", "ids": removed}
     return json_response(answer)
+
+
+def _hold(request: web.Request, num_bytes: int) -> None:
+    """Count documents of so many bytes, as they are stored, in the memory of a request that is about to read them."""
+    hold_more(request, "the documents", _TIMES_HELD * num_bytes)
+
+
+def _on_thread(request: web.Request) -> OnThread:
+    """Return a function that runs others on the worker threads, where clients take turns."""
+
+    async def run(function: Callable[[], T]) -> T:
+        return await work(request, SHORT_WORK + 1, function)
+
+    return run
 
 
 def _entry(store: DocumentStore, collection: StoredCollection) -> CollectionEntry:
     return {
         "object": "collection",
-        "name": collection.facts.name,
-        "model": collection.facts.model_name,
-        "created": int(collection.facts.created),
+        "id": collection.id,
+        "name": collection.name,
+        "owner": collection.owner,
+        "model": collection.model_name,
+        "created": int(collection.created),
         "documents": collection.num_documents,
         "bytes": collection.num_bytes,
         "persistent": store.persistent,
@@ -364,88 +423,36 @@ _ONE = f"{_ALL}/{{collection}}"
 _DOCUMENTS = f"{_ONE}/documents"
 _DOCUMENT = f"{_DOCUMENTS}/{{id}}"
 
+_OF = {"owner": "For the scope `admin` alone: the name of the API key whose collection is meant."}
+_PAGE = {
+    "limit": f"How many documents to return: 100 by default, at most {_MOST_DOCUMENTS}.",
+    "after": "The id of a document: return only those after it.",
+    **_OF,
+}
+_LIST = {
+    "limit": f"How many collections to return: {_MOST_LISTED} by default and at most.",
+    "after": "The id of a collection: return only those after it.",
+    **OWNER_QUERY,
+}
+_ADD = "Add documents to a collection. The model runs each once for its vector and once for a state that is kept."
+_CREATE = "Make an empty collection of documents."
+_QUERY = "The documents of a collection that answer a query best."
+_REMOVE = "Remove documents from a collection."
+_reading = partial(Route, "GET", uses_model=False)
+_changing = partial(Route, scope=Scope.MANAGE)
+_removing = partial(_changing, query=_OF, uses_model=False)
+
 ROUTES = (
-    Route(
-        "GET",
-        _ALL,
-        list_collections,
-        "The collections of documents.",
-        CollectionEntries,
-        uses_model=False,
+    _reading(_ALL, list_collections, "The collections of documents.", CollectionEntries, query=_LIST),
+    _changing("POST", _ALL, create, _CREATE, CollectionEntry, request=CreateCollectionRequest),
+    _reading(_ONE, get, "A collection of documents.", CollectionEntry, query=_OF),
+    _removing("DELETE", _ONE, delete, "Delete a collection with all of its documents.", CollectionDeleted),
+    _reading(_DOCUMENTS, list_documents, "The documents of a collection.", DocumentEntries, query=_PAGE),
+    _changing("POST", _DOCUMENTS, add, _ADD, DocumentsAdded, request=AddDocumentsRequest, query=_OF),
+    _removing(
+        "POST", f"{_DOCUMENTS}/delete", remove_documents, _REMOVE, DocumentsRemoved, request=RemoveDocumentsRequest
     ),
-    Route(
-        "POST",
-        _ALL,
-        create,
-        "Make an empty collection of documents.",
-        CollectionEntry,
-        request=CreateCollectionRequest,
-        scope=Scope.MANAGE,
-    ),
-    Route("GET", _ONE, get, "A collection of documents.", CollectionEntry, uses_model=False),
-    Route(
-        "DELETE",
-        _ONE,
-        delete,
-        "Delete a collection with all of its documents.",
-        CollectionDeleted,
-        scope=Scope.MANAGE,
-        uses_model=False,
-    ),
-    Route(
-        "GET",
-        _DOCUMENTS,
-        list_documents,
-        "The documents of a collection.",
-        DocumentEntries,
-        query={
-            "limit": f"How many documents to return: 100 by default, at most {_MOST_LISTED}.",
-            "after": "The id of a document: return only those after it.",
-        },
-        uses_model=False,
-    ),
-    Route(
-        "POST",
-        _DOCUMENTS,
-        add,
-        "Add documents to a collection. The model runs each once for its vector and once for a state that is kept.",
-        DocumentsAdded,
-        request=AddDocumentsRequest,
-        scope=Scope.MANAGE,
-    ),
-    Route(
-        "POST",
-        f"{_DOCUMENTS}/delete",
-        remove_documents,
-        "Remove documents from a collection.",
-        DocumentsRemoved,
-        request=RemoveDocumentsRequest,
-        scope=Scope.MANAGE,
-        uses_model=False,
-    ),
-    Route(
-        "GET",
-        _DOCUMENT,
-        get_document,
-        "One document of a collection.",
-        DocumentEntry,
-        uses_model=False,
-    ),
-    Route(
-        "DELETE",
-        _DOCUMENT,
-        remove_document,
-        "Remove one document from a collection.",
-        DocumentsRemoved,
-        scope=Scope.MANAGE,
-        uses_model=False,
-    ),
-    Route(
-        "POST",
-        f"{_ONE}/query",
-        query,
-        "The documents of a collection that answer a query best.",
-        QueryAnswer,
-        request=QueryRequest,
-    ),
+    _reading(_DOCUMENT, get_document, "One document of a collection.", DocumentEntry, query=_OF),
+    _removing("DELETE", _DOCUMENT, remove_document, "Remove one document from a collection.", DocumentsRemoved),
+    Route("POST", f"{_ONE}/query", query, _QUERY, QueryAnswer, request=QueryRequest, query=_OF),
 )

@@ -61,7 +61,13 @@ async function documentsOf(name, signal) {
   const { data } = await get("/v1/collections", { signal });
   const found = data.find((/** @type {{name: string}} */ each) => each.name === name);
   if (found?.model === modelName()) {
-    return (await get(`${address(name)}/documents?limit=${MOST_LISTED}`, { signal })).data;
+    const documents = [];
+    for (let after = "", more = true; more; after = `&after=${encodeURIComponent(documents.at(-1)?.id ?? "")}`) {
+      const page = await get(`${address(name)}/documents?limit=${MOST_LISTED}${after}`, { signal });
+      documents.push(...page.data);
+      more = page.has_more;
+    }
+    return documents;
   }
   if (found) await remove(address(name), { signal }); // its vectors are those of another model
   await post("/v1/collections", { model: modelName(), name }, { signal });
