@@ -25,7 +25,7 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.cost import cost_on, describe_cost, predict_dispatches
 from rnn_engine.forward.step import StepSize
 from rnn_engine.gpu import DevicePeaks, Dispatch, measure_peaks, time_dispatches
-from rnn_engine.llm.progress import Report, progress_bar
+from rnn_engine.llm.progress import progress_bar
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
@@ -58,7 +58,7 @@ class Measurement:
     predicted_ms: float | None = None  # the same by `forward.cost`; None on the device cpu
 
 
-def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[], float]) -> Measurement:
+def measure_decode(runner: Runner, slots: int, /, repeats: int, clock: Callable[[], float]) -> Measurement:
     """Measure the speed of decode steps in which `slots` sequences run one token each. `clock` returns seconds."""
     for slot in range(slots):
         runner.write_state(slot, None)
@@ -68,7 +68,7 @@ def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[],
     return Measurement("decode", slots, 1, 1e3 * median, slots / median, predicted)
 
 
-def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[], float]) -> Measurement:
+def measure_prefill(runner: Runner, length: int, /, repeats: int, clock: Callable[[], float]) -> Measurement:
     """Measure the speed of prefill of a prompt of `length` tokens, in the largest steps that the runner allows.
 
     `clock` returns seconds.
@@ -158,12 +158,12 @@ class StepProfile:
         return sum(kernel.seconds for kernel in self.kernels)
 
 
-def profile_decode(runner: GpuRunner, slots: int, repeats: int) -> StepProfile:
+def profile_decode(runner: GpuRunner, slots: int, /, repeats: int) -> StepProfile:
     """Measure the times of the parts of a decode step, in which each of `slots` sequences runs one token."""
     return _profile(runner, f"decode, {slots} slot(s)", [TokenRun(slot, [1], rows=1) for slot in range(slots)], repeats)
 
 
-def profile_prefill(runner: GpuRunner, length: int, repeats: int) -> StepProfile:
+def profile_prefill(runner: GpuRunner, length: int, /, repeats: int) -> StepProfile:
     """Measure the times of the parts of a prefill step, with as many of a prompt's `length` tokens as a step takes."""
     count = min(length, runner.max_tokens)
     return _profile(runner, f"prefill, {count} tokens", [TokenRun(0, [1] * count, rows=1)], repeats)
@@ -248,8 +248,8 @@ def measure(
     """
     with progress_bar("opening the model") as progress:
         with open_model(model, loading.loras) as opened:
-            size, memory = RunnerSize(num_slots=max(slots)), loading.device_memory
-            plan = plan_memory(opened, loading.device, size, weights=loading.weights, device_memory=memory)
+            room, memory = RunnerSize(num_slots=max(slots)), loading.device_memory
+            plan = plan_memory(opened, loading.device, room, weights=loading.weights, device_memory=memory)
             runner = load_runner(
                 opened,
                 loading.device,
@@ -261,13 +261,21 @@ def measure(
         with closing(runner):
             setting = Setting(model.name, runner.shape, *_device_and_weights(runner, plan.weights), repeats)
             profiled = _profiled(runner) if profile else None
-            results = _measure_steps(runner, slots, lengths, repeats, progress)
+            steps = [(f"decode, {count} slot(s)", measure_decode, profile_decode, count) for count in slots]
+            steps += [(f"prefill, {length} tokens", measure_prefill, profile_prefill, length) for length in lengths]
+            results: list[Measurement] = []
+            for step, measure_step, _, size in steps:
+                progress(step, len(results), len(steps))
+                results.append(measure_step(runner, size, repeats, time.perf_counter))
             predicted_from = describe_cost(runner.device.info) if isinstance(runner, GpuRunner) else ""
             benchmark = Benchmark(setting, results, predicted_from=predicted_from)
             if profiled is not None:
                 progress("measuring the device's peak speeds", 0, 1)
                 peaks = measure_peaks(profiled.device)
-                profiles = _profile_steps(profiled, slots, lengths, repeats, progress)
+                profiles: list[StepProfile] = []
+                for step, _, profile_step, size in steps:
+                    progress(f"kernels of {step}", len(profiles), len(steps))
+                    profiles.append(profile_step(profiled, size, repeats))
                 benchmark = replace(benchmark, peaks=peaks, profiles=profiles)
     return benchmark
 
@@ -278,34 +286,6 @@ def _profiled(runner: Runner) -> GpuRunner:
     if not runner.device.has_timestamps:
         raise DeviceError(f"--profile needs timestamp queries, which {runner.device.info.name} does not have")
     return runner
-
-
-def _measure_steps(
-    runner: Runner, slots: Sequence[int], lengths: Sequence[int], repeats: int, report: Report
-) -> list[Measurement]:
-    total = len(slots) + len(lengths)
-    results: list[Measurement] = []
-    for count in slots:
-        report(f"decode, {count} slot(s)", len(results), total)
-        results.append(measure_decode(runner, count, repeats, time.perf_counter))
-    for length in lengths:
-        report(f"prefill, {length} tokens", len(results), total)
-        results.append(measure_prefill(runner, length, repeats, time.perf_counter))
-    return results
-
-
-def _profile_steps(
-    runner: GpuRunner, slots: Sequence[int], lengths: Sequence[int], repeats: int, report: Report
-) -> list[StepProfile]:
-    total = len(slots) + len(lengths)
-    profiles: list[StepProfile] = []
-    for count in slots:
-        report(f"kernels of decode, {count} slot(s)", len(profiles), total)
-        profiles.append(profile_decode(runner, count, repeats))
-    for length in lengths:
-        report(f"kernels of prefill, {length} tokens", len(profiles), total)
-        profiles.append(profile_prefill(runner, length, repeats))
-    return profiles
 
 
 def _device_and_weights(runner: Runner, weights: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import re
 import socket
 import uuid
@@ -24,7 +25,7 @@ from rnn_engine.errors import InvalidRequestError, RnnEngineError
 from rnn_engine.fleet.deployment import NAME, LoadReplica, make_application
 from rnn_engine.fleet.remote import Front, RemoteEngine
 from rnn_engine.fleet.settings import FleetSettings, Resources
-from rnn_engine.fleet.wire import NOTHING_KNOWN, ReplicaLostError, Report, unpack_report
+from rnn_engine.fleet.wire import NOTHING_KNOWN, ReplicaLostError, Report
 from rnn_engine.gpu import equal_devices
 
 _CONNECT_SECONDS = 5.0  # to the head of a cluster
@@ -168,7 +169,7 @@ class RayLinks:
         for answer in answers:
             if isinstance(answer, RayTaskError):  # the replica is well, but the call in it has failed
                 _log.warning("a replica is left out, since its report fails: %s", answer)
-        return [unpack_report(answer) for answer in answers if isinstance(answer, bytes)]
+        return [pickle.loads(answer) for answer in answers if isinstance(answer, bytes)]
 
     async def run(self, replica: str, front: str, key: int, call: bytes) -> None:
         response = self._handle.run.remote(replica, front, key, call)

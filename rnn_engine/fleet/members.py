@@ -1,40 +1,45 @@
-"""The replicas that a server process (front) knows, called members, with their requests; and sums over all replicas."""
+"""The replicas that a server process (front) knows, called members, with their requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
 from rnn_engine.errors import EngineClosedError, NotFoundError, RnnEngineError, UnavailableError
+from rnn_engine.fleet.replica import ReplicaEngine
 from rnn_engine.fleet.routing import Candidate, PrefixRouter
+from rnn_engine.fleet.totals import add_up, split_position, total_counters
 from rnn_engine.fleet.wire import (
     RETRY_SECONDS,
     Links,
     Outcome,
     ReplicaLostError,
     Report,
+    pack_question,
     unpack_answer,
     unpack_outcomes,
-    unpack_question,
 )
 from rnn_engine.requests import Event, Finished, GenerateRequest
 from rnn_engine.scheduler import Inbox
-from rnn_engine.telemetry import EngineCounters, Health, Histogram, SlotUse
-from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeNode
+from rnn_engine.telemetry import EngineCounters, Health
 from rnn_engine_states.cache.checkpoint import make_root, position_missing
-from rnn_engine_states.cache.config import CacheStats, TierStats
+from rnn_engine_states.cache.config import CacheStats
 from rnn_engine_states.frozen import NO_INITIAL_STATE
-from rnn_engine_states.shared.config import StoreCounters
 
 # A server process's (front's) record of one replica: the requests that it runs for the front, and their events.
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+Method: TypeAlias = Callable[Concatenate[ReplicaEngine, P], Awaitable[T] | None]
+"""A method of `ReplicaEngine`, which a replica calls on its engine."""
 
 
 class EndedError(RnnEngineError):
@@ -194,9 +199,7 @@ class RemoteRequest:
         self._run = self._member.enter(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._member.leave(self)
         if not self._ended:
             self._run.cancel()
@@ -206,7 +209,7 @@ SURVEY_SECONDS = 0.5  # between two surveys of the replicas
 _MOST_GONE = 64  # replicas that are gone and would be recognised if they came back
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Counts:
     """The counters of a replica's engine and state cache since its start, or the sum of several replicas' counters."""
 
@@ -216,11 +219,6 @@ class _Counts:
     @classmethod
     def of(cls, report: Report) -> _Counts:
         return cls(report.counters, None if report.cache is None else report.cache.without_sizes())
-
-    def plus(self, other: _Counts) -> _Counts:
-        """Add the counters of `other` to these counters, and return the sum."""
-        caches = [cache for cache in (self.cache, other.cache) if cache is not None]
-        return _Counts(total_counters(EngineCounters(), (self.engine, other.engine)), total_cache_stats(caches))
 
 
 class Members:
@@ -264,8 +262,7 @@ class Members:
         """
         lost = (_Counts.of(member.report) for member in self if member.lost)
         gone = (counts.cache for counts in (*lost, self._long_gone, *self._gone.values()))
-        caches = (*(report.cache for report in self.reports), *gone)
-        return total_cache_stats([cache for cache in caches if cache is not None])
+        return add_up([*(report.cache for report in self.reports), *gone])
 
     def health(self) -> Health:
         """Return the fleet's health: ok if any replica takes requests, else the health of one that is not ok.
@@ -296,10 +293,8 @@ class Members:
         found = self._router.choose(candidates, make_root(state, request.cache_scope), request.prompt)
         return self._members[found.name]
 
-    async def ask(self, position: str, question: bytes) -> Any:  # noqa: ANN401 - the question says which type
-        """Send a pickled question about the cached prompt prefix `position` to its replica, and return the answer.
-
-        `position` is an id from `join_trees`.
+    async def ask(self, position: str, method: Method[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Call a method of the engine that has the cached prompt prefix `position`, an id from `join_trees`.
 
         Raises NotFoundError for an unknown position.
         """
@@ -307,36 +302,37 @@ class Members:
         if replica not in self._members:
             raise position_missing(position)
         try:
-            return unpack_answer(await self._links.ask(replica, question))
+            return await self._ask(replica, method, *args, **named)
         except NotFoundError:
             raise position_missing(position) from None
 
-    async def ask_any(self, question: bytes) -> Any:  # noqa: ANN401 - the question says which type
-        """Send a pickled question to the replica with the fewest requests, and return the answer.
-
-        Raises ReplicaLostError if that replica is gone.
-        """
+    async def ask_any(self, method: Method[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Call a method of the engine that has the fewest requests. Raises ReplicaLostError if its replica is gone."""
         self.refuse_if_unable()
         member = min(self.takers, key=lambda member: member.outstanding)
-        return unpack_answer(await self._links.ask(member.name, question))
+        return await self._ask(member.name, method, *args, **named)
 
-    async def ask_all(self, question: bytes) -> dict[str, Any]:
-        """Send a pickled question about the state cache to all replicas; return their answers by the replicas' names.
+    async def ask_all(self, method: Method[P, T], *args: P.args, **named: P.kwargs) -> dict[str, T]:
+        """Call a method of all engines; return the results by the replicas' names.
 
         A replica that is lost or does not answer is left out, and logged. Raises the error of one that fails.
         """
         self.refuse_if_unable()
         names = [member.name for member in self if not member.lost]
-        found = await asyncio.gather(*(self._links.ask(name, question) for name in names), return_exceptions=True)
-        answers: dict[str, Any] = {}
-        for name, answer in zip(names, found, strict=True):
+        asking = (self._ask(name, method, *args, **named) for name in names)
+        answers: dict[str, T] = {}
+        for name, answer in zip(names, await asyncio.gather(*asking, return_exceptions=True), strict=True):
             if isinstance(answer, ReplicaLostError):
-                _log.warning("%s is left out of %s: %s", name, unpack_question(question)[0], answer)
+                _log.warning("%s is left out of %s: %s", name, method.__name__, answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                answers[name] = unpack_answer(answer)
+                answers[name] = answer
         return answers
+
+    async def _ask(self, replica: str, method: Method[P, T], *args: P.args, **named: P.kwargs) -> T:
+        answer: T = unpack_answer(await self._links.ask(replica, pack_question(method.__name__, *args, **named)))
+        return answer
 
     async def survey(self) -> None:
         """Get a report from each replica, and update the known replicas. Raises what `Links.survey` raises."""
@@ -381,133 +377,9 @@ class Members:
                 self._gone[name] = _Counts.of(member.report)
                 gone.append(member)
         while len(self._gone) > _MOST_GONE:
-            self._long_gone = self._long_gone.plus(self._gone.pop(next(iter(self._gone))))
+            self._long_gone = add_up([self._long_gone, self._gone.pop(next(iter(self._gone)))])
         return gone
 
 
 def _stopped() -> EngineClosedError:
     return EngineClosedError("the engine has stopped")
-
-
-_OF_REQUESTS = frozenset({"request_seconds", "prompt_tokens", "completion_tokens", "cached_tokens", "outcomes"})
-"""The counters that a server process keeps by itself, since it also sees the requests that no replica ran."""
-
-
-def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> EngineCounters:
-    """Return the sum of the replicas' counters, with the server process's `own` values for the counters of requests.
-
-    The server process counts requests itself, since it also sees those that no replica ran.
-    """
-    total = EngineCounters()
-    for name in _OF_REQUESTS:
-        setattr(total, name, getattr(own, name))
-    for counters in replicas:
-        for name, value in vars(counters).items():
-            if name in _OF_REQUESTS:
-                continue
-            if isinstance(value, Histogram):
-                _add(getattr(total, name), value)
-            else:
-                setattr(total, name, getattr(total, name) + value)
-    return total
-
-
-def total_cache_stats(replicas: Sequence[CacheStats]) -> CacheStats | None:
-    """Return the sum of the counters and sizes of several replicas' state caches, or None if `replicas` is empty."""
-    if not replicas:
-        return None
-    tiers: dict[str, TierStats] = {}
-    total = CacheStats(())
-    for stats in replicas:
-        for tier in stats.tiers:
-            _add_fields(tiers.setdefault(tier.tier, TierStats(tier.tier, 0)), tier)
-        _add_fields(total, stats)
-        for reason, count in stats.misses.items():
-            total.misses[reason] += count
-    total.tiers = tuple(tiers.values())
-    total.store = total_store_counters(stats.store for stats in replicas)
-    return total
-
-
-def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounters | None:
-    """Return the sum of the counters of several clients of a store for shared states; None if all are None."""
-    known = [counters for counters in clients if counters is not None]
-    if not known:
-        return None
-    total = StoreCounters()
-    for counters in known:
-        for outcome, count in counters.outcomes.items():
-            total.outcomes[outcome] += count
-        total.read_bytes += counters.read_bytes
-        total.written_bytes += counters.written_bytes
-        total.seconds += counters.seconds
-        total.circuit_open |= counters.circuit_open
-        total.circuit_openings += counters.circuit_openings
-        total.unreadable += counters.unreadable
-    return total
-
-
-def all_slot_uses(reports: Iterable[Report]) -> list[SlotUse]:
-    """Return the request in each occupied slot of all replicas, by replica, each replica's oldest request first.
-
-    Slots are numbered across all replicas, and requests too, so that no two have the same number.
-    """
-    uses: list[SlotUse] = []
-    first = 0
-    reports = list(reports)
-    for number, report in enumerate(reports):
-        for use in report.slots:
-            request = use.request * len(reports) + number
-            uses.append(replace(use, slot=first + use.slot, request=request))
-        first += report.info.num_slots
-    return uses
-
-
-def _add(total: Histogram, more: Histogram) -> None:
-    total.counts = [count + other for count, other in zip(total.counts, more.counts, strict=True)]
-    total.sum += more.sum
-
-
-def _add_fields(total: CacheStats | TierStats, more: CacheStats | TierStats) -> None:
-    for field in fields(total):
-        value = getattr(more, field.name)
-        if isinstance(value, int):
-            setattr(total, field.name, getattr(total, field.name) + value)
-
-
-def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> tuple[SnapshotNode, ...]:
-    """Join snapshots of the replicas' state caches, by replica name, into one of at most `limit` prompt prefixes.
-
-    If there are more, only the first of each replica are returned.
-    """
-    most = max(limit // max(len(replicas), 1), 1)
-    joined: list[SnapshotNode] = []
-    for nodes in replicas.values():
-        first = len(joined)
-        kept = nodes if sum(map(len, replicas.values())) <= limit else nodes[:most]
-        joined += (node if node.parent is None else replace(node, parent=first + node.parent) for node in kept)
-    return tuple(joined[:limit])
-
-
-def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
-    """Join trees of the replicas' cached prompt prefixes, by replica name, into one tree of at most `limit` prefixes.
-
-    The id of each position includes its replica's name.
-    """
-    nodes = [_named(name, node) for name, tree in replicas.items() for node in tree.nodes]
-    return CacheTree(
-        tuple(nodes[:limit]),
-        sum(tree.num_positions for tree in replicas.values()),
-        len(nodes) > limit or any(tree.truncated for tree in replicas.values()),
-    )
-
-
-def split_position(position: str) -> tuple[str, str]:
-    """Split the id of a cached prompt prefix from `join_trees` into the replica's name and the id at that replica."""
-    replica, _, own = position.rpartition("-")
-    return replica, own
-
-
-def _named(replica: str, node: TreeNode) -> TreeNode:
-    parent = None if node.parent is None else f"{replica}-{node.parent}"
-    return replace(node, position=replace(node.position, id=f"{replica}-{node.position.id}"), parent=parent)

@@ -16,18 +16,11 @@ from typing import Self
 from rnn_engine.bounds import MAX_QUEUED
 from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.errors import OverloadedError, check_token_ids
-from rnn_engine.fleet.members import (
-    SURVEY_SECONDS,
-    EndedError,
-    Members,
-    all_slot_uses,
-    join_nodes,
-    join_trees,
-    split_position,
-    total_store_counters,
-)
+from rnn_engine.fleet.members import SURVEY_SECONDS, EndedError, Members
+from rnn_engine.fleet.replica import ReplicaEngine
 from rnn_engine.fleet.routing import PrefixRouter
-from rnn_engine.fleet.wire import Links, ReplicaLostError, pack_question, pack_request
+from rnn_engine.fleet.totals import add_up, all_slot_uses, join_nodes, join_trees, split_position
+from rnn_engine.fleet.wire import Links, ReplicaLostError, pack_request
 from rnn_engine.hub import locate_model
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.chat_template import load_chat_template
@@ -140,7 +133,7 @@ class RemoteEngine:
     def cache_stats(self) -> CacheStats | None:
         stats = self._members.cache_stats()
         if stats is not None:
-            stats.store = total_store_counters((stats.store, self._front.store_counters()))
+            stats.store = add_up([stats.store, self._front.store_counters()])
         return stats
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
@@ -149,28 +142,23 @@ class RemoteEngine:
         Afterwards, `cache_stats` includes everything from before the call.
         """
         await self._survey()
-        return join_nodes(await self._members.ask_all(pack_question("cache_nodes", limit, scope)), limit)
+        return join_nodes(await self._members.ask_all(ReplicaEngine.cache_nodes, limit, scope), limit)
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
         if query.under is None:
-            return join_trees(await self._members.ask_all(pack_question("cache_tree", query)), query.limit)
+            return join_trees(await self._members.ask_all(ReplicaEngine.cache_tree, query), query.limit)
         replica, under = split_position(query.under)
-        tree: CacheTree = await self._members.ask(query.under, pack_question("cache_tree", replace(query, under=under)))
+        tree = await self._members.ask(query.under, ReplicaEngine.cache_tree, replace(query, under=under))
         return join_trees({replica: tree}, query.limit)
 
     async def cache_tokens(self, position: str) -> list[int]:
-        own = split_position(position)[1]
-        tokens: list[int] = await self._members.ask(position, pack_question("cache_tokens", own))
-        return tokens
+        return await self._members.ask(position, ReplicaEngine.cache_tokens, split_position(position)[1])
 
     async def drop_cache_position(self, position: str) -> bool:
-        own = split_position(position)[1]
-        dropped: bool = await self._members.ask(position, pack_question("drop_cache_position", own))
-        return dropped
+        return await self._members.ask(position, ReplicaEngine.drop_cache_position, split_position(position)[1])
 
     async def drop_cache(self) -> int:
-        dropped: Mapping[str, int] = await self._members.ask_all(pack_question("drop_cache"))
-        return sum(dropped.values())
+        return sum((await self._members.ask_all(ReplicaEngine.drop_cache)).values())
 
     def tokenize(self, text: str) -> list[int]:
         return self._front.tokenizer.encode(text)
@@ -197,12 +185,10 @@ class RemoteEngine:
         return self._generate(request, wait_for_room)
 
     async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:
-        vectors: F32 = await self._members.ask_any(pack_question("apply_head", features, task))
-        return vectors
+        return await self._members.ask_any(ReplicaEngine.apply_head, features, task)
 
     async def score_states(self, states: Sequence[State]) -> F32:
-        scores: F32 = await self._members.ask_any(pack_question("score_states", states))
-        return scores
+        return await self._members.ask_any(ReplicaEngine.score_states, states)
 
     async def close(self) -> None:
         """Stop taking requests, end the running ones with EngineClosedError, and leave the replicas. Idempotent."""
@@ -269,7 +255,7 @@ class RemoteEngine:
     async def _have_forgotten(self, root: str) -> None:
         """Call `forget_root` for the initial state with the digest `root` on all replicas' engines; log a failure."""
         try:
-            await self._members.ask_all(pack_question("forget_root", root))
+            await self._members.ask_all(ReplicaEngine.forget_root, root)
         except Exception:
             _log.exception("what the replicas keep of a state that has no name any more may not be dropped")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from inspect import isawaitable
@@ -12,15 +12,7 @@ from typing import Protocol
 
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.errors import RnnEngineError
-from rnn_engine.fleet.wire import (
-    Outcome,
-    Question,
-    Report,
-    pack_answer,
-    pack_outcomes,
-    unpack_question,
-    unpack_request,
-)
+from rnn_engine.fleet.wire import Outcome, Report, pack_answer, pack_outcomes, unpack_request
 from rnn_engine.interface import EngineLike
 from rnn_engine_states.cache.browse import SummaryChanges
 
@@ -49,16 +41,6 @@ class Replica:
         self.name = name
         self._engine = engine
         self._outboxes: dict[str, _Outbox] = {}  # of the fronts that read their streams
-        self._answers: Mapping[Question, Callable[..., object]] = {
-            "cache_nodes": engine.cache_nodes,
-            "cache_tree": engine.cache_tree,
-            "cache_tokens": engine.cache_tokens,
-            "drop_cache_position": engine.drop_cache_position,
-            "drop_cache": engine.drop_cache,
-            "forget_root": engine.forget_root,
-            "apply_head": engine.apply_head,
-            "score_states": engine.score_states,
-        }
 
     async def run(self, front: str, key: int, call: bytes) -> None:
         """Run the pickled request `call` to its end; put its events, with its number `key`, into the stream to `front`.
@@ -127,9 +109,9 @@ class Replica:
 
     async def ask(self, question: bytes) -> bytes:
         """Call the engine's method that a pickled `question` names; return its result or error, pickled."""
+        method, args, named = pickle.loads(question)
         try:
-            method, args = unpack_question(question)
-            answer = self._answers[method](*args)
+            answer = getattr(self._engine, method)(*args, **named)
             return pack_answer(await answer if isawaitable(answer) else answer, None)
         except RnnEngineError as error:
             return pack_answer(None, error)

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Protocol, TypeAlias
 
 from rnn_engine.errors import InvalidRequestError, RnnEngineError, UnavailableError
 from rnn_engine.interface import EngineInfo, EngineStats
@@ -34,18 +34,6 @@ class ReplicaLostError(UnavailableError):
 
 Outcome: TypeAlias = Event | RnnEngineError | None
 """A message about a request: an event, the error that ends it, or None if it ended without an error and `Finished`."""
-
-Question: TypeAlias = Literal[
-    "cache_nodes",
-    "cache_tree",
-    "cache_tokens",
-    "drop_cache_position",
-    "drop_cache",
-    "forget_root",
-    "apply_head",
-    "score_states",
-]
-"""The methods of a replica's engine that a server process may call: about the state cache, and for retrieval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,27 +102,9 @@ def _shifted(started: Started, seconds: float) -> Started:
     return replace(started, timing=shifted)
 
 
-def unpack_report(data: bytes) -> Report:
-    """Return the `Report` in `data`, the bytes that `Replica.report` returned."""
-    report: Report = pickle.loads(data)
-    return report
-
-
-def pack_question(method: Question, *args: object) -> bytes:
+def pack_question(method: str, *args: object, **named: object) -> bytes:
     """Pickle a call of a method of a replica's engine: the method's name and its arguments."""
-    return pickle.dumps((method, args))
-
-
-def unpack_question(data: bytes) -> tuple[Question, tuple[Any, ...]]:
-    """Return the name and arguments of the method call that `pack_question` pickled.
-
-    Raises InvalidRequestError if the method is not in `Question`.
-    """
-    method, args = pickle.loads(data)
-    for question in get_args(Question):
-        if method == question:
-            return question, args
-    raise InvalidRequestError("question", method, f"one of {', '.join(get_args(Question))}")
+    return pickle.dumps((method, args, named))
 
 
 def pack_answer(value: object, error: RnnEngineError | None) -> bytes:

@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeAlias, TypeVar, overload
+from typing import Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 from typing_extensions import TypeIs
@@ -25,7 +24,7 @@ from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.hub import locate_model
 from rnn_engine.llm.collection import AsyncCollection
 from rnn_engine.llm.jsonl import Results, fill, read_lines
-from rnn_engine.llm.progress import completion_bar
+from rnn_engine.llm.progress import completion_bar, ignore
 from rnn_engine.llm.prompts import (
     Asked,
     ChatOptions,
@@ -65,20 +64,34 @@ Schema: TypeAlias = Mapping[str, object]
 OnDone: TypeAlias = Callable[[int, Completion], None]
 """Called with the index of a prompt and its completion."""
 
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams]
+"""The parameters of all prompts, or of each."""
+
+
+class CallOptions(TypedDict, total=False):
+    """The keywords of `AsyncLLM.generate`."""
+
+    state: StateChoice | None
+    mix: MixKind
+    keep_state: bool
+    progress: bool | None
+    on_done: OnDone
+
+
+class ChatCallOptions(CallOptions, total=False):
+    """The keywords of `AsyncLLM.chat`."""
+
+    tools: Sequence[Tool | Mapping[str, object]]
+    tool_choice: ToolMode
+    thinking: bool | None
+
+
 _MAX_QUEUED = 1 << 20  # callers of this process may wait as long as they like
 _OWNER = ""  # of all collections: a process has no API keys
 _AHEAD = 2  # requests in the engine for each slot, so that a slot that becomes free is used at once
 DEFAULT_PARAMS = SamplingParams()
 DEFAULT_CACHE = CacheConfig()
 DEFAULT_EMBEDDING = EmbeddingSettings()
-
-
-def _ignore(_what: str, _done: int, _total: int) -> None:
-    """Default progress callback; ignores its arguments."""
-
-
-def ignore_completion(_index: int, _completion: Completion) -> None:
-    """Default of `on_done`; ignores its arguments."""
 
 
 class AsyncLLM:
@@ -111,7 +124,7 @@ class AsyncLLM:
         loras: Sequence[LoraChoice] = (),
         reranker: str | Path | None = None,
         cache: CacheConfig | None = DEFAULT_CACHE,
-        progress: Progress = _ignore,
+        progress: Progress = ignore,
     ) -> Self:
         """Load a model: a file, a Hugging Face folder, the name of a model that was pulled, or the demo model.
 
@@ -142,53 +155,29 @@ class AsyncLLM:
 
     @overload
     async def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
-        self,
-        prompts: Prompt,
-        params: SamplingParams = ...,
-        *,
-        state: StateChoice | None = ...,
-        mix: MixKind = ...,
-        keep_state: bool = ...,
-        progress: bool | None = ...,
-        on_done: OnDone = ...,
+        self, prompts: Prompt, params: SamplingParams = ..., **options: Unpack[CallOptions]
     ) -> Completion: ...
 
     @overload
     async def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] = ...,
-        *,
-        state: StateChoice | None = ...,
-        mix: MixKind = ...,
-        keep_state: bool = ...,
-        progress: bool | None = ...,
-        on_done: OnDone = ...,
+        self, prompts: Sequence[Prompt], params: Params = ..., **options: Unpack[CallOptions]
     ) -> list[Completion]: ...
 
     @overload
     async def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] = ...,
-        *,
-        state: StateChoice | None = ...,
-        mix: MixKind = ...,
-        keep_state: bool = ...,
-        progress: bool | None = ...,
-        on_done: OnDone = ...,
+        self, prompts: Prompt | Sequence[Prompt], params: Params = ..., **options: Unpack[CallOptions]
     ) -> Completion | list[Completion]: ...
 
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] = DEFAULT_PARAMS,
+        params: Params = DEFAULT_PARAMS,
         *,
         state: StateChoice | None = None,
         mix: MixKind = "log",
         keep_state: bool = False,
         progress: bool | None = None,
-        on_done: OnDone = ignore_completion,
+        on_done: OnDone = ignore,
     ) -> Completion | list[Completion]:
         """Continue a prompt, or each of a list of prompts, and return what was generated, in their order.
 
@@ -219,56 +208,23 @@ class AsyncLLM:
 
     @overload
     async def chat(
-        self,
-        messages: str | Messages,
-        params: SamplingParams = ...,
-        *,
-        tools: Sequence[Tool | Mapping[str, object]] = ...,
-        tool_choice: ToolMode = ...,
-        thinking: bool | None = ...,
-        state: StateChoice | None = ...,
-        mix: MixKind = ...,
-        keep_state: bool = ...,
-        progress: bool | None = ...,
-        on_done: OnDone = ...,
+        self, messages: str | Messages, params: SamplingParams = ..., **options: Unpack[ChatCallOptions]
     ) -> Completion: ...
 
     @overload
     async def chat(
-        self,
-        messages: Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] = ...,
-        *,
-        tools: Sequence[Tool | Mapping[str, object]] = ...,
-        tool_choice: ToolMode = ...,
-        thinking: bool | None = ...,
-        state: StateChoice | None = ...,
-        mix: MixKind = ...,
-        keep_state: bool = ...,
-        progress: bool | None = ...,
-        on_done: OnDone = ...,
+        self, messages: Sequence[Messages], params: Params = ..., **options: Unpack[ChatCallOptions]
     ) -> list[Completion]: ...
 
     @overload
     async def chat(
-        self,
-        messages: str | Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] = ...,
-        *,
-        tools: Sequence[Tool | Mapping[str, object]] = ...,
-        tool_choice: ToolMode = ...,
-        thinking: bool | None = ...,
-        state: StateChoice | None = ...,
-        mix: MixKind = ...,
-        keep_state: bool = ...,
-        progress: bool | None = ...,
-        on_done: OnDone = ...,
+        self, messages: str | Messages | Sequence[Messages], params: Params = ..., **options: Unpack[ChatCallOptions]
     ) -> Completion | list[Completion]: ...
 
     async def chat(
         self,
         messages: str | Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] = DEFAULT_PARAMS,
+        params: Params = DEFAULT_PARAMS,
         *,
         tools: Sequence[Tool | Mapping[str, object]] = (),
         tool_choice: ToolMode = "auto",
@@ -277,7 +233,7 @@ class AsyncLLM:
         mix: MixKind = "log",
         keep_state: bool = False,
         progress: bool | None = None,
-        on_done: OnDone = ignore_completion,
+        on_done: OnDone = ignore,
     ) -> Completion | list[Completion]:
         """Answer a conversation, or each of a list of conversations, by the model's own chat template.
 
@@ -630,9 +586,7 @@ class AsyncLLM:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -697,7 +651,7 @@ def _close_objects(schema: object) -> None:
             _close_objects(each)
 
 
-def _params_of(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
+def _params_of(params: Params, count: int) -> Sequence[SamplingParams]:
     """Return the parameters of each of `count` prompts. Raises InvalidRequestError if there are not as many."""
     if isinstance(params, SamplingParams):
         return [params] * count

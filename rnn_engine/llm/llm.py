@@ -11,16 +11,15 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Self, TypeVar, cast
 
 from rnn_engine.demo import DEMO
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError
-from rnn_engine.llm.asynchronous import DEFAULT_CACHE, DEFAULT_PARAMS, AsyncLLM, OnDone, ignore_completion
+from rnn_engine.llm.asynchronous import DEFAULT_CACHE, DEFAULT_PARAMS, AsyncLLM, OnDone
 from rnn_engine.llm.blocking import Blocking, LoopThread, blocking
 from rnn_engine.llm.collection import Collection
-from rnn_engine.llm.progress import progress_bar
+from rnn_engine.llm.progress import ignore, progress_bar
 from rnn_engine.llm.prompts import Messages, Prompt, StateChoice
 from rnn_engine.llm.results import Completion, GenerationInterrupted, SamplingParams
 from rnn_engine.model import LoraChoice
@@ -33,13 +32,20 @@ M = TypeVar("M")
 
 def _interruptible(method: M) -> M:
     """Return a method that on Ctrl-C raises `GenerationInterrupted` with the completions that are done."""
-
     generate = cast(Callable[..., object], method)
 
     @wraps(generate)
-    def call(self: LLM, /, *args: object, on_done: OnDone = ignore_completion, **kwargs: object) -> object:
-        with _Done(on_done) as done:
-            return generate(self, *args, on_done=done.add, **kwargs)
+    def call(self: LLM, /, *args: object, on_done: OnDone = ignore, **kwargs: object) -> object:
+        done: dict[int, Completion] = {}
+
+        def add(index: int, completion: Completion) -> None:
+            done[index] = completion
+            on_done(index, completion)
+
+        try:
+            return generate(self, *args, on_done=add, **kwargs)
+        except KeyboardInterrupt:
+            raise GenerationInterrupted(done) from None
 
     return cast(M, call)
 
@@ -162,31 +168,8 @@ class LLM(Blocking[AsyncLLM]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Done:
-    """Collects completions. If Ctrl-C interrupts its `with` block, they are in the exception that is raised."""
-
-    def __init__(self, on_done: OnDone) -> None:
-        self._on_done = on_done
-        self._completions: dict[int, Completion] = {}
-
-    def add(self, index: int, completion: Completion) -> None:
-        self._completions[index] = completion
-        self._on_done(index, completion)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, KeyboardInterrupt):
-            raise GenerationInterrupted(self._completions) from None
 
 
 async def _next(pieces: AsyncGenerator[str, None]) -> str | None:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Self
 
 import numpy as np
@@ -24,7 +23,7 @@ from rnn_engine.errors import (
     check_whole,
 )
 from rnn_engine.hub import locate_model
-from rnn_engine.llm.progress import Report
+from rnn_engine.llm.progress import Report, ignore
 from rnn_engine.llm.state import State
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
@@ -42,10 +41,6 @@ class Traced:
     logits: F32  # [T, V]
     state: State  # after the last token
     hidden: dict[int, F32]  # layer -> [T, D], the residual stream after the layer
-
-
-def _ignore(_what: str, _done: int, _total: int) -> None:
-    """Default progress callback; ignores its arguments."""
 
 
 class Model:
@@ -74,7 +69,7 @@ class Model:
         max_tokens: int | None = None,
         v5_group_norm_epsilon: float | None = None,
         device_memory: int | None = None,
-        progress: Report = _ignore,
+        progress: Report = ignore,
     ) -> None:
         """Load a model onto a device; see `AsyncLLM.load` for the arguments that it has, too.
 
@@ -194,9 +189,7 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, sequences: Sequence[Sequence[int]], states: Sequence[State | None], all_logits: bool) -> list[F32]:

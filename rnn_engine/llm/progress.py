@@ -19,6 +19,10 @@ Report: TypeAlias = Callable[[str, int, int], None]
 """Takes the current task, the number of parts that are done, and that of all parts. May be called on any thread."""
 
 
+def ignore(*_: object) -> None:
+    """Default of callbacks; ignores its arguments."""
+
+
 @contextmanager
 def progress_bar(title: str, *, with_time_left: bool = False) -> Iterator[Report]:
     """Return a context manager that shows a progress bar while its block runs, and yields a function to update it.

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from rnn_engine.backward import Optimizer
 from rnn_engine.demo import DEMO
 from rnn_engine.errors import InvalidRequestError, StateError, check_finite
 from rnn_engine.hub import locate_model
-from rnn_engine.llm.progress import Report
+from rnn_engine.llm.progress import Report, ignore
 from rnn_engine.llm.state import State
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.memory import plan_memory
@@ -36,14 +35,6 @@ DEFAULT_SETTINGS: Final = TunerSettings()
 _ONE_SLOT: Final = RunnerSize(num_slots=1)
 
 OnEvent: TypeAlias = Callable[[Event], None]
-
-
-def _ignore(_what: str, _done: int, _total: int) -> None:
-    """Default progress callback; ignores its arguments."""
-
-
-def _ignore_event(_event: Event) -> None:
-    """Default of `on_event`; ignores its argument."""
 
 
 class Tuner:
@@ -86,7 +77,7 @@ class Tuner:
         chat_template: str = "auto",
         loras: Sequence[LoraChoice] = (),
         v5_group_norm_epsilon: float | None = None,
-        progress: Report = _ignore,
+        progress: Report = ignore,
         rest: Callable[[], None] = no_rest,
     ) -> None:
         """Read the data, and load a model onto a device; see `AsyncLLM.load` for the arguments that it has, too.
@@ -142,7 +133,10 @@ class Tuner:
                 device_memory=device_memory,
                 progress=progress,
             )
-        run = {
+        self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._checkpoint_seconds = checkpoint_seconds
+        self._saved_at = time.monotonic()
+        self._run: Mapping[str, object] = {  # by which a checkpoint is known
             "model": self.state_files.model,
             "data": self.data.digest,
             "initial state": self._start.digest,
@@ -151,11 +145,10 @@ class Tuner:
             "most tokens and documents of a call": [max_tokens, max_documents],
             "settings": asdict(settings),
         }
-        self._checkpoint = None if checkpoint is None else _Checkpoint(Path(checkpoint), checkpoint_seconds, run)
         try:
             self._tuning = Tuning(self._trainer, self.data, settings, self._start.state, rest)
             if resume and self._checkpoint is not None:
-                self._tuning.resume(self._checkpoint.load())
+                self._tuning.resume(load_checkpoint(self._checkpoint, self._run))
         except BaseException:
             self._trainer.close()
             raise
@@ -204,13 +197,12 @@ class Tuner:
         try:
             for event in self._tuning.run():
                 yield event  # before it is saved, so that who keeps the events has all that a checkpoint is past
-                if self._checkpoint is not None and self._checkpoint.is_due:
-                    self._checkpoint.save(self._tuning.progress)
+                if time.monotonic() - self._saved_at > self._checkpoint_seconds:
+                    self._save_checkpoint()
         finally:
-            if self._checkpoint is not None:
-                self._checkpoint.save(self._tuning.progress)
+            self._save_checkpoint()
 
-    def run(self, on_event: OnEvent = _ignore_event) -> State:
+    def run(self, on_event: OnEvent = ignore) -> State:
         """Run to the end, call `on_event` with each event, and return the best state. Raises as `events` does."""
         for event in self.events():
             on_event(event)
@@ -249,10 +241,13 @@ class Tuner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _save_checkpoint(self) -> None:
+        if self._checkpoint is not None:
+            save_checkpoint(self._checkpoint, self._tuning.progress, self._run)
+        self._saved_at = time.monotonic()
 
     def _read_init(self, init: State | str | Path | None, *, any_model: bool) -> FrozenState:
         if init is None:
@@ -269,29 +264,6 @@ class Tuner:
         if self._train_shifts and self._start.num_tokens == 0:
             return maker.template.follow("")  # as after a text of unknown length, since shifts come from a text
         return text_before_chat(maker, self._start, maker.template)
-
-
-class _Checkpoint:
-    """The file in which a run is kept, at least each `seconds` while it goes on. `run` identifies the run."""
-
-    def __init__(self, path: Path, seconds: float, run: Mapping[str, object]) -> None:
-        self._path = path
-        self._seconds = seconds
-        self._run = run
-        self._saved_at = time.monotonic()
-
-    @property
-    def is_due(self) -> bool:
-        return time.monotonic() - self._saved_at > self._seconds
-
-    def save(self, progress: Progress) -> None:
-        """Raise OSError if the file can't be written."""
-        save_checkpoint(self._path, progress, self._run)
-        self._saved_at = time.monotonic()
-
-    def load(self) -> Progress:
-        """Raise StateError if the file can't be read or belongs to another run."""
-        return load_checkpoint(self._path, self._run)
 
 
 _FORMS: Final[Mapping[str, ExportForm]] = {

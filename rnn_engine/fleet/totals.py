@@ -1,0 +1,109 @@
+"""What many replicas count and keep, as that of one engine: sums of counters, and joined lists of slots and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from rnn_engine.fleet.wire import Report
+from rnn_engine.telemetry import EngineCounters, Histogram, SlotUse
+from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeNode
+
+T = TypeVar("T")
+
+_OF_REQUESTS = frozenset({"request_seconds", "prompt_tokens", "completion_tokens", "cached_tokens", "outcomes"})
+"""The counters that a server process keeps by itself, since it also sees the requests that no replica ran."""
+
+
+def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> EngineCounters:
+    """Return the sum of the replicas' counters, with the server process's `own` values for the counters of requests."""
+    total = add_up([EngineCounters(), *replicas])
+    for name in _OF_REQUESTS:
+        setattr(total, name, getattr(own, name))
+    return total
+
+
+def add_up(counts: Sequence[T]) -> T:
+    """Return the sum of counters of one kind: numbers, or objects whose fields are added up one by one.
+
+    None counts nothing, the sum of flags is true if any is, and tiers of a cache are added up by their names.
+    """
+    known: list[Any] = [each for each in counts if each is not None]
+    first: Any = known[0] if known else None
+    match first:
+        case None | str():
+            return first  # type: ignore[return-value]
+        case bool():
+            total: Any = any(known)
+        case int() | float():
+            total = sum(known)
+        case dict():
+            total = {key: add_up([each[key] for each in known]) for key in first}
+        case tuple():
+            names = dict.fromkeys(tier.tier for tiers in known for tier in tiers)
+            total = tuple(add_up([tier for tiers in known for tier in tiers if tier.tier == name]) for name in names)
+        case Histogram():
+            total = Histogram(first.bounds)
+            total.counts = [sum(counts) for counts in zip(*(each.counts for each in known), strict=True)]
+            total.sum = sum(each.sum for each in known)
+        case _:
+            total = copy(first)
+            for name in vars(first) if isinstance(first, EngineCounters) else [each.name for each in fields(first)]:
+                setattr(total, name, add_up([getattr(each, name) for each in known]))
+    return total  # type: ignore[no-any-return]
+
+
+def all_slot_uses(reports: Iterable[Report]) -> list[SlotUse]:
+    """Return the request in each occupied slot of all replicas, by replica, each replica's oldest request first.
+
+    Slots are numbered across all replicas, and requests too, so that no two have the same number.
+    """
+    uses: list[SlotUse] = []
+    first = 0
+    reports = list(reports)
+    for number, report in enumerate(reports):
+        for use in report.slots:
+            request = use.request * len(reports) + number
+            uses.append(replace(use, slot=first + use.slot, request=request))
+        first += report.info.num_slots
+    return uses
+
+
+def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> tuple[SnapshotNode, ...]:
+    """Join snapshots of the replicas' state caches, by replica name, into one of at most `limit` prompt prefixes.
+
+    If there are more, only the first of each replica are returned.
+    """
+    most = max(limit // max(len(replicas), 1), 1)
+    joined: list[SnapshotNode] = []
+    for nodes in replicas.values():
+        first = len(joined)
+        kept = nodes if sum(map(len, replicas.values())) <= limit else nodes[:most]
+        joined += (node if node.parent is None else replace(node, parent=first + node.parent) for node in kept)
+    return tuple(joined[:limit])
+
+
+def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
+    """Join trees of the replicas' cached prompt prefixes, by replica name, into one tree of at most `limit` prefixes.
+
+    The id of each position includes its replica's name.
+    """
+    nodes = [_named(name, node) for name, tree in replicas.items() for node in tree.nodes]
+    return CacheTree(
+        tuple(nodes[:limit]),
+        sum(tree.num_positions for tree in replicas.values()),
+        len(nodes) > limit or any(tree.truncated for tree in replicas.values()),
+    )
+
+
+def split_position(position: str) -> tuple[str, str]:
+    """Split the id of a cached prompt prefix from `join_trees` into the replica's name and the id at that replica."""
+    replica, _, own = position.rpartition("-")
+    return replica, own
+
+
+def _named(replica: str, node: TreeNode) -> TreeNode:
+    parent = None if node.parent is None else f"{replica}-{node.parent}"
+    return replace(node, position=replace(node.position, id=f"{replica}-{node.position.id}"), parent=parent)
