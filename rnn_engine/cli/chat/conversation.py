@@ -21,13 +21,6 @@ class ChatPlace:
 
     start: str | None  # None = the default state
     messages: Sequence[ChatMessage]
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """A saved copy of a conversation, to which the user can return later."""
-
-    place: ChatPlace
     system: str | None  # the system text with which the conversation begins again
 
 
@@ -99,57 +92,42 @@ class Backend(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """The numbers of tokens and the times in seconds of one answer, which are shown to the user."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    first_token: float
-    whole: float
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """The speed of generation after the answer's first token; None if there is no second token."""
-        spent = self.whole - self.first_token
-        return (self.completion_tokens - 1) / spent if self.completion_tokens > 1 and spent > 0 else None
-
-
 class Reply:
-    """Collects the answer that a backend generates, with token counts and times, and shows it."""
+    """Collects the answer that a backend generates, with token counts and times in seconds, and shows it."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self.text = ""
+        self.prompt_tokens: int | None = None  # None: the backend has not said it yet
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.first_seconds: float | None = None  # until the first text
+        self.seconds = 0.0  # until the last text, or the end
         self._on_text = on_text
         self._asked = time.monotonic()
-        self._first: float | None = None
-        self._prompt: tuple[int, int] | None = None
-        self._tokens = 0
 
     def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Record how many tokens the prompt has, and how many of these came from the cache."""
-        self._prompt = (prompt_tokens, cached_tokens)
+        self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
 
     def add(self, text: str, num_tokens: int = 0) -> None:
         """Append `text`, which has `num_tokens` tokens, to the answer and show it."""
-        if self._first is None:
-            self._first = time.monotonic()
+        self.seconds = time.monotonic() - self._asked
+        if self.first_seconds is None:
+            self.first_seconds = self.seconds
         self.text += text
-        self._tokens += num_tokens
+        self.completion_tokens += num_tokens
         self._on_text(text)
 
     def end(self, num_tokens: int) -> None:
         """Record how many tokens the whole answer has."""
-        self._tokens = num_tokens
+        self.completion_tokens = num_tokens
+        self.seconds = time.monotonic() - self._asked
 
-    def statistics(self) -> Statistics | None:
-        """Return the token counts and times of the answer so far; None before `begin`."""
-        if self._prompt is None:
-            return None
-        now = time.monotonic()
-        first = now if self._first is None else self._first
-        return Statistics(*self._prompt, self._tokens, first - self._asked, now - self._asked)
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The speed of generation after the answer's first token; None if there is no second token."""
+        spent = self.seconds - (self.first_seconds or 0.0)
+        return (self.completion_tokens - 1) / spent if self.completion_tokens > 1 and spent > 0 else None
 
 
 def free_name(path: Path, taken: Collection[str]) -> str:
@@ -177,8 +155,8 @@ class Talk:
     max_tokens: int
     system: str | None = None
     start: str | None = None  # the name of the state that it begins from; None = the default one
-    statistics: Statistics | None = None  # of the last answer
-    forks: dict[str, Fork] = field(default_factory=dict)
+    last: Reply | None = None  # the last answer
+    forks: dict[str, ChatPlace] = field(default_factory=dict)
     state_names: Sequence[str] = ()  # those that `states` found last
 
     def __post_init__(self) -> None:
@@ -261,7 +239,7 @@ class Talk:
 
     def fork(self, name: str) -> None:
         """Save a copy of the conversation under `name`, to which `go` returns."""
-        self.forks[name] = Fork(self._place, self.system)
+        self.forks[name] = self._place
 
     def go(self, name: str) -> None:
         """Replace the conversation by the copy that `fork` saved under `name`.
@@ -273,7 +251,7 @@ class Talk:
             names = ", ".join(self.forks)
             there = f"there are: {names}" if names else "/fork NAME makes one"
             raise InvalidRequestError("NAME", name, f"one of {names}", f"unknown copy {name!r}; {there}")
-        self.start, self.messages, self.system = fork.place.start, list(fork.place.messages), fork.system
+        self.start, self.messages, self.system = fork.start, list(fork.messages), fork.system
         self._unanswered = None
 
     def save(self, path: Path) -> int:
@@ -300,7 +278,7 @@ class Talk:
 
     @property
     def _place(self) -> ChatPlace:
-        return ChatPlace(self.start, tuple(self.messages))
+        return ChatPlace(self.start, tuple(self.messages), self.system)
 
     def _check_said(self) -> None:
         if not self.messages:
@@ -320,7 +298,7 @@ class Talk:
                 self.messages.pop()
             raise
         self._keep(reply.text)
-        self.statistics = reply.statistics()
+        self.last = reply
         return finished
 
     def _keep(self, answer: str) -> None:

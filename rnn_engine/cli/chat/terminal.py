@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from difflib import get_close_matches
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from markdown_it import MarkdownIt
 from prompt_toolkit import PromptSession
@@ -32,37 +33,33 @@ from rnn_engine_states.frozen import NO_INITIAL_STATE
 _PARSER: Final = MarkdownIt()
 
 
-class Screen(Protocol):
-    """The protocol of an object that shows a conversation to the user: answers, notes and errors."""
+class Screen(ABC):
+    """Shows a conversation to the user: answers, notes and errors."""
 
+    @abstractmethod
     def answer(self) -> AbstractContextManager[Callable[[str], None]]:
         """Return a context manager for one answer. It yields a function that is called with each part of the answer."""
-        ...
 
-    def end_answer(self, *, finished: bool) -> None:
-        """Mark the end of an answer on the screen. `finished` is False if the answer was ended early."""
-        ...
-
+    @abstractmethod
     def note(self, text: str) -> None:
         """Show a line of information that is no part of an answer."""
-        ...
 
+    @abstractmethod
     def complain(self, text: str) -> None:
         """Show the error message `text`."""
-        ...
+
+    def show(self, answer: Callable[[Callable[[str], None]], bool]) -> None:
+        """Show one answer part by part, and note if it was ended early.
+
+        `answer` is called with a function that shows text; it returns True if the answer came to its end.
+        """
+        with self.answer() as show:
+            finished = answer(show)
+        if not finished:
+            self.note("(ended)")
 
 
-def show_answer(screen: Screen, answer: Callable[[Callable[[str], None]], bool]) -> None:
-    """Show one answer on the screen part by part, and mark its end.
-
-    `answer` is called with a function that shows text; it returns True if the answer came to its end.
-    """
-    with screen.answer() as show:
-        finished = answer(show)
-    screen.end_answer(finished=finished)
-
-
-class PlainScreen:
+class PlainScreen(Screen):
     """A `Screen` for outputs that are no terminal: it writes the answers alone, and all else to standard error."""
 
     @contextmanager
@@ -84,22 +81,19 @@ class PlainScreen:
             raise
         self._write("\n")
 
-    def end_answer(self, *, finished: bool) -> None:
-        if not finished:
-            self.note("(ended)")
-
     def note(self, text: str) -> None:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
-    complain = note
+    def complain(self, text: str) -> None:
+        self.note(text)
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
-class MarkdownScreen:
+class MarkdownScreen(Screen):
     """A `Screen` that renders answers as markdown while they are generated.
 
     Blocks that are complete are printed once and scroll away; only the last one is drawn again as it grows.
@@ -120,10 +114,6 @@ class MarkdownScreen:
                 live.update(Markdown(blocks.last), refresh=True)
 
             yield show
-
-    def end_answer(self, *, finished: bool) -> None:
-        if not finished:
-            self.note("(ended)")
 
     def note(self, text: str) -> None:
         self._console.print(Text(text, style="dim"))
@@ -221,7 +211,7 @@ def _undo(talk: Talk, screen: Screen, _argument: str) -> None:
 
 
 def _retry(talk: Talk, screen: Screen, _argument: str) -> None:
-    show_answer(screen, talk.retry)
+    screen.show(talk.retry)
 
 
 def _fork(talk: Talk, screen: Screen, argument: str) -> None:
@@ -298,15 +288,15 @@ def _parse_change(word: str) -> tuple[str, Any]:
 
 
 def _stats(talk: Talk, screen: Screen, _argument: str) -> None:
-    statistics = talk.statistics
-    if statistics is None:
+    last = talk.last
+    if last is None or last.prompt_tokens is None:
         screen.note("no answer yet")
         return
-    speed = statistics.tokens_per_second
+    speed, first = last.tokens_per_second, last.seconds if last.first_seconds is None else last.first_seconds
     screen.note(
-        f"{statistics.completion_tokens} tokens in {statistics.whole:.2f} s, the first after "
-        f"{statistics.first_token:.2f} s{'' if speed is None else f', then {speed:.0f} a second'}; of the prompt's "
-        f"{statistics.prompt_tokens} tokens {statistics.cached_tokens} were in the cache"
+        f"{last.completion_tokens} tokens in {last.seconds:.2f} s, the first after {first:.2f} s"
+        f"{'' if speed is None else f', then {speed:.0f} a second'}; of the prompt's {last.prompt_tokens} tokens "
+        f"{last.cached_tokens} were in the cache"
     )
 
 
@@ -497,7 +487,7 @@ def converse(talk: Talk) -> None:
                 if said.startswith("/"):
                     run_command(talk, screen, said)
                 elif said:
-                    show_answer(screen, partial(talk.say, said))
+                    screen.show(partial(talk.say, said))
         except QuitError:
             return
         except KeyboardInterrupt:  # in a command; during an answer, `Talk` handles it
