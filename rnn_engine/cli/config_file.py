@@ -22,17 +22,8 @@ MODELS = "models"  # the parameter of the command's arguments
 
 _WEIGHTS = {"none": "f16", "int8": "int8", "nf4": "nf4", "sf4": "sf4"}
 _UNUSED = frozenset({"bnf", "web"})
-_UNUSED_OF_MODEL = frozenset(
-    {
-        "embed_device",
-        "head_chunk_size",
-        "max_runtime_batch",
-        "precision",
-        "state_chunk_size",
-        "stop",
-        "token_chunk_size",
-    }
-)
+_CHUNK_SIZES = frozenset({"head_chunk_size", "state_chunk_size", "token_chunk_size"})
+_UNUSED_OF_MODEL = frozenset({"embed_device", "max_runtime_batch", "precision", "stop", *_CHUNK_SIZES})
 _OF_MODEL = frozenset({"path", "name", "model_path", "model_name", "quant", "quant_type", "max_batch"})
 _UNUSED_OF_LISTEN = frozenset({"domain", "expire_sec", "force_pass", "slot"})
 _CERTIFICATE, _CERTIFICATE_KEY = "assets/certs/cert.pem", "assets/certs/key.pem"  # where ai00 has them
@@ -151,9 +142,11 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
         **_renamed(model, {"max_batch": "slots"}),
         **_renamed(listen, {"ip": "host", "port": "port"}),
         **_device(content.get("adapter", "Auto")),
+        **_renamed(embed, {"path": "embed_model"}),  # ai00 itself downloads that model by its name
+        **_renamed(_table(content, "tokenizer"), {"path": "tokenizer"}),
     }
-    settings |= _embed_model(embed)
-    settings |= _renamed({"tokenizer": _table(content, "tokenizer").get("path")}, {"tokenizer": "tokenizer"})
+    if embed and "path" not in embed:
+        _log.warning("[embed] has no effect without path, a folder with a model.onnx and its tokenizer.json")
     if listen.get("tls"):
         settings |= {"tls_cert": _CERTIFICATE, "tls_key": _CERTIFICATE_KEY}
     defaults = [state.name for state, each in zip(states, all_states, strict=True) if each.get("default")]
@@ -215,11 +208,7 @@ def _device(adapter: object) -> Settings:
     """
     from rnn_engine.gpu import economical_device
 
-    match adapter:
-        case "Auto":
-            return {}
-        case "Economical":
-            return {"device": economical_device()}
+    match {adapter: None} if isinstance(adapter, str) else adapter:
         case {"Auto": _, **rest} if not rest:
             return {}
         case {"Economical": _, **rest} if not rest:
@@ -227,16 +216,6 @@ def _device(adapter: object) -> Settings:
         case {"Manual": int(index), **rest} if not rest and not isinstance(index, bool) and index >= 0:
             return {"device": str(index)}
     raise _not_allowed("adapter", adapter, "Auto, Economical or a table such as { Manual = 0 }")
-
-
-def _embed_model(embed: Mapping[str, Any]) -> Settings:
-    """Return the option for the embedding model's folder that corresponds to ai00's table `embed`.
-
-    ai00 itself downloads that model by its name; this command does not.
-    """
-    if embed and "path" not in embed:
-        _log.warning("[embed] has no effect without path, a folder with a model.onnx and its tokenizer.json")
-    return _renamed(embed, {"path": "embed_model"})
 
 
 def _there(folders: Sequence[str]) -> list[str]:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Role, WorldTemplate
 from rnn_engine.cli.generation_options import Starts
-from rnn_engine.cli.session import EngineChoice, Session, engine_session
+from rnn_engine.cli.session import EngineChoice, engine_session
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.chat_prompt import prompt_after
-from rnn_engine.requests import GenerateRequest, TextDelta
+from rnn_engine.requests import BEGINNING, GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine_states.frozen import FrozenState
 
 _BLANK_HINT = (
     "hint: the model wrote only white space. If it was trained to chat, add --chat, or "
@@ -50,14 +48,19 @@ def generate(
     choice = EngineChoice(model, loading, slots=max(1, len(starts.files)), states=starts.settings)
     with engine_session(choice) as session:
         initial = session.initial
-        asked = _read(session, initial, prompt, chat=chat) if prompt is not None else _Asked(tokens or [])
+        stop_tokens: Sequence[int] = ()
+        if prompt is not None and chat:
+            made = prompt_after(session.engine, initial, Conversation([ChatMessage(Role.USER, prompt)]))
+            tokens, stop, stop_tokens = made.tokens, (*stop, *made.stop), made.stop_tokens
+        elif prompt is not None:
+            tokens = session.engine.tokenize(prompt) or BEGINNING
         request = GenerateRequest(
-            prompt=asked.tokens,
+            prompt=tokens or (),
             initial_state=None if initial is None else initial.for_request,
             mix=starts.mix(session),
             max_tokens=max_tokens,
-            stop=tuple(text.encode() for text in (*stop, *asked.stop)),
-            stop_tokens=(0, *asked.stop_tokens),
+            stop=stop,
+            stop_tokens=(0, *stop_tokens),
             sampling=sampling.resolved(session.engine.tokenize),
             grammar=grammar,
         )
@@ -81,22 +84,6 @@ def _lacks_turns(template: ChatTemplate, prompt: str) -> bool:
     except InvalidRequestError:  # the template wants more than a message of the user
         return False
     return text.partition(content)[0].strip().rpartition("\n")[2] not in prompt
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The input of a generation: prompt tokens, and stop strings and stop tokens besides those that the user gave."""
-
-    tokens: Sequence[int]
-    stop: Sequence[str] = ()
-    stop_tokens: Sequence[int] = ()
-
-
-def _read(session: Session, initial: FrozenState | None, prompt: str, *, chat: bool) -> _Asked:
-    if not chat:
-        return _Asked(session.engine.tokenize(prompt) or [0])
-    made = prompt_after(session.engine, initial, Conversation([ChatMessage(Role.USER, prompt)]))
-    return _Asked(made.tokens, made.stop, made.stop_tokens)
 
 
 class _TextPrinter:

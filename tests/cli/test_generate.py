@@ -79,7 +79,7 @@ class TestGenerate:
         options += ["--logit-bias", "5=-1.5", "--logit-bias", "7=2", "--stop", "x", "--stop", "yz", "--max-tokens", 3]
         rnn_engine("generate", "m", "-p", "a", *options)
         [request] = engine.requests
-        assert (request.max_tokens, request.stop) == (3, (b"x", b"yz"))
+        assert (request.max_tokens, request.stop_bytes) == (3, (b"x", b"yz"))
         assert request.sampling == SamplingParams(**numbers, logit_bias={5: -1.5, 7: 2.0})
 
     def test_loras_reach_the_engine(self, rnn_engine: Command, install: Install) -> None:
@@ -237,7 +237,7 @@ def test_a_question_alone_is_asked_as_a_chat_has_it(rnn_engine: Command, install
     install(engine)
     assert rnn_engine("generate", "m", "--chat", "--prompt", "One", "--stop", "x") == "é!\n"
     assert prompts(engine) == ["User: One\n\nAssistant:"]
-    assert engine.requests[0].stop == (b"x", b"\n\n")
+    assert engine.requests[0].stop_bytes == (b"x", b"\n\n")
     said = rnn_engine("generate", "m", "--chat", "--tokens", "1", code=2)
     assert "--chat and --tokens can't be used together" in said
 
@@ -252,7 +252,7 @@ class TestChat:
             "System: Count.\n\nUser: One\n\nAssistant: 0\n\nUser: Two\n\nAssistant:",
         ]
         assert said == "0\n2\n"
-        assert all(request.stop == (b"\n\n",) for request in engine.requests)
+        assert all(request.stop_bytes == (b"\n\n",) for request in engine.requests)
         assert engine.closed
 
     def test_new_starts_over_and_exit_leaves(self, rnn_engine: Command, install: Install) -> None:
