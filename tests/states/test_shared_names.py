@@ -385,7 +385,7 @@ async def test_a_name_that_can_not_be_understood_is_as_if_it_were_not_there(
     await put(one, "b", 2)
     assert await names(other) == ["b"]
     assert unreadable(other) == 1
-    assert "the store has a named state that can't be parsed: KeyError('name')" in caplog.text
+    assert "the store has a named state that can't be parsed: id: Field required" in caplog.text
     with pytest.raises(NotFoundError, match="there are: b"):
         await other.get("a")
     table_of(other)._replica.lose_track()

@@ -13,7 +13,7 @@ from valkey import Valkey
 
 from rnn_engine.errors import StateError
 from rnn_engine_states.shared.config import StoreOutcome
-from rnn_engine_states.shared.entries import BLOCK_TOKENS
+from rnn_engine_states.shared.keys import BLOCK_TOKENS
 from tests.support.shared_caches import SharingServer, serving
 from tests.support.store_server import SlowProxy, StoreServer, free_port
 from tests.support.toy_states import ROOT, look_up

@@ -17,7 +17,7 @@ from obstore.store import from_url
 
 from rnn_engine.errors import StateError, hide_credentials
 from rnn_engine_states.shared.client import Lane, StoreClient
-from rnn_engine_states.shared.entries import PREFIX
+from rnn_engine_states.shared.keys import PREFIX
 
 # Named byte strings in an object store: S3, Google Cloud Storage, Azure, or a folder that all servers see.
 

@@ -1,4 +1,4 @@
-"""Store and find checkpoints and the arrays of named states in a shared store.
+"""Store and find checkpoints in a shared store.
 
 The scripts do not write the state files, since the store would copy each file twice more. So the store may have the
 record of a checkpoint without its file, or the file without the record. The files of checkpoints are `Bodies`, which
@@ -8,119 +8,15 @@ may be in an object store.
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rnn_engine.errors import StateError
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 from rnn_engine_states.cache.tiers.tier import FoundCopy
-from rnn_engine_states.files.exchange import StateFiles
-from rnn_engine_states.files.full import parse_full_state
-from rnn_engine_states.frozen import FrozenState, freeze_state
 from rnn_engine_states.shared.bodies import Bodies
 from rnn_engine_states.shared.client import StoreClient
-from rnn_engine_states.shared.entries import PathKeys, UnreadState, ValueKey, bit_of, key_of, lengths_in
-from rnn_engine_states.shared.names import SharedNames
+from rnn_engine_states.shared.keys import PathKeys, bit_of, lengths_in
 from rnn_engine_states.tokens import TOKEN_BYTES
-
-_NO_ID = uuid.UUID(int=0)
-
-
-class SharedValues:
-    """Reads and writes the arrays of named states in the shared store, and caches some of them in memory.
-
-    For one event loop; no method blocks.
-    """
-
-    def __init__(self, client: StoreClient, names: SharedNames, files: StateFiles, model: str, capacity: int) -> None:
-        """Cache at most `capacity` bytes of named states' arrays in memory.
-
-        `model` is the fingerprint that state files must have.
-        """
-        self._client = client
-        self._names = names
-        self._files = files
-        self._model = model
-        self._capacity = capacity
-        self._held: OrderedDict[ValueKey, FrozenState] = OrderedDict()  # the longest unused first
-        self._held_bytes = 0
-        self._unreadable: set[ValueKey] = set()  # values that the store has, damaged
-
-    async def put(self, frozen: FrozenState) -> None:
-        """Write a state's arrays to the shared store, unless it has them.
-
-        The arrays expire if no name uses them. Raises StorageError if the store has no room, and UnavailableError if it
-        does not answer.
-        """
-        key = key_of(frozen)
-        await asyncio.wrap_future(self._client.submit(self._put(key, frozen)))
-        self._hold(key, frozen)
-
-    async def get(self, unread: UnreadState) -> FrozenState | None:
-        """Return a named state with its arrays, or None if the shared store lacks them or they are damaged.
-
-        Raises UnavailableError if the store does not answer.
-        """
-        key = key_of(unread)
-        if (held := self.held(key)) is not None:
-            return held
-        frozen = await asyncio.wrap_future(self._client.submit(self._get(key, unread)))
-        if frozen is not None:
-            self._hold(key, frozen)
-        return frozen
-
-    def held(self, key: ValueKey) -> FrozenState | None:
-        """Return the state with the arrays `key` if they are in memory, else None. Marks them as recently used."""
-        if key in self._held:
-            self._held.move_to_end(key)
-        return self._held.get(key)
-
-    async def _put(self, key: ValueKey, frozen: FrozenState) -> None:
-        if key in self._unreadable:
-            await self._names.delete_value(key)
-            self._unreadable.discard(key)
-        if not await self._names.has_value(key):
-            parts = self._files.export("full", "", _NO_ID, frozen)
-            await self._names.put_value(key, await asyncio.to_thread(b"".join, parts))
-
-    async def _get(self, key: ValueKey, unread: UnreadState) -> FrozenState | None:
-        data = await self._names.get_value(key)
-        if data is None:
-            return None
-        try:
-            return await asyncio.to_thread(self._parse, data, unread)
-        except StateError as error:
-            if key not in self._unreadable:
-                self._unreadable.add(key)
-                self._client.note_unreadable("the values of a named state", error)
-            return None
-
-    def _parse(self, data: bytes, unread: UnreadState) -> FrozenState:
-        source, shape = "a named state in the store", self._files.shape
-        saved = parse_full_state(data, source, shape, self._model)
-        payload, origin = saved.payload, saved.origin
-        frozen = freeze_state(
-            payload.expand(),
-            shape,
-            source,
-            logits=payload.logits,
-            num_tokens=origin.num_tokens,
-            last_tokens=origin.last_tokens,
-        )
-        if frozen.digest != unread.digest:
-            raise StateError(f"{source} is damaged: its values do not match its digest")
-        return frozen
-
-    def _hold(self, key: ValueKey, frozen: FrozenState) -> None:
-        if key in self._held or frozen.num_bytes > self._capacity:
-            return
-        self._held[key] = frozen
-        self._held_bytes += frozen.num_bytes
-        while self._held_bytes > self._capacity:
-            self._held_bytes -= self._held.popitem(last=False)[1].num_bytes
-
 
 # A script that writes the record of a checkpoint and sets the checkpoint's bit in the bitmap of its block. It also
 # creates the missing bitmaps of all blocks before, or restarts their time to live: a bitmap, even an empty one, shows

@@ -6,17 +6,21 @@ them. Each server has a copy of the names, and updates it before every operation
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import uuid
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
 
-from valkey.asyncio import Valkey
-
-from rnn_engine.errors import StorageError
+from rnn_engine.errors import StateError, StorageError
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.files.full import parse_full_state
+from rnn_engine_states.frozen import FrozenState, freeze_state
 from rnn_engine_states.shared.client import StoreClient
-from rnn_engine_states.shared.entries import Change, ValueKey, decode_change, encode_change, space_of
+from rnn_engine_states.shared.entries import Change, UnreadState, ValueKey, key_of
+from rnn_engine_states.shared.keys import space_of
 
 MOST_CHANGES = 1000  # that are remembered; a server that has read none of them reads all names again
 
@@ -105,6 +109,15 @@ return 1
 """
 )
 
+# A script that returns 1 if the store has some arrays, else 0. If they can expire, it restarts their time to live.
+# KEYS: the arrays. ARGV: time to live in seconds.
+_RENEW_VALUE = """
+redis.call('EXPIRE', KEYS[1], ARGV[1], 'XX')
+return redis.call('EXISTS', KEYS[1])
+"""
+
+_NO_ID = uuid.UUID(int=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Revision:
@@ -146,9 +159,8 @@ class SharedNames:
     def __init__(self, client: StoreClient, model: str) -> None:
         """Access, by `client`, the named states in the shared store of the model with the fingerprint `model`."""
         self._client = client
-        space = space_of(model)
-        self._keys = [f"{space}:names:{part}" for part in ("head", "entries", "leases", "used", "changes")]
-        self._values = f"{space}:value"
+        self._model = model
+        self._keys = [f"{space_of(model)}:names:{part}" for part in ("head", "entries", "leases", "used", "changes")]
 
     async def read(self, known: Revision) -> NamesRead:
         """Return the changes of the named states since the revision `known`, or all states if those changes are lost.
@@ -161,10 +173,10 @@ class SharedNames:
         )
         revision = Revision(mark, int(number), float(now))
         if complete:
-            changes = [Change(dict(_pairs(first)), leases=dict(_pairs(leases)))]
+            changes = [Change.model_construct(entries=dict(_pairs(first)), leases=dict(_pairs(leases)))]
         else:
             try:
-                changes = [decode_change(text) for text in first]
+                changes = [_change_in(text) for text in first]
             except StorageError as error:
                 self._client.note_unreadable("a change of the state names", error)
                 return await self.read(Revision())
@@ -185,9 +197,8 @@ class SharedNames:
         expire. The `unneeded` arrays are deleted.
         """
         follows = Revision(secrets.token_hex(8).encode(), known.number + 1, known.read_at)
-        text = encode_change(change)
-        keys = [*self._keys, *map(self.value_key, needed), *map(self.value_key, unneeded)]
-        arguments = (known.mark, known.number, follows.mark, last_version, text, len(needed), MOST_CHANGES)
+        keys = [*self._keys, *(_value_key(self._model, value) for value in (*needed, *unneeded))]
+        arguments = (known.mark, known.number, follows.mark, last_version, change.encode(), len(needed), MOST_CHANGES)
         answer = await self._client.script(self._client.writing, _CHANGE, keys, *arguments)
         return Commit(answer.decode()), follows
 
@@ -195,45 +206,113 @@ class SharedNames:
         """Restart the time to live of an owner's lease. Return False if the owner has no lease or it has expired."""
         return bool(await self._client.script(self._client.reading, _USE, self._keys[2:4], owner))
 
-    async def has_value(self, value: ValueKey) -> bool:
-        """Return True if the shared store has the state file with this key.
 
-        If it can expire, restart its `PROVISIONAL_SECONDS`.
+class SharedValues:
+    """Reads and writes the arrays of named states in the shared store, and caches some of them in memory.
+
+    For one event loop; no method blocks.
+    """
+
+    def __init__(self, client: StoreClient, files: StateFiles, model: str, capacity: int) -> None:
+        """Cache at most `capacity` bytes of named states' arrays in memory.
+
+        `model` is the fingerprint that state files must have.
         """
-        key = self.value_key(value)
+        self._client = client
+        self._files = files
+        self._model = model
+        self._capacity = capacity
+        self._held: OrderedDict[ValueKey, FrozenState] = OrderedDict()  # the longest unused first
+        self._held_bytes = 0
+        self._unreadable: set[ValueKey] = set()  # values that the store has, damaged
 
-        async def ask(valkey: Valkey) -> list[Any]:
-            async with valkey.pipeline(transaction=False) as pipeline:
-                pipeline.expire(key, PROVISIONAL_SECONDS, xx=True)
-                pipeline.exists(key)
-                return cast("list[Any]", await pipeline.execute())
+    async def put(self, frozen: FrozenState) -> None:
+        """Write a state's arrays to the shared store, unless it has them.
 
-        return bool((await self._client.run(self._client.reading, ask))[1])
-
-    async def put_value(self, value: ValueKey, data: bytes) -> None:
-        """Write the arrays of a named state to the store, as the state file `data`, unless the store has them.
-
-        They expire after `PROVISIONAL_SECONDS`, unless a change needs them before.
+        The arrays expire if no name uses them. Raises StorageError if the store has no room, and UnavailableError if it
+        does not answer.
         """
-        key = self.value_key(value)
-        await self._client.command(self._client.writing, "SET", key, data, "EX", PROVISIONAL_SECONDS, "NX")
-        self._client.count_bytes(written=len(data))
+        key = key_of(frozen)
+        await asyncio.wrap_future(self._client.submit(self._put(key, frozen)))
+        self._hold(key, frozen)
 
-    async def get_value(self, value: ValueKey) -> bytes | None:
-        """Return the state file with the arrays of a named state, or None if the store does not have it."""
-        key = self.value_key(value)
-        data: bytes | None = await self._client.command(self._client.reading, "GET", key)
-        self._client.count_bytes(read=0 if data is None else len(data))
-        return data
+    async def get(self, unread: UnreadState) -> FrozenState | None:
+        """Return a named state with its arrays, or None if the shared store lacks them or they are damaged.
 
-    async def delete_value(self, value: ValueKey) -> None:
-        """Delete the state file with the arrays of a named state, if the store has it."""
-        await self._client.command(self._client.writing, "UNLINK", self.value_key(value))
+        Raises UnavailableError if the store does not answer.
+        """
+        key = key_of(unread)
+        if (held := self.held(key)) is not None:
+            return held
+        frozen = await asyncio.wrap_future(self._client.submit(self._get(key, unread)))
+        if frozen is not None:
+            self._hold(key, frozen)
+        return frozen
 
-    def value_key(self, value: ValueKey) -> str:
-        """Return the store's key for the arrays of a named state."""
-        digest, has_logits = value
-        return f"{self._values}:{digest}:{int(has_logits)}"
+    def held(self, key: ValueKey) -> FrozenState | None:
+        """Return the state with the arrays `key` if they are in memory, else None. Marks them as recently used."""
+        if key in self._held:
+            self._held.move_to_end(key)
+        return self._held.get(key)
+
+    async def _put(self, key: ValueKey, frozen: FrozenState) -> None:
+        client, name = self._client, _value_key(self._model, key)
+        if key in self._unreadable:
+            await client.command(client.writing, "UNLINK", name)
+            self._unreadable.discard(key)
+        if not await client.script(client.reading, _RENEW_VALUE, [name], PROVISIONAL_SECONDS):
+            parts = self._files.export("full", "", _NO_ID, frozen)
+            data = await asyncio.to_thread(b"".join, parts)
+            await client.command(client.writing, "SET", name, data, "EX", PROVISIONAL_SECONDS, "NX")
+            client.count_bytes(written=len(data))
+
+    async def _get(self, key: ValueKey, unread: UnreadState) -> FrozenState | None:
+        data: bytes | None = await self._client.command(self._client.reading, "GET", _value_key(self._model, key))
+        if data is None:
+            return None
+        self._client.count_bytes(read=len(data))
+        try:
+            return await asyncio.to_thread(self._parse, data, unread)
+        except StateError as error:
+            if key not in self._unreadable:
+                self._unreadable.add(key)
+                self._client.note_unreadable("the values of a named state", error)
+            return None
+
+    def _parse(self, data: bytes, unread: UnreadState) -> FrozenState:
+        source, shape = "a named state in the store", self._files.shape
+        saved = parse_full_state(data, source, shape, self._model)
+        payload, origin = saved.payload, saved.origin
+        frozen = freeze_state(
+            payload.expand(),
+            shape,
+            source,
+            logits=payload.logits,
+            num_tokens=origin.num_tokens,
+            last_tokens=origin.last_tokens,
+        )
+        if frozen.digest != unread.digest:
+            raise StateError(f"{source} is damaged: its values do not match its digest")
+        return frozen
+
+    def _hold(self, key: ValueKey, frozen: FrozenState) -> None:
+        if key in self._held or frozen.num_bytes > self._capacity:
+            return
+        self._held[key] = frozen
+        self._held_bytes += frozen.num_bytes
+        while self._held_bytes > self._capacity:
+            self._held_bytes -= self._held.popitem(last=False)[1].num_bytes
+
+
+def _value_key(model: str, value: ValueKey) -> str:
+    """Return the store's key for the arrays of a named state."""
+    digest, has_logits = value
+    return f"{space_of(model)}:value:{digest}:{int(has_logits)}"
+
+
+def _change_in(marked: bytes) -> Change:
+    """Return the change in `marked`, a mark followed by a JSON text. Raises StorageError if it is invalid."""
+    return Change.decode(marked[marked.find(b"{") :], "a change")
 
 
 def _pairs(flat: Sequence[bytes]) -> list[tuple[str, str]]:

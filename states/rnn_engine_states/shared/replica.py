@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rnn_engine.errors import StorageError
+from rnn_engine.errors import InvalidRequestError, StorageError
 from rnn_engine_states.frozen import FrozenState
-from rnn_engine_states.named.entry import NamedState
+from rnn_engine_states.named.entry import NamedState, check_full_name
 from rnn_engine_states.named.local import LocalTable
 from rnn_engine_states.named.quota import Quota
 from rnn_engine_states.named.table import NamedStateTable
 from rnn_engine_states.shared.entries import (
     Change,
+    StoredEntry,
+    StoredLease,
     UnreadState,
     ValueKey,
-    decode_entry,
-    decode_lease,
-    encode_entry,
-    encode_lease,
     key_of,
 )
 from rnn_engine_states.shared.names import NamesRead, Revision
@@ -120,10 +117,10 @@ class StoreReplica:
         leases = {owner: lease for owner in touched if (lease := table.leases.find(owner)) is not None}
         changed = [change.after for change in changes if change.after is not None]
         change = Change(
-            {str(entry.id): encode_entry(entry) for entry in changed},
-            [str(change.id) for change in changes if change.after is None],
-            {owner: encode_lease(lease) for owner, lease in leases.items()},
-            [owner for owner in touched if owner not in leases],
+            entries={str(entry.id): StoredEntry.of(entry).encode() for entry in changed},
+            removed=tuple(change.id for change in changes if change.after is None),
+            leases={owner: StoredLease(number=one.number, ttl=one.ttl).encode() for owner, one in leases.items()},
+            ended=tuple(owner for owner in touched if owner not in leases),
         )
         held = {key_of(entry.frozen) for entry in table.entries() if isinstance(entry.frozen, UnreadState)}
         needed = {key_of(entry.frozen) for entry in changed}
@@ -152,20 +149,24 @@ class StoreReplica:
         Report texts that can't be parsed, except those in `noted`.
         """
         table = self.table
-        for key in change.removed:
-            held = table.of_id(uuid.UUID(key))
+        for removed in change.removed:
+            held = table.of_id(removed)
             if held is not None and not held.read_only:
                 table.drop(held, "it was removed")
         entries: list[NamedState] = []
         for key, text in change.entries.items():
             with self._noting(text, "a named state", noted):
-                entries.append(decode_entry(key, text, self._share))
+                entry = StoredEntry.decode(text, "a named state").named(self._share)
+                if str(entry.id) != key:
+                    raise StorageError(f"the entry of id {key!r} has the id {entry.id}")
+                entries.append(entry)
         for entry in sorted(entries, key=lambda entry: entry.version):
             with self._noting(str(entry.id), "a named state", noted):
                 self._restore(entry)
         for owner, text in change.leases.items():
             with self._noting(text, "a lease", noted):
-                lease = decode_lease(owner, text)
+                lease = StoredLease.decode(text, "a lease")
+                check_full_name(owner, "owner")
                 table.leases.restore(owner, lease.number, lease.ttl, self._now)
         for owner in change.ended:
             table.leases.end(owner)
@@ -191,13 +192,13 @@ class StoreReplica:
 
     @contextmanager
     def _noting(self, text: str, what: str, noted: Set[str]) -> Iterator[None]:
-        """Suppress a StorageError in a `with` block, and report it as an unreadable text unless `noted` has the text.
+        """Suppress the error of an invalid text in a `with` block, and report it unless `noted` has the text.
 
         `what` describes the text.
         """
         try:
             yield
-        except StorageError as error:
+        except (StorageError, InvalidRequestError) as error:
             self._unreadable.add(text)
             if text not in noted:
                 self._note_unreadable(what, error)

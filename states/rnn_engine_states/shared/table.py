@@ -15,10 +15,9 @@ from rnn_engine_states.named.local import DEFAULT_MAX_NAMES, LocalTable
 from rnn_engine_states.named.quota import Quota
 from rnn_engine_states.named.store import KeyedLocks
 from rnn_engine_states.named.table import NamedStateTable, StateUsage
-from rnn_engine_states.shared.checkpoints import SharedValues
 from rnn_engine_states.shared.client import StoreClient
 from rnn_engine_states.shared.entries import UnreadState, ValueKey, key_of
-from rnn_engine_states.shared.names import Commit, SharedNames
+from rnn_engine_states.shared.names import Commit, SharedNames, SharedValues
 from rnn_engine_states.shared.replica import StoreReplica
 
 T = TypeVar("T")
@@ -55,7 +54,7 @@ class SharedTable:
         self._own = own
         self._client = client
         self._names = SharedNames(client, model)
-        self._values = SharedValues(client, self._names, own.files, model, capacity)
+        self._values = SharedValues(client, own.files, model, capacity)
         self._replica = StoreReplica(own, capacity, max_names, quota, forget, client.note_unreadable)
         self._turn = asyncio.Lock()  # held from a read of the names until the change that follows is made
         self._begun = 0  # reads of the names

@@ -22,7 +22,7 @@ from rnn_engine_states.cache.tiers.slow import SlowTier, StateFileForm
 from rnn_engine_states.files.full import SavedState, full_state_parts, parse_full_state
 from rnn_engine_states.frozen import Payload
 from rnn_engine_states.shared.config import StoreConfig, StoreCounters
-from rnn_engine_states.shared.entries import PathKeys
+from rnn_engine_states.shared.keys import PathKeys
 from rnn_engine_states.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
