@@ -26,7 +26,7 @@ from rnn_engine.scheduler.queue import Waiting
 from rnn_engine.types import F32, Runner
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.checkpoint import CheckpointKind, make_root
-from rnn_engine_states.cache.tiers.tiered import Fetch
+from rnn_engine_states.cache.tiers.fetches import Fetch
 from rnn_engine_states.frozen import NO_INITIAL_STATE
 from rnn_engine_states.tokens import pack
 

@@ -13,8 +13,8 @@ from rnn_engine.bounds import LONGEST_WAIT
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import ANONYMOUS, Client, GenerateRequest
 from rnn_engine.scheduler.checkpoints import PromptPrefix, Wait
+from rnn_engine_states.cache.tiers.fetches import Fetch
 from rnn_engine_states.cache.tiers.shared import Inquiry
-from rnn_engine_states.cache.tiers.tiered import Fetch
 
 # Batching policies decide when a step is run; `allocate_tokens` decides how many tokens each sequence runs in it.
 #

@@ -237,7 +237,7 @@ def squeeze(plain: Kept, kept: Kept) -> None:
         while tier.queue.used > besides(other):
             weakest = tier.queue.weakest()
             assert weakest is not None
-            plain.cache._tiers._copies.evict(tier, weakest)
+            plain.cache._tiers.evict_copy(tier, weakest)
     plain.cache._index.trim()
 
 

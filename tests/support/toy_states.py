@@ -13,7 +13,7 @@ import numpy as np
 from rnn_engine.types import F32, ModelShape, PendingState, ReadyState, State
 from rnn_engine_states.cache.cache import Match, StateCache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
-from rnn_engine_states.cache.tiers.tiered import Fetch
+from rnn_engine_states.cache.tiers.fetches import Fetch
 from tests.support.models import tiny_shape
 
 ROOT = "none"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter, itemgetter
 from threading import Lock
+from typing import Any
 
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, position_missing
 from rnn_engine_states.cache.tree import Place
@@ -143,27 +144,44 @@ def _start(root: str) -> hashlib.blake2b:
     return hashlib.blake2b(root.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES)
 
 
-# A snapshot of the cache: a list of its positions, each with its parent and the sizes of its copies.
+# What is known of one position, and a snapshot: a list of positions, each with its parent and the sizes of its copies.
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotNode:
-    """One position in a snapshot of a cache: its place among the other positions, its hits and the sizes of its copies.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionRecord:
+    """A copy of the cache's record of one position on a token path, without its tokens."""
 
-    A snapshot is a list in which each position comes after its parent.
-    """
-
-    parent: int | None  # index in the list of the nearest shorter position that is in it
     root: str
-    start: int  # the parent's length
     length: int
-    head: tuple[int, ...]  # the first tokens after the parent
     kind: CheckpointKind
     hits: int
     saves: int  # tokens between the next shorter checkpoint and this one, when it was last inserted or hit
     sizes: dict[str, int]  # bytes by tier; empty for a ghost entry
     has_logits: bool
     in_use: bool  # locked by a request
+
+
+def _facts(checkpoint: Checkpoint, place: Place[Checkpoint]) -> dict[str, Any]:
+    """Return the fields of a `PositionRecord`. `place` is where the checkpoint is or was, if it was just forgotten."""
+    return {
+        "root": checkpoint.root,
+        "length": place.length,
+        "kind": checkpoint.kind,
+        "hits": checkpoint.hits,
+        "saves": checkpoint.saves,
+        "sizes": dict(checkpoint.sizes),
+        "has_logits": checkpoint.has_logits,
+        "in_use": checkpoint.locks > 0,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotNode(PositionRecord):
+    """One position in a snapshot of a cache, which is a list in which each position comes after its parent."""
+
+    parent: int | None  # index in the list of the nearest shorter position that is in it
+    start: int  # the parent's length
+    head: tuple[int, ...]  # the first tokens after the parent
 
 
 def snapshot(checkpoints: Iterable[Checkpoint], limit: int = 1000, head_tokens: int = 32) -> tuple[SnapshotNode, ...]:
@@ -183,20 +201,11 @@ def _node(checkpoint: Checkpoint, index: dict[Checkpoint, int], head_tokens: int
     above = next((other for other in place.values_back() if other in index and other is not checkpoint), None)
     start = 0 if above is None else above.length
     head = place.tokens()[start * TOKEN_BYTES : (start + head_tokens) * TOKEN_BYTES]
-    return SnapshotNode(
-        parent=None if above is None else index[above],
-        root=checkpoint.root,
-        start=start,
-        length=checkpoint.length,
-        head=tuple(unpack(head)),
-        kind=checkpoint.kind,
-        hits=checkpoint.hits,
-        saves=checkpoint.saves,
-        sizes=dict(checkpoint.sizes),
-        has_logits=checkpoint.has_logits,
-        in_use=checkpoint.locks > 0,
-    )
+    parent = None if above is None else index[above]
+    return SnapshotNode(parent=parent, start=start, head=tuple(unpack(head)), **_facts(checkpoint, place))
 
+
+# A tree of positions with their texts, which a query selects.
 
 HEAD_TOKENS = 48
 """How many tokens of a node's text are returned."""
@@ -215,21 +224,11 @@ class TreeQuery:
     limit: int = 200  # of the most recently used, including those above them
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A copy of the cache's record of one position on a token path. `parent` is the index of its parent in a list."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position(PositionRecord):
+    """A copy of the cache's record of one position on a token path, with its id."""
 
     id: str
-    parent: int | None
-    root: str
-    length: int
-    blocks: tuple[bytes, ...]  # packed tokens from the root on
-    kind: CheckpointKind
-    hits: int
-    saves: int
-    sizes: dict[str, int]
-    has_logits: bool
-    in_use: bool
     idle_seconds: float
 
 
@@ -281,202 +280,159 @@ def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int
     run on any thread while the cache changes, so single numbers may be from neighbouring moments. The time grows with
     the length of the texts that are searched.
     """
-    positions, num_known = _positions(listing), listing.num_known
-    asked = _below(positions, query.under)
-    texts = _Texts(positions, decode)
-    matches, searched_all = _search(asked, texts, query.text)
-    wanted = _with_above(positions, matches, asked)
-    levels = _levels(positions, asked)
-    near = [one for one in wanted if query.depth is None or levels[one] <= query.depth]
-    told = _bounded(positions, near, query.limit)
-    children = Counter(position.parent for position in positions)
-    nodes = [
-        TreeNode(
-            position=positions[one],
-            parent=None if (above := positions[one].parent) is None else positions[above].id,
-            start=texts.start(one),
-            text=texts.head(one),
-            is_whole=positions[one].length - texts.start(one) <= HEAD_TOKENS,
-            is_match=one in matches,
-            num_children=children[one],
+    asked = _asked(_spots(listing, decode), query.under)
+    matches, searched_all = _search(asked, query.text.lower())
+    wanted = set(matches)
+    for spot in reversed(asked):  # those below come first
+        if spot in wanted and spot.above is not None:
+            wanted.add(spot.above)
+    levels: dict[_Spot | None, int] = {}
+    for spot in asked:
+        levels[spot] = levels.get(spot.above, -1) + 1
+    found = [spot for spot in asked if spot in wanted]
+    told = _bounded([spot for spot in found if query.depth is None or levels[spot] <= query.depth], query.limit)
+    nodes = tuple(spot.node(is_match=spot in matches) for spot in _down(told))
+    complete = searched_all and len(told) == len(found) and listing.num_known == len(listing.places)
+    return CacheTree(nodes, listing.num_known, not complete)
+
+
+@dataclass(slots=True, eq=False)
+class _Spot:
+    """A position in the tree of all listed positions. Its text is that of the tokens after the position above it."""
+
+    position: Position
+    blocks: tuple[bytes, ...]  # packed tokens from the root on
+    above: _Spot | None
+    decode: Callable[[Sequence[int]], bytes]
+    below: list[_Spot] = field(default_factory=list)
+
+    @property
+    def start(self) -> int:
+        return 0 if self.above is None else self.above.position.length
+
+    @property
+    def num_tokens(self) -> int:
+        return self.position.length - self.start
+
+    def node(self, *, is_match: bool) -> TreeNode:
+        return TreeNode(
+            position=self.position,
+            parent=None if self.above is None else self.above.position.id,
+            start=self.start,
+            text=self._between(self.start, min(self.start + HEAD_TOKENS, self.position.length)),
+            is_whole=self.num_tokens <= HEAD_TOKENS,
+            is_match=is_match,
+            num_children=len(self.below),
         )
-        for one in _down(positions, told)
-    ]
-    complete = searched_all and len(told) == len(wanted) and num_known == len(positions)
-    return CacheTree(tuple(nodes), num_known, not complete)
 
+    def has(self, wanted: str) -> bool:
+        """Return True if the text contains `wanted`, which must be in lower case. Case is ignored.
 
-class _Texts:
-    """Decodes the texts of a cache's positions. A position's text is that of the tokens after its parent position."""
-
-    def __init__(self, positions: Sequence[Position], decode: Callable[[Sequence[int]], bytes]) -> None:
-        self._positions = positions
-        self._decode = decode
-
-    def start(self, one: int) -> int:
-        above = self._positions[one].parent
-        return 0 if above is None else self._positions[above].length
-
-    def length(self, one: int) -> int:
-        return self._positions[one].length - self.start(one)
-
-    def head(self, one: int) -> str:
-        start = self.start(one)
-        return self._between(one, start, min(start + HEAD_TOKENS, self._positions[one].length))
-
-    def has(self, one: int, wanted: str) -> bool:
-        """Return True if the text of the position with index `one` contains `wanted`, which must be in lower case.
-
-        Case is ignored. A match may begin before the text but must end in it.
+        A match may begin before the text but must end in it.
         """
-        start = self.start(one)
-        first = max(start - len(wanted.encode()), 0)
-        before = len(self._between(one, first, start).lower())
-        text = self._between(one, first, self._positions[one].length).lower()
+        first = max(self.start - len(wanted.encode()), 0)
+        before = len(self._between(first, self.start).lower())
+        text = self._between(first, self.position.length).lower()
         return text.find(wanted, max(before - len(wanted) + 1, 0)) >= 0
 
-    def _between(self, one: int, start: int, end: int) -> str:
-        packed = b"".join(_cut(self._positions[one].blocks, start * TOKEN_BYTES, end * TOKEN_BYTES))
-        return self._decode(unpack(packed)).decode(errors="replace")
+    def lies_above(self, root: str, blocks: tuple[bytes, ...]) -> bool:
+        """Return True if the position has this root and its tokens are a prefix of the tokens in `blocks`."""
+        last = len(self.blocks) - 1
+        if self.position.root != root or len(blocks) <= last or blocks[:last] != self.blocks[:last]:
+            return False
+        return blocks[last].startswith(self.blocks[last])
+
+    def _between(self, start: int, end: int) -> str:
+        """Return the text of the tokens from number `start` to `end`."""
+        first, last, pieces = start * TOKEN_BYTES, end * TOKEN_BYTES, []
+        for block in self.blocks:
+            pieces.append(block[max(first, 0) : max(last, 0)])
+            first, last = first - len(block), last - len(block)
+        return self.decode(unpack(b"".join(pieces))).decode(errors="replace")
 
 
-def _positions(listing: Listing) -> list[Position]:
-    """Return copies of the positions in a cache listing, each after its parent.
+def _spots(listing: Listing, decode: Callable[[Sequence[int]], bytes]) -> list[_Spot]:
+    """Return the positions in a cache listing, each after the one above it.
 
     They are sorted by their tokens, so all positions below a position follow it directly. A stack therefore has the
     positions above the current one.
     """
-    found = [(checkpoint.root, place.blocks(), checkpoint, place.length) for checkpoint, place in listing.places]
+    found = [(checkpoint.root, place.blocks(), checkpoint, place) for checkpoint, place in listing.places]
     found.sort(key=itemgetter(0, 1))
-    positions: list[Position] = []
-    above: list[int] = []
-    for root, blocks, checkpoint, length in found:
-        while above and not _lies_above(positions[above[-1]], root, blocks):
-            above.pop()
-        position = Position(
-            id=str(checkpoint.id),
-            parent=above[-1] if above else None,
-            root=root,
-            length=length,
-            blocks=blocks,
-            kind=checkpoint.kind,
-            hits=checkpoint.hits,
-            saves=checkpoint.saves,
-            sizes=dict(checkpoint.sizes),
-            has_logits=checkpoint.has_logits,
-            in_use=checkpoint.locks > 0,
-            idle_seconds=max(listing.now - checkpoint.used, 0.0),
-        )
-        above.append(len(positions))
-        positions.append(position)
-    return positions
+    spots: list[_Spot] = []
+    trail: list[_Spot] = []
+    for root, blocks, checkpoint, place in found:
+        while trail and not trail[-1].lies_above(root, blocks):
+            trail.pop()
+        idle_seconds = max(listing.now - checkpoint.used, 0.0)
+        position = Position(id=str(checkpoint.id), idle_seconds=idle_seconds, **_facts(checkpoint, place))
+        spot = _Spot(position, blocks, trail[-1] if trail else None, decode)
+        if trail:
+            trail[-1].below.append(spot)
+        trail.append(spot)
+        spots.append(spot)
+    return spots
 
 
-def _lies_above(position: Position, root: str, blocks: tuple[bytes, ...]) -> bool:
-    """Return True if `position` has the root `root` and its tokens are a prefix of the tokens in `blocks`."""
-    last = len(position.blocks) - 1
-    if position.root != root or len(blocks) <= last or blocks[:last] != position.blocks[:last]:
-        return False
-    return blocks[last].startswith(position.blocks[last])
-
-
-def _below(positions: Sequence[Position], under: str | None) -> list[int]:
-    """Return the indexes of the position with the id `under` and of its descendants, parents first.
-
-    If `under` is None, return the indexes of all positions.
+def _asked(spots: list[_Spot], under: str | None) -> list[_Spot]:
+    """Return the position with the id `under` and its descendants, parents first; all if `under` is None.
 
     Raises NotFoundError if there is no position with the id `under`.
     """
     if under is None:
-        return list(range(len(positions)))
-    found = {one for one, position in enumerate(positions) if position.id == under}
-    if not found:
+        return spots
+    asked = [spot for spot in spots if spot.position.id == under]
+    if not asked:
         raise position_missing(under)
-    for one, position in enumerate(positions):
-        if position.parent in found:
-            found.add(one)
-    return sorted(found)
+    for spot in asked:  # which grows meanwhile
+        asked += spot.below
+    return asked
 
 
-def _search(asked: Sequence[int], texts: _Texts, text: str) -> tuple[set[int], bool]:
-    """Return the indexes of the positions in `asked` whose text contains `text`, and True if all texts were searched.
+def _search(asked: Sequence[_Spot], wanted: str) -> tuple[set[_Spot], bool]:
+    """Return the positions in `asked` whose text contains `wanted`, and True if all texts were searched.
 
     The search ends early after `MOST_SEARCHED` tokens.
     """
-    if not text:
+    if not wanted:
         return set(asked), True
-    matches: set[int] = set()
-    left, wanted = MOST_SEARCHED, text.lower()
-    for one in asked:
-        left -= texts.length(one)
+    matches: set[_Spot] = set()
+    left = MOST_SEARCHED
+    for spot in asked:
+        left -= spot.num_tokens
         if left < 0:
             return matches, False
-        if texts.has(one, wanted):
-            matches.add(one)
+        if spot.has(wanted):
+            matches.add(spot)
     return matches, True
 
 
-def _with_above(positions: Sequence[Position], matches: Iterable[int], asked: Iterable[int]) -> list[int]:
-    """Return the indexes `matches` and those of the matching positions' ancestors in `asked`, ancestors first."""
-    wanted, allowed = set(matches), set(asked)
-    for one in sorted(wanted, reverse=True):
-        above = positions[one].parent
-        while above is not None and above in allowed and above not in wanted:
-            wanted.add(above)
-            above = positions[above].parent
-    return sorted(wanted)
-
-
-def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, int]:
-    """Return how many ancestors in `asked` each position in `asked` has, as a dict by the position's index.
-
-    A position without a parent in `asked` has level 0.
-    """
-    levels: dict[int, int] = {}
-    for one in asked:
-        above = positions[one].parent
-        levels[one] = 0 if above is None or above not in levels else levels[above] + 1
-    return levels
-
-
-def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> set[int]:
-    """Return the indexes of at most `limit` positions in `near`: the most recently used ones and their ancestors."""
-    told: set[int] = set()
+def _bounded(near: Sequence[_Spot], limit: int) -> set[_Spot]:
+    """Return at most `limit` positions in `near`: the most recently used ones and their ancestors."""
+    told: set[_Spot] = set()
     allowed = set(near)
-    for one in sorted(near, key=lambda one: positions[one].idle_seconds):
+    for spot in sorted(near, key=lambda spot: spot.position.idle_seconds):
         way = []
-        above: int | None = one
+        above: _Spot | None = spot
         while above is not None and above in allowed and above not in told:
             way.append(above)
-            above = positions[above].parent
+            above = above.above
         if len(told) + len(way) <= limit:
             told.update(way)
     return told
 
 
-def _down(positions: Sequence[Position], told: set[int]) -> Iterator[int]:
-    """Yield the positions' indexes in `told` in the order of a tree: each position before its descendants.
+def _down(told: set[_Spot]) -> Iterator[_Spot]:
+    """Yield the positions in `told` in the order of a tree: each position before its descendants.
 
     Of siblings, the most recently used comes first.
     """
-    below: dict[int | None, list[int]] = defaultdict(list)
-    for one in told:
-        above = positions[one].parent
-        below[above if above in told else None].append(one)
-    for siblings in below.values():
-        siblings.sort(key=lambda one: -positions[one].idle_seconds)
-    waiting = below[None]
+
+    def last_used_last(spots: Iterable[_Spot]) -> list[_Spot]:
+        return sorted((spot for spot in spots if spot in told), key=lambda spot: -spot.position.idle_seconds)
+
+    waiting = last_used_last(spot for spot in told if spot.above not in told)
     while waiting:
-        one = waiting.pop()
-        yield one
-        waiting += below[one]
-
-
-def _cut(blocks: Sequence[bytes], start: int, end: int) -> Iterator[bytes]:
-    """Yield, in pieces, the bytes from offset `start` to `end` of the byte string that `blocks` make when joined."""
-    first = 0
-    for block in blocks:
-        last = first + len(block)
-        if last > start and first < end:
-            yield block[max(start - first, 0) : end - first]
-        first = last
+        spot = waiting.pop()
+        yield spot
+        waiting += last_used_last(spot.below)

@@ -28,9 +28,10 @@ from rnn_engine_states.cache.browse import CacheSummary
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason, is_of_state, is_within
 from rnn_engine_states.cache.config import CacheConfig, CacheStats, TierStats
 from rnn_engine_states.cache.positions import Index, Positions
+from rnn_engine_states.cache.tiers.fetches import Fetch
 from rnn_engine_states.cache.tiers.shared import Inquiry, SharedTier
 from rnn_engine_states.cache.tiers.tier import Access, DevicePool, LiveStates, Tier
-from rnn_engine_states.cache.tiers.tiered import Fetch, TieredStore
+from rnn_engine_states.cache.tiers.tiered import TieredStore
 from rnn_engine_states.frozen import Payload
 from rnn_engine_states.tokens import TOKEN_BYTES, pack, unpack
 

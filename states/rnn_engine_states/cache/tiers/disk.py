@@ -115,6 +115,7 @@ class DiskTier(SlowTier):
         """Wait until every file is written and no file is being read, and end both threads."""
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
+        super().close()
 
     def _use(self, checkpoint: Checkpoint, name: str) -> None:
         self._names[checkpoint] = name

@@ -152,6 +152,7 @@ class SharedTier(SlowTier):
     def close(self) -> None:
         """Wait until all copies are written to the store, but at most `CLOSE_SECONDS`."""
         wait_for(self._waiting, CLOSE_SECONDS)
+        super().close()
 
     def _enter(self, checkpoint: Checkpoint, num_bytes: int) -> None:
         super()._enter(checkpoint, num_bytes)

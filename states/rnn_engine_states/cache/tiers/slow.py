@@ -131,6 +131,11 @@ class SlowTier(Tier):
     def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
         self._enter(checkpoint, found.num_bytes)
 
+    def close(self) -> None:
+        """Forget the writes, whose futures refer to the tier. A subclass first waits for them."""
+        self._writes.clear()
+        self._waiting.clear()
+
     def _enter(self, checkpoint: Checkpoint, num_bytes: int) -> None:
         self.queue.add(checkpoint, num_bytes)
 

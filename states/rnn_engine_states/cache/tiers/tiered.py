@@ -1,21 +1,25 @@
-"""`TieredStore`: the tiers of the state cache as one store, with reads ahead from slow tiers and writes behind to them.
+"""`TieredStore`: the copies of states in all tiers of the cache.
 
-`copies.py` moves copies between the tiers.
+A checkpoint may have copies in several tiers. Before a copy is evicted, the next tier that accepts it gets a copy,
+unless a slower tier of this machine has one already. A hit copies the checkpoint to a quicker tier and keeps the slower
+copies, so that the quick copy can later be evicted without a transfer. Locked checkpoints keep all their copies.
+
+A copy that must be read first, from the device or from a slow tier, moves in the background. From the start of the read
+the target tier's queue counts it, and it is put there when it has arrived.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 from rnn_engine.errors import StateError
 from rnn_engine.types import F32
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, CacheStats
-from rnn_engine_states.cache.tiers.copies import Copies, Keeper, value_of
+from rnn_engine_states.cache.tiers.fetches import Fetch, Fetches
 from rnn_engine_states.cache.tiers.tier import (
     Access,
     CopySource,
@@ -23,156 +27,14 @@ from rnn_engine_states.cache.tiers.tier import (
     DevicePool,
     FoundCopy,
     LiveStates,
+    Move,
+    PendingPayload,
     ReadyPayload,
     Tier,
 )
 from rnn_engine_states.frozen import Payload
 
-# Reading checkpoints from slow tiers ahead of time, while the requests that need them still wait in the queue.
-#
-# Requests for the same checkpoint share one read. The total size of all reads is bounded. All but the reads themselves
-# and the calls of `on_done` runs on the cache's thread.
-
-
-class Fetch:
-    """One request's share in the read of a checkpoint from a slow tier. It locks the checkpoint until `release`."""
-
-    def __init__(self, fetches: Fetches, read: _Read) -> None:
-        self._fetches = fetches
-        self._read = read
-        self._released = False
-
-    @property
-    def done(self) -> bool:
-        """Whether the read of the checkpoint has ended, with or without an error. May be read on any thread."""
-        return self._read.future is not None and self._read.future.done()
-
-    @property
-    def failed(self) -> bool:
-        """Whether the read of the checkpoint has ended without a copy, because the copy is missing or damaged.
-
-        The caller should then prefetch again, for the next best checkpoint.
-        """
-        return self.done and self.payload_of(self._read.checkpoint) is None
-
-    def payload_of(self, checkpoint: Checkpoint) -> Payload | None:
-        """Return the copy of `checkpoint` if this fetch has read it, else None.
-
-        It is None if the read has not ended or failed, if this was released, or if the read is of another checkpoint.
-        """
-        future = self._read.future
-        if self._released or checkpoint is not self._read.checkpoint or future is None or not future.done():
-            return None
-        return None if future.cancelled() or self._read.error is not None else future.result()
-
-    def release(self) -> None:
-        """Unlock the checkpoint. If no other fetch shares the read, cancel the read or drop the copy that was read.
-
-        Idempotent.
-        """
-        if not self._released:
-            self._released = True
-            self._fetches.leave(self._read)
-
-
-class _Read:
-    """The read of one checkpoint from a slow tier, which one or more fetches share."""
-
-    def __init__(self, checkpoint: Checkpoint, size: int, start: Callable[[], Future[Payload]]) -> None:
-        self.checkpoint = checkpoint
-        self.size = size  # bytes
-        self.start = start
-        self.num_fetches = 0
-        self.waiting: list[Callable[[], None]] = []  # called when the read is done; empty after it has started
-        self.future: Future[Payload] | None = None  # None until there is room for the read
-
-    @property
-    def error(self) -> BaseException | None:
-        """The exception that ended the read, or None if it has not ended or was successful."""
-        if self.future is None or not self.future.done() or self.future.cancelled():
-            return None
-        return self.future.exception()
-
-
-class Fetches:
-    """The queued and running reads of checkpoints from slow tiers, started in the order of their requests."""
-
-    def __init__(self, max_bytes: int, on_unlock: Callable[[Checkpoint], None]) -> None:
-        """Bound the copies that are read ahead to `max_bytes` in all. One read is always allowed, even if it has more.
-
-        `on_unlock` is called when the last fetch of a checkpoint has been released.
-        """
-        self._max_bytes = max_bytes
-        self._on_unlock = on_unlock
-        self._reads: dict[Checkpoint, _Read] = {}
-        self._queued: deque[_Read] = deque()
-        self._failed: list[tuple[Checkpoint, BaseException]] = []  # of reads that no fetch shares any more
-        self.num_bytes = 0  # of the reads that were started and are still claimed
-
-    def begin(
-        self, checkpoint: Checkpoint, size: int, start: Callable[[], Future[Payload]], on_done: Callable[[], None]
-    ) -> Fetch:
-        """Lock `checkpoint`, and queue the read of its copy of `size` bytes, unless that is queued or running already.
-
-        Return a fetch of it. `start` starts the read. `on_done` is called at the end of the read, mostly on the thread
-        that reads, unless the read has ended already.
-        """
-        read = self._reads.get(checkpoint)
-        if read is None:
-            read = self._reads[checkpoint] = _Read(checkpoint, size, start)
-            self._queued.append(read)
-        read.num_fetches += 1
-        checkpoint.locks += 1
-        if read.future is None:
-            read.waiting.append(on_done)
-            self._start_queued()
-        elif not read.future.done():
-            _call_when_done(read.future, on_done)
-        return Fetch(self, read)
-
-    def leave(self, read: _Read) -> None:
-        """Remove one fetch from a read of a checkpoint, and end the read if it was the last.
-
-        Only for `Fetch.release`.
-        """
-        read.checkpoint.locks -= 1
-        read.num_fetches -= 1
-        if read.num_fetches > 0:
-            return
-        if self._reads.get(read.checkpoint) is read:
-            del self._reads[read.checkpoint]
-            if (error := read.error) is not None:
-                self._failed.append((read.checkpoint, error))
-        if read.future is None:
-            self._queued.remove(read)
-        else:
-            read.future.cancel()
-            self.num_bytes -= read.size
-        self._on_unlock(read.checkpoint)
-        self._start_queued()
-
-    def take_failed(self) -> list[tuple[Checkpoint, BaseException]]:
-        """Return the checkpoints whose reads have failed since the last call, each with the exception."""
-        failed, self._failed = self._failed, []
-        for read in list(self._reads.values()):
-            if (error := read.error) is not None:
-                del self._reads[read.checkpoint]
-                failed.append((read.checkpoint, error))
-        return failed
-
-    def _start_queued(self) -> None:
-        while self._queued and (self.num_bytes == 0 or self.num_bytes + self._queued[0].size <= self._max_bytes):
-            read = self._queued.popleft()
-            self.num_bytes += read.size
-            read.future = read.start()
-            waiting, read.waiting = read.waiting, []
-            for on_done in waiting:
-                _call_when_done(read.future, on_done)
-
-
-def _call_when_done(future: Future[Payload], on_done: Callable[[], None]) -> None:
-    future.add_done_callback(lambda ended: None if ended.cancelled() else on_done())
-
+MOST_READS = 4  # at a time: each has a copy in host memory, and reads from the device take device time
 
 _log = logging.getLogger(__name__)
 
@@ -197,9 +59,11 @@ class TieredStore:
         self.tiers = tuple(tiers)
         self._live = live
         self._stats = stats
-        self._copies = Copies(tiers, stats, on_lost)
-        self._fetches = Fetches(config.fetch_capacity, self._copies.touch)
-        self._keepers = tuple(Keeper(tier, self._copies, clock) for tier in self.tiers if tier.slow)
+        self._stats_of = {one.tier: one for one in stats.tiers}
+        self._on_lost = on_lost
+        self._moves: dict[Checkpoint, Move] = {}
+        self._fetches = Fetches(config.fetch_capacity, partial(_touch, self.tiers))
+        self._keepers = tuple(Keeper(tier, clock) for tier in self.tiers if tier.slow)
         self.any_slow = bool(self._keepers)
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> bool:
@@ -207,8 +71,8 @@ class TieredStore:
         checkpoint.has_logits = logits is not None
         source = CopySource(lambda: DevicePayload(self._live.start_read(slot), logits), logits, slot)
         for tier in self.tiers:
-            if self._copies.add(tier, checkpoint, source):
-                self._copies.stats_of[tier.name].stored += 1
+            if self._add(tier, checkpoint, source):
+                self._stats_of[tier.name].stored += 1
                 self._note_unwritten(checkpoint)
                 return True
         self._stats.not_stored += not checkpoint.is_waypoint
@@ -225,16 +89,20 @@ class TieredStore:
 
     def access(self, checkpoint: Checkpoint) -> Access:
         """Return how soon a sequence can start from a checkpoint, which must have a copy in some tier."""
-        move = self._copies.move_of(checkpoint)
+        move = self.move_of(checkpoint)
         if move is not None:
             return Access.MOVING if move.source.slow else Access.AT_HAND
         holders = [tier for tier in self.tiers if tier.name in checkpoint.sizes]
         at_hand = any(not tier.slow or tier.get(checkpoint) is not None for tier in holders)
         return Access.AT_HAND if at_hand else Access.SLOW
 
+    def move_of(self, checkpoint: Checkpoint) -> Move | None:
+        """Return the running transfer of a checkpoint's copy to a tier, or None if there is none."""
+        return self._moves.get(checkpoint)
+
     def quickest(self, checkpoint: Checkpoint) -> Tier:
         """Return the quickest tier that has a copy of `checkpoint`."""
-        return self._copies.quickest(checkpoint)
+        return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
 
     def start_fetch(self, checkpoint: Checkpoint, on_done: Callable[[], None]) -> Fetch:
         """Start to read a checkpoint that only a slow tier has. If its copy is damaged, `settle` drops it.
@@ -252,19 +120,19 @@ class TieredStore:
         Else return None. The caller must keep the copy, since it leaves memory once it is written. If the checkpoint is
         in transfer to the slow tier, waits for the transfer; if that fails, the checkpoint is lost.
         """
-        move = self._copies.move_of(checkpoint)
+        move = self.move_of(checkpoint)
         tier = self.quickest(checkpoint)
         if not tier.slow:
             return None
         if move is None:
             return tier.get(checkpoint)
-        return self._copies.arrive(checkpoint)
+        return self._arrive(checkpoint)
 
     def logits(self, checkpoint: Checkpoint, fetched: Payload | None) -> F32 | None:
         """Return the last logits of a checkpoint: those in `fetched`, or those of a copy that can be used at once."""
         if fetched is not None:
             return fetched.logits
-        move = self._copies.move_of(checkpoint)
+        move = self.move_of(checkpoint)
         return self.quickest(checkpoint).logits(checkpoint) if move is None else move.source.logits
 
     def load(self, checkpoint: Checkpoint, slot: int, fetched: Payload | None) -> None:
@@ -272,7 +140,7 @@ class TieredStore:
 
         Copy it to a quicker tier. Raises StateError if its copy has been lost.
         """
-        payload = fetched or self._copies.arrive(checkpoint)
+        payload = fetched or self._arrive(checkpoint)
         tier = self.quickest(checkpoint) if checkpoint.resumable else None
         if tier is not None and tier.on_device:
             tier.load(checkpoint, slot)
@@ -283,17 +151,17 @@ class TieredStore:
             raise StateError("the copy of a state was lost before it was used")
         self._live.write_state(slot, payload.expand())
         if tier is not None:
-            self._copies.promote(checkpoint, tier, CopySource(partial(ReadyPayload, payload), payload.logits, slot))
+            self._promote(checkpoint, tier, CopySource(partial(ReadyPayload, payload), payload.logits, slot))
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """Update the worth of a checkpoint in the eviction queue of every tier that has a copy of it."""
-        self._copies.touch(checkpoint)
+        _touch(self.tiers, checkpoint)
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """Remove all copies of a checkpoint from the tiers, without reporting it as lost."""
         for tier in self.tiers:
             if tier.name in checkpoint.sizes:
-                self._copies.drop(tier, checkpoint)
+                self._drop_copy(tier, checkpoint)
 
     @property
     def num_copies(self) -> int:
@@ -310,7 +178,7 @@ class TieredStore:
 
         Return False if the tier can't make room for it.
         """
-        if not self._copies.make_room(tier, found.num_bytes):
+        if not self.make_room(tier, found.num_bytes):
             return False
         tier.adopt(checkpoint, found)
         return True
@@ -325,9 +193,9 @@ class TieredStore:
         for tier in reversed(self.tiers):
             weakest = tier.queue.weakest(waypoints_only=True) if waypoints else tier.queue.weakest_other()
             if weakest is not None:
-                self._copies.stats_of[tier.name].evictions += 1
+                self._stats_of[tier.name].evictions += 1
                 if tier.shared:
-                    self._copies.drop(tier, weakest)
+                    self._drop_copy(tier, weakest)
                 else:
                     self.drop(weakest)
                 return weakest
@@ -347,11 +215,18 @@ class TieredStore:
         for tier in self.tiers:
             for checkpoint in tier.take_failed():
                 self._lose(tier, checkpoint)
-        self._copies.finish_moves(wait=False)
+        self._finish_moves(wait=False)
 
     def lose_device(self) -> None:
         """Drop all copies of states on a failed device and those being read from it, without using the device."""
-        self._copies.lose_device()
+        for checkpoint, move in list(self._moves.items()):
+            if not move.source.slow:
+                self._drop_copy(move.tier, checkpoint)
+                self._tell_if_lost(checkpoint)
+        for tier in self.tiers:
+            for checkpoint in list(tier.queue) if tier.on_device else ():
+                tier.drop(checkpoint)
+                self._tell_if_lost(checkpoint)
 
     def use_device(self, live: LiveStates, pool: DevicePool) -> None:
         """Continue with another device, which has the slots `live` and the slabs `pool`.
@@ -365,17 +240,17 @@ class TieredStore:
 
     def flush(self) -> None:
         """Write to each slow tier the most valuable checkpoints that it lacks, as many as fit. Waits for the reads."""
-        self._copies.finish_moves(wait=True)
+        self._finish_moves(wait=True)
         by_value = sorted({one for tier in self.tiers for one in tier.queue}, key=value_of, reverse=True)
         for keeper in self._keepers:
-            keeper.flush(by_value)
-        self._copies.finish_moves(wait=True)
+            keeper.flush(self, by_value)
+        self._finish_moves(wait=True)
 
     def write_behind(self) -> None:
         """Write to the slow tiers the checkpoints that have reached the configured age, as many as fit."""
         self.settle()
         for keeper in self._keepers:
-            keeper.run()
+            keeper.run(self)
 
     @property
     def has_unwritten(self) -> bool:
@@ -389,13 +264,260 @@ class TieredStore:
 
     def _lose(self, tier: Tier, checkpoint: Checkpoint) -> None:
         self._stats.lost_files += 1
-        self._copies.drop(tier, checkpoint)
+        self._drop_copy(tier, checkpoint)
         if not checkpoint.resumable:
             checkpoint.absence = MissReason.DAMAGED
         else:
             self._note_unwritten(checkpoint)
-        self._copies.tell_if_lost(checkpoint)
+        self._tell_if_lost(checkpoint)
 
     def _note_unwritten(self, checkpoint: Checkpoint) -> None:
         for keeper in self._keepers:
             keeper.note(checkpoint)
+
+    # How copies are added, moved and dropped
+
+    def _add(self, tier: Tier, checkpoint: Checkpoint, source: CopySource) -> bool:
+        """Copy a checkpoint from `source` into a tier, now or in the background.
+
+        Returns False if the tier does not want the checkpoint or can't make room for it.
+        """
+        if not tier.wants(checkpoint):
+            return False
+        make_room = partial(self.make_room, tier, for_waypoint=checkpoint.is_waypoint)
+        expected = tier.copy_bytes(checkpoint)
+        if tier.on_device:
+            if source.slot is None or not make_room(expected):
+                return False
+            tier.save(checkpoint, source.slot, source.logits)
+            return True
+        if not make_room(expected):
+            return False
+        pending = source.start_read()
+        if pending.done():
+            return tier.put(checkpoint, pending.result(), make_room)
+        assert checkpoint not in self._moves, "the checkpoint is already being moved"
+        tier.queue.add(checkpoint, expected)
+        self._moves[checkpoint] = Move(tier, source, pending)
+        return True
+
+    def _promote(self, checkpoint: Checkpoint, tier: Tier, source: CopySource) -> None:
+        """Copy a checkpoint from `source` to the quickest of the tiers that accept it and are quicker than `tier`."""
+        for quicker in self.tiers[: self.tiers.index(tier)]:
+            if self._add(quicker, checkpoint, source):
+                self._stats_of[quicker.name].promotions += 1
+                return
+
+    def make_room(self, tier: Tier, size: int, *, for_waypoint: bool = False) -> bool:
+        """Make room for `size` bytes in a tier, by evicting copies of checkpoints. Return False if that fails.
+
+        `for_waypoint` is True if the room is for a waypoint.
+        """
+        queue = tier.queue
+        if size > queue.capacity:
+            return False
+        while queue.free < size or (tier.is_crowded and not for_waypoint):
+            weakest = queue.weakest_for_waypoint(size) if for_waypoint else queue.weakest()
+            if weakest is None:
+                return False
+            self.evict_copy(tier, weakest)
+        return True
+
+    def evict_copy(self, tier: Tier, checkpoint: Checkpoint) -> None:
+        """Remove a checkpoint's copy from a tier, after copying it to a slower tier.
+
+        It is not copied if a slower tier of this machine has a copy already.
+        """
+        self._stats_of[tier.name].evictions += 1
+        move = self._moves.get(checkpoint)
+        arriving = move is not None and move.tier is tier
+        slower = self.tiers[self.tiers.index(tier) + 1 :]
+        if arriving:
+            del self._moves[checkpoint]
+        if not any(other.name in checkpoint.sizes for other in slower if not other.shared):
+            try:
+                self._demote(checkpoint, slower, self._source(tier, checkpoint, move if arriving else None))
+            except Exception:
+                _log.exception("a copy of a state can't be read, so it is not moved to a slower tier")
+        if arriving:
+            tier.queue.remove(checkpoint)
+        else:
+            tier.drop(checkpoint)
+        self._tell_if_lost(checkpoint)
+
+    def _drop_copy(self, tier: Tier, checkpoint: Checkpoint) -> None:
+        """Drop a tier's copy of a checkpoint without copying it elsewhere, even if it is still in transfer."""
+        move = self._moves.get(checkpoint)
+        if move is None or move.tier is not tier:
+            tier.drop(checkpoint)
+            return
+        del self._moves[checkpoint]
+        tier.queue.remove(checkpoint)
+
+    def _finish_moves(self, *, wait: bool) -> None:
+        """Add the checkpoints' copies whose transfers have ended to the tiers that they were transferred to.
+
+        With `wait`, wait for all transfers first.
+        """
+        for checkpoint, move in list(self._moves.items()):
+            if (wait or move.pending.done()) and self._moves.get(checkpoint) is move:
+                self._arrive(checkpoint)
+
+    def _arrive(self, checkpoint: Checkpoint) -> Payload | None:
+        """Wait for the transfer of a checkpoint's copy, put the copy into its target tier, and return it.
+
+        Returns None if the read failed or no transfer is in progress.
+        """
+        move = self._moves.pop(checkpoint, None)
+        if move is None:
+            return None
+        move.tier.queue.remove(checkpoint)
+        payload = None
+        try:
+            payload = move.pending.result()
+        except Exception:
+            _log.exception("a checkpoint is lost: its copy can't be read")
+        try:
+            make_room = partial(self.make_room, move.tier, for_waypoint=checkpoint.is_waypoint)
+            if payload is not None and not move.tier.put(checkpoint, payload, make_room):
+                slower = self.tiers[self.tiers.index(move.tier) + 1 :]
+                self._demote(checkpoint, slower, CopySource(partial(ReadyPayload, payload), payload.logits))
+        finally:
+            self._tell_if_lost(checkpoint)
+        return payload
+
+    def _tell_if_lost(self, checkpoint: Checkpoint) -> None:
+        """Call the callback `on_lost` with a checkpoint if no tier has a copy of its state any more."""
+        if not checkpoint.resumable:
+            self._on_lost(checkpoint)
+
+    def _source(self, tier: Tier, checkpoint: Checkpoint, move: Move | None) -> CopySource:
+        if move is not None:
+            return replace(move.source, start_read=lambda: move.pending)
+        logits = None if tier.slow else tier.logits(checkpoint)
+        return CopySource(partial(tier.start_read, checkpoint), logits, slow=tier.slow)
+
+    def _demote(self, checkpoint: Checkpoint, slower: Sequence[Tier], source: CopySource) -> None:
+        for tier in slower:
+            if tier.name in checkpoint.sizes:
+                return
+            if self._add(tier, checkpoint, source):
+                self._stats_of[tier.name].demotions += 1
+                return
+
+
+class Keeper:
+    """Writes checkpoints to one slow tier at a certain age, before they are evicted from quicker tiers.
+
+    So a crash loses only the checkpoints of the last seconds, and not all those in memory. For the thread that owns the
+    device; `is_idle` may be read on any thread.
+    """
+
+    def __init__(self, tier: Tier, clock: Callable[[], float]) -> None:
+        self._tier = tier
+        self._clock = clock
+        self._since: dict[Checkpoint, float] = {}  # when `note` was called; the earliest first
+        self._reads: dict[Checkpoint, PendingPayload] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no checkpoint waits to be written to the slow tier."""
+        return not self._since and not self._reads
+
+    def note(self, checkpoint: Checkpoint) -> None:
+        """Schedule a checkpoint to be written to the slow tier once it is old enough, if the tier has no copy of it."""
+        if self._lacks(checkpoint):
+            self._since.setdefault(checkpoint, self._clock())
+
+    def run(self, store: TieredStore) -> None:
+        """Start to read the checkpoints of `store` that are old enough, and write the copies whose reads have ended.
+
+        Does not wait.
+        """
+        for checkpoint, pending in list(self._reads.items()):
+            if pending.done():
+                del self._reads[checkpoint]
+                try:
+                    payload = pending.result()
+                except Exception as error:
+                    _log.warning("a checkpoint is not written to disk: its copy can't be read: %s", error)
+                else:
+                    self._write(store, checkpoint, payload)
+        for checkpoint, since in list(self._since.items()):
+            if self._clock() - since < self._tier.write_after or len(self._reads) >= MOST_READS:
+                return
+            del self._since[checkpoint]
+            if store.move_of(checkpoint) is not None or not self._tier.is_ready:
+                self.note(checkpoint)
+            elif self._lacks(checkpoint):
+                self._reads[checkpoint] = store.quickest(checkpoint).start_read(checkpoint)
+
+    def flush(self, store: TieredStore, checkpoints: Sequence[Checkpoint]) -> None:
+        """Write to the slow tier those of `checkpoints`, which `store` has, that no slow tier has, as many as fit.
+
+        Waits until the tier accepts them.
+        """
+        tier, budget = self._tier, self._tier.queue.capacity
+
+        def make_room(size: int) -> bool:
+            nonlocal budget
+            budget -= size
+            return budget >= 0 and store.make_room(tier, size)
+
+        for checkpoint in checkpoints:
+            budget -= checkpoint.sizes.get(tier.name, 0)
+            if not self._lacks(checkpoint) or store.quickest(checkpoint).slow:
+                continue
+            try:
+                payload = store.quickest(checkpoint).start_read(checkpoint).result()
+            except Exception as error:
+                _log.warning("a checkpoint is lost: it can't be read while the cache closes: %s", error)
+                continue
+            if not tier.put(checkpoint, payload, make_room, wait=True):
+                return
+
+    def _lacks(self, checkpoint: Checkpoint) -> bool:
+        tier = self._tier
+        return checkpoint.resumable and tier.name not in checkpoint.sizes and tier.wants(checkpoint)
+
+    def _write(self, store: TieredStore, checkpoint: Checkpoint, payload: Payload) -> None:
+        if not self._lacks(checkpoint):
+            return
+        fits = True
+
+        def make_room(size: int) -> bool:
+            nonlocal fits
+            fits = self._make_room_for(store, checkpoint, size)
+            return fits
+
+        changed = store.move_of(checkpoint) is not None or (payload.logits is not None) != checkpoint.has_logits
+        if (changed or not self._tier.put(checkpoint, payload, make_room)) and fits:
+            self.note(checkpoint)  # the writer is too far behind
+
+    def _make_room_for(self, store: TieredStore, checkpoint: Checkpoint, size: int) -> bool:
+        """Evict checkpoints of less value than `checkpoint` from the slow tier, until it has `size` free bytes.
+
+        Return False if that fails. In a shared tier, any checkpoints may be evicted.
+        """
+        queue = self._tier.queue
+        if self._tier.shared:
+            return store.make_room(self._tier, size)
+        if size > queue.capacity:
+            return False
+        while queue.free < size:
+            weakest = queue.weakest()
+            if weakest is None or value_of(weakest) >= value_of(checkpoint):
+                return False
+            store.evict_copy(self._tier, weakest)
+        return True
+
+
+def _touch(tiers: Sequence[Tier], checkpoint: Checkpoint) -> None:
+    for tier in tiers:
+        if tier.name in checkpoint.sizes:
+            tier.queue.touch(checkpoint)
+
+
+def value_of(checkpoint: Checkpoint) -> int:
+    """Return the value of storing a checkpoint: the tokens that it saves, times one more than its hits."""
+    return (1 + checkpoint.hits) * checkpoint.saves
