@@ -22,15 +22,16 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tools.clients import program_checks, promptfoo_checks
-from tools.clients.questions import Row, read_clients
+from tools.clients import programs
+from tools.clients.checks import Row, read_clients
+from tools.clients.evaluations import promptfoo_rows
 
 _FOLDER = Path(__file__).parent
 _PROJECT = _FOLDER.parents[1]
 
 _CLIENTS = read_clients(PROJECT=_PROJECT)
 PYTHON: Mapping[str, str] = _CLIENTS["python"]
-ALL = [*PYTHON, *(f"npm:{name}" for name in _CLIENTS["node"]), "promptfoo", *program_checks.PROGRAMS]
+ALL = [*PYTHON, *(f"npm:{name}" for name in _CLIENTS["node"]), "promptfoo", *programs.PROGRAMS]
 _SHOWN = 110  # characters of an outcome
 
 
@@ -69,13 +70,13 @@ def _try(name: str, root: str, folder: Path) -> Iterator[tuple[str, Row]]:
         found = _lines(["node", f"{script}.mjs", f"{root}/v1"], folder / "node", os.environ)
     elif name == "promptfoo":
         version = _install_npm(folder, name)
-        found = promptfoo_checks.rows(f"{root}/v1", str(folder / "node_modules" / ".bin" / name))
+        found = promptfoo_rows(f"{root}/v1", str(folder / "node_modules" / ".bin" / name))
     else:
-        package = program_checks.PROGRAMS[name].package
+        package = programs.PROGRAMS[name].package
         is_python = "==" in package
         version = _install_python(folder, [package]) if is_python else _install_npm(folder, package)
-        programs = folder / "bin" if is_python else folder / "node_modules" / ".bin"
-        found = program_checks.rows(name, root, f"{programs}:{os.environ['PATH']}")
+        commands = folder / "bin" if is_python else folder / "node_modules" / ".bin"
+        found = programs.rows(name, root, f"{commands}:{os.environ['PATH']}")
     for row in found:
         yield version, row
 

@@ -1,6 +1,6 @@
 """Runs the checks of one Python package in the environment that has it, and prints each outcome as a line of JSON.
 
-    python -m tools.clients.run_checks MODULE URL
+    python -m tools.clients.run_checks NAME URL
 
 What the package prints goes to the standard error stream.
 """
@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib import import_module
 
-from tools.clients.questions import Check, Checks, Row
+from tools.clients import agents, chats, evaluations, vectors
+from tools.clients.checks import Check, Row
 
 
 def main() -> None:
-    module, url = sys.argv[1:]
+    name, url = sys.argv[1:]
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    checks: Checks = import_module(f"tools.clients.{module}_checks").CHECKS
-    for what, check in checks.items():
+    [client] = [getattr(module, name) for module in (agents, chats, evaluations, vectors) if hasattr(module, name)]
+    for what, check in client().items():
         print(json.dumps(_run(what, check, url)._asdict()), file=lines, flush=True)
 
 

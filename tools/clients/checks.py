@@ -1,4 +1,8 @@
-"""The questions that the checks of all client packages ask, and the types into which the answers are parsed."""
+"""The checks of client packages: what they ask, and the types into which the answers are parsed.
+
+A client is a function of `agents`, `chats`, `evaluations` or `vectors`. It imports its package, which its own
+environment has, and returns its checks.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,12 @@ Check: TypeAlias = Callable[[str], object]
 
 Checks: TypeAlias = Mapping[str, Check]
 """What is checked of a package -> the check."""
+
+Ask: TypeAlias = Callable[[str, str], object]
+"""Takes the URL of the API and a question, and returns what the package made of the answer."""
+
+Ranking: TypeAlias = Sequence[tuple[int, float]]
+"""The places in `TEXTS` of the ranked texts with their scores, the best first."""
 
 
 class Row(NamedTuple):
@@ -48,6 +58,9 @@ class Person(BaseModel):
     likes: list[Colour] = Field(max_length=3)
 
 
+PERSON_FORMAT = {"type": "json_schema", "json_schema": {"name": "Person", "schema": Person.model_json_schema()}}
+
+
 def weather(city: str) -> str:
     """Return the weather in a city.
 
@@ -65,15 +78,6 @@ WEATHER_TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-
-
-def person_format() -> dict[str, Any]:
-    """Return the `response_format` of a `Person`."""
-    return {"type": "json_schema", "json_schema": {"name": "Person", "schema": Person.model_json_schema()}}
-
-
-Ask: TypeAlias = Callable[[str, str], object]
-"""Takes the URL of the API and a question, and returns what the package made of the answer."""
 
 
 def answers_france(ask: Ask) -> Check:
@@ -99,10 +103,6 @@ def gives_person(ask: Ask) -> Check:
 def calls_weather(ask: Ask) -> Check:
     """Return a check that asks for the weather and tests that the package receives a tool call from the model."""
     return lambda url: ask(url, WEATHER_QUESTION)
-
-
-Ranking: TypeAlias = Sequence[tuple[int, float]]
-"""The places in `TEXTS` of the ranked texts with their scores, the best first."""
 
 
 def ranks_texts(rank: Callable[[str, str], Ranking]) -> Check:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.clients.questions import FRANCE_QUESTION, Row, read_clients
+from tools.clients.checks import FRANCE_QUESTION, Row, read_clients
 from tools.clients.recorder import Recorder
 
 _SECOND_QUESTION, _THIRD_QUESTION = "What is 1 + 1?", "What is the capital of Spain?"

@@ -1,0 +1,147 @@
+"""Checks of programs that evaluate or measure a model: a function for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tools.clients.checks import FRANCE_QUESTION, MODEL, WEATHER_QUESTION, Checks, Row, read_clients, root_of, weather
+
+_REQUESTS = 6  # of aiperf
+_ITEMS = 8  # of a task of lm-eval
+_TOKENIZER = Path(__file__).parents[2] / "rnn_engine" / "demo" / "tokenizer.json"
+
+
+def aiperf() -> Checks:
+    """Return the check of a benchmark of streamed chats, with the demo model's tokenizer."""
+
+    def profile(url: str) -> str:
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            shutil.copy(_TOKENIZER, folder)
+            (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+            (folder / "questions.jsonl").write_text(json.dumps({"text": FRANCE_QUESTION}))
+            command = (
+                f"{Path(sys.executable).with_name('aiperf')} profile --model {MODEL} --url {root_of(url)} "
+                f"--endpoint-type chat --streaming --request-count {_REQUESTS} --tokenizer {folder} --ui none "
+                f"--input-file {folder}/questions.jsonl --custom-dataset-type single_turn "
+                f"--artifact-dir {folder}/out --use-server-token-count"
+            )
+            subprocess.run(command.split(), check=True, stdout=sys.stderr)
+            found = json.loads((folder / "out" / "profile_export_aiperf.json").read_text())
+        assert (found["request_count"]["avg"], found["error_summary"]) == (_REQUESTS, []), found
+        return f"{_REQUESTS} requests, {found['time_to_first_token']['avg']:.0f} ms to the first token"
+
+    return {"`profile` of streamed chats": profile}
+
+
+def inspect_ai() -> Checks:
+    """Return the check of an evaluation whose samples need a plain answer and a tool's result."""
+    import inspect_ai
+    from inspect_ai.dataset import Sample
+    from inspect_ai.model import GenerateConfig, get_model
+    from inspect_ai.scorer import includes
+    from inspect_ai.solver import generate, use_tools
+    from inspect_ai.tool import tool
+
+    @tool(name="weather")  # type: ignore[untyped-decorator]
+    def weather_tool() -> Any:  # noqa: ANN401
+        async def execute(city: str) -> str:
+            """Return the weather in a city.
+
+            Args:
+                city: The city.
+            """
+            return weather(city)
+
+        return execute
+
+    def accuracy(url: str, provider: str) -> str:
+        samples = [Sample(FRANCE_QUESTION, target="Paris"), Sample(WEATHER_QUESTION, target="22")]
+        solver = [use_tools(weather_tool()), generate()]
+        task = inspect_ai.Task(samples, solver=solver, scorer=includes(), config=GenerateConfig(temperature=0))
+        model = get_model(f"{provider}/{MODEL}", base_url=url, api_key="-", memoize=False)
+        with TemporaryDirectory() as folder:
+            [log] = inspect_ai.eval(task, model, log_dir=folder, display="none")
+            assert log.results.scores[0].metrics["accuracy"].value == 1, log
+            return str(log.samples[-1].output.completion)
+
+    return {f"`eval`, `{each}/`": partial(accuracy, provider=each) for each in ("openai", "openai-api/served")}
+
+
+def lm_eval() -> Checks:
+    """Return the checks of lm-eval: `local-chat-completions` generates, and `local-completions` scores texts.
+
+    Texts are scored with the server's own tokenizer. The tasks are defined in this folder. `rnn_engine` runs them on an
+    engine in lm-eval's own process, without the server.
+    """
+
+    def run(model: str, model_args: str, task: str, metric: str, *options: str) -> str:
+        """Run lm-eval on some items of a task. Raises CalledProcessError if it fails."""
+        module = "rnn_engine.compat.lm_eval" if model == "rnn_engine" else "lm_eval"
+        command = [sys.executable, "-m", module, "run", "--model", model, "--model_args", model_args, "--tasks", task]
+        with TemporaryDirectory() as folder:
+            paths = ["--include_path", str(Path(__file__).parent), "--output_path", folder]
+            subprocess.run([*command, *paths, "--limit", str(_ITEMS), *options], check=True, stdout=sys.stderr)
+            [results] = Path(folder).rglob("results_*.json")
+            found = json.loads(results.read_text())["results"][task]
+        return f"{found['sample_len']} items, {metric} {found[f'{metric},none']}"
+
+    def generates(model: str, model_args: str) -> str:
+        return run(model, model_args, "rnn_engine_chat", "exact_match", "--apply_chat_template")
+
+    def scores(model: str, model_args: str) -> str:
+        return run(model, model_args, "rnn_engine_choices", "acc")
+
+    served = f"model={MODEL},num_concurrent=2,base_url="
+    return {
+        "`local-chat-completions`": lambda url: generates("local-chat-completions", f"{served}{url}/chat/completions"),
+        "`local-completions`, remote tokenizer": lambda url: scores(
+            "local-completions", f"{served}{url}/completions,tokenizer_backend=remote"
+        ),
+        "`rnn_engine`, in process": lambda _: (
+            f"{scores('rnn_engine', f'model={MODEL}')}; {generates('rnn_engine', f'model={MODEL}')}"
+        ),
+    }
+
+
+def promptfoo_rows(url: str, command: str) -> Iterator[Row]:
+    """Run promptfoo's evaluation of each provider by `command` against the API at `url`, and yield the outcomes."""
+    for check in read_clients(URL=url, ROOT=root_of(url))["promptfoo"]:
+        yield _evaluate(url, command, **check)
+
+
+def _evaluate(
+    url: str, command: str, provider: str, config: Mapping[str, Any], question: str, expected: Mapping[str, Any]
+) -> Row:
+    """Ask one question through promptfoo, and return the outcome: whether the answer is the expected one."""
+    evaluation = {
+        "prompts": ["{{question}}"],
+        "providers": [{"id": provider, "config": config}],
+        "tests": [{"vars": {"question": question}, "assert": [expected]}],
+    }
+    what = f"`{provider}`, {expected['type']}"
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "promptfooconfig.yaml")
+        path.write_text(json.dumps(evaluation))  # JSON is YAML
+        switches = {"PROMPTFOO_DISABLE_TELEMETRY": "1", "PROMPTFOO_DISABLE_UPDATE": "1"}
+        done = subprocess.run(
+            [command, "eval", "--no-cache", "--no-write", "--config", path, "--output", f"{folder}/found.json"],
+            env={**os.environ, "OLLAMA_BASE_URL": root_of(url), "PROMPTFOO_CONFIG_DIR": folder, **switches},
+            capture_output=True,
+            text=True,
+            check=False,  # it fails if the answer is not the expected one
+        )
+        if not Path(folder, "found.json").exists():
+            return Row(what, False, done.stderr)
+        [found] = json.loads(Path(folder, "found.json").read_text())["results"]["results"]
+    outcome = json.dumps(found.get("response", {}).get("output")) if found["success"] else found["error"]
+    return Row(what, found["success"], outcome)
