@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NoReturn
 
@@ -17,29 +17,24 @@ from tools.live_server.process import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table: the outcome of one run."""
+    """A row of the table: the outcome of this process's run on `device`."""
 
     what: str
     often: str
     lost: str
     measured: str
-    where: str
-    command: str
+    device: str
 
     def __str__(self) -> str:
-        return f"| {' | '.join(cell.replace('|', '/') for cell in astuple(self))} |"
-
-
-def where(device: str) -> str:
-    """Return a cell of the table: the device, the system, the revision and today's date."""
-    command = ("git", "rev-parse", "--short", "HEAD")
-    revision = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    return f"{device}, {platform.system()} {platform.machine()}, {revision}, {datetime.now(UTC):%Y-%m-%d}"
-
-
-def command_line(module: str) -> str:
-    """Return a cell of the table: the command line of this process."""
-    return f"`{' '.join(['python -m', module, *sys.argv[1:]])}`"
+        revision = subprocess.run(
+            ("git", "rev-parse", "--short", "HEAD"), cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        where = f"{self.device}, {platform.system()} {platform.machine()}, {revision}, {datetime.now(UTC):%Y-%m-%d}"
+        module = sys.modules["__main__"].__spec__
+        assert module is not None, "the tools are run with python -m"
+        command = " ".join(["python -m", module.name.removesuffix(".__main__"), *sys.argv[1:]])
+        cells = (self.what, self.often, self.lost, self.measured, where, f"`{command}`")
+        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def finish(row: Row, faults: Sequence[str]) -> NoReturn:

@@ -31,7 +31,7 @@ def usual() -> Iterator[tuple[GpuRunner, MatMulKernels]]:
 
 
 def is_compiled_soon(variant: MatMulVariant) -> bool:
-    """Return True if a variant compiles quickly. `tools.fuzz.engine kernels` takes the others, too."""
+    """Return True if a variant compiles quickly."""
     return isinstance(variant, StreamVariant) and variant.panels == 1
 
 

@@ -1,64 +1,43 @@
-"""Some hundred damaged requests to the application over the real engine on the CPU cause no fault of the server."""
+"""The OpenAPI document's description of every route, compared with a server over the demo model; damaged requests."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator
+import asyncio
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
-from tests.support.http import Client
-from tools.fuzz.cases import TRIED_ROUTES, Case, CaseMaker
-from tools.fuzz.routes import NOT_IMPLEMENTED, Answer, exported_states, faults, send
+from rnn_engine_server.apis.routes import ALL_ROUTES
+from rnn_engine_server.core.settings import Limits, ServerSettings
+from rnn_engine_server.openapi.document import plain_path
+from tests.support.demo_server import demo_server
+from tools.fuzz.routes import LEFT_OUT, fault_of, try_damaged, try_document
 
-CASES = 200
+LIMITS = Limits(max_answer_tokens=256, max_request_seconds=20)
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=4)
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
-        yield client
-
-
-async def test_no_answer_is_the_servers_fault(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    url = str(client.make_url("")).rstrip("/")
-    kinds = ("value", "value", "value", "value", "body")
-    maker = CaseMaker(TRIED_ROUTES, await exported_states(url), 1, kinds)
-    classes = set()
-    with caplog.at_level(logging.ERROR):
-        for case in map(maker.make, range(CASES)):
-            answer = await send(url, case)
-            assert list(faults(case, answer)) == [], case
-            if answer.status not in (None, NOT_IMPLEMENTED):  # an unread body may cost the answer
-                classes.add(answer.status // 100)
-    assert classes == {2, 4}
-    assert caplog.records == []
+def test_every_route_keeps_to_the_document_and_damage_is_refused() -> None:
+    with demo_server(ServerSettings(limits=LIMITS)) as url:
+        breaches = try_document(url, examples=1, seed=0)
+        faults = asyncio.run(try_damaged(url, breaches.requests, 100, seed=1))
+    assert breaches.errors == []
+    assert list(breaches.found.values()) == []
+    assert faults == []
+    tried = {label for label, _ in breaches.answers}
+    assert tried == {f"{route.method} {plain_path(route.path)}" for route in ALL_ROUTES if route.path not in LEFT_OUT}
+    answered = {label for label, status in breaches.answers if status == "2xx"}
+    assert {"POST /v1/chat/completions", "POST /v1/messages", "POST /api/chat", "POST /generate_stream"} <= answered
 
 
 @pytest.mark.parametrize(
-    ("answer", "number"),
+    ("answer", "is_fault"),
     [
-        (Answer(200, b"anything"), 0),
-        (Answer(400, b'{"error": {"message": "", "type": "", "param": null, "code": null}}'), 0),
-        (Answer(400, b"text"), 1),
-        (Answer(500, b'{"error": {"message": "", "type": "", "param": null, "code": null}}'), 1),
-        (Answer(None, b""), 1),
-        (Answer(None, b"", hung=True), 1),
+        (b"HTTP/1.1 200 OK\r\n\r\nanything", False),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n{}", False),
+        (b"HTTP/1.1 500 Internal Server Error\r\n\r\n{}", True),
+        (b"HTTP/1.1 501 Not Implemented\r\n\r\n", False),
+        (b"", False),
+        (None, True),
     ],
 )
-def test_what_counts_as_a_fault(answer: Answer, number: int) -> None:
-    assert len(list(faults(Case(0, "GET /", "value", b"", whole=True), answer))) == number
-
-
-def test_a_case_depends_on_its_number_alone() -> None:
-    makers = [CaseMaker(TRIED_ROUTES, {"full": b"state"}, seed) for seed in (0, 0, 1)]
-    first, second, other = ([maker.make(number).data for number in range(50)] for maker in makers)
-    assert first == second
-    assert first != other
+def test_what_counts_as_a_fault(answer: bytes | None, is_fault: bool) -> None:
+    assert (fault_of(answer) is not None) == is_fault

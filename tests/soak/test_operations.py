@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,28 +11,31 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
-from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import ServerSettings
 from tests.support.http import Client
+from tools.kill.ledger import Ledger, found_states
 from tools.live_server.caller import Caller
 from tools.soak import operations
-from tools.soak.measure import Driver
+from tools.soak.measure import Driver, Record
 from tools.soak.operations import Operation, make_operations
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=4)
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=4, states=StateSettings(folder=tmp_path))
     async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
         yield client
 
 
 async def test_every_operation_ends_well(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "LONGEST_STALL", 0.1)
-    url = str(client.make_url("")).rstrip("/")
-    for number, operation in enumerate(make_operations()):
+    url, ledger = str(client.make_url("")).rstrip("/"), Ledger()
+    for number, operation in enumerate(make_operations(ledger)):
         await operation.run(Caller(client.session, url, Random(number), number))
+    assert ledger.acknowledged.total() == 1
+    assert ledger.check(await found_states(Caller(client.session, url, Random(0), 0))) == []
 
 
 async def test_a_surprise_is_counted_and_others_go_on(client: Client) -> None:
@@ -43,10 +47,9 @@ async def test_a_surprise_is_counted_and_others_go_on(client: Client) -> None:
 
     url = str(client.make_url("")).rstrip("/")
     both = (Operation("fail", 1, fail), Operation("succeed", 1, succeed))
-    driver = Driver(client.session, url, both, rate=200, seed=0, most=8)
-    await driver.run(0.2)
-    [(what, count)] = driver.record.surprises.items()
+    record = Record()
+    await Driver(client.session, url, both, Ledger(), rate=200, seed=0, most=8, record=record).run(0.2)
+    [(what, count)] = record.surprises.items()
     assert what.startswith("fail: RefusedError: GET /nothing/here: 404, not [200]: ")
     assert count > 0
-    assert driver.record.done.keys() == {"succeed"}
-    assert len(driver.record.timings) == driver.record.done["succeed"]
+    assert {timing.name for timing in record.timings} == {"succeed"}

@@ -50,7 +50,7 @@ from tests.support.pth import save_pth
 from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state
 from tests.tokenizer.test_huggingface import byte_level_library
 from tools.fuzz.mutations import mutate_file
-from tools.reliability_table import Row, command_line, finish, where
+from tools.reliability_table import Row, finish
 
 MOST_MEMORY = 32 << 20  # bytes; the largest of the files has some 0.1 MB
 _MOST_SECONDS = 10.0  # of the processor, whatever else the machine does
@@ -304,8 +304,7 @@ def main(cases: int, seed: int) -> None:
         f"{cases * len(KINDS):,} of {len(KINDS)} kinds",
         f"{len(faults)} crashes, wrong states, or more than {MOST_MEMORY >> 20} MiB",
         "",
-        where("no device"),
-        command_line("tools.fuzz.files"),
+        "no device",
     )
     finish(row, faults)
 

@@ -22,7 +22,7 @@ from tools.kill.tuning import TuningCampaign
 from tools.reliability_table import finish
 
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
-_COUNT = click.IntRange(min=1)
+_KILLS = click.option("--kills", type=click.IntRange(min=1), default=30, show_default=True)
 _SEED = click.option("--seed", default=0, show_default=True)
 _CONTEXT = {"ignore_unknown_options": True}
 
@@ -33,55 +33,49 @@ def main() -> None:
 
 
 @main.command(context_settings=_CONTEXT)
-@click.option("--kills", type=_COUNT, default=200, show_default=True)
+@_KILLS
 @_SEED
 @_OPTIONS
 def server(kills: int, seed: int, options: tuple[str, ...]) -> None:
     """Kill a server at random moments during writes, start it again, and compare all states and answers."""
-    with TemporaryDirectory() as folder:
-        lives = StateLives(Path(folder), options, Random(seed))
-        _run(lives, kills)
-    click.echo("\n".join(lives.lines()))
-    finish(lives.row(), lives.faults)
+    _run(StateLives, kills, seed, options)
 
 
 @main.command(context_settings=_CONTEXT)
-@click.option("--kills", type=_COUNT, default=30, show_default=True)
+@_KILLS
 @_SEED
 @_OPTIONS
 def kept(kills: int, seed: int, options: tuple[str, ...]) -> None:
     """Kill a server that keeps conversations, responses in the background and message batches, and compare them."""
+    _run(KeptLives, kills, seed, options)
+
+
+def _run(kind: type[Lives], kills: int, seed: int, options: tuple[str, ...]) -> None:
     with TemporaryDirectory() as folder:
-        lives = KeptLives(Path(folder), options, Random(seed))
-        _run(lives, kills)
+        lives = kind(Path(folder), options, Random(seed))
+        for number in range(kills + 1):
+            asyncio.run(lives.live(kill=number < kills))
+            click.echo(f"{lives.kills}/{kills} kills, {len(lives.faults)} faults", err=True)
     finish(lives.row(), lives.faults)
-
-
-def _run(lives: Lives, kills: int) -> None:
-    for number in range(kills + 1):
-        asyncio.run(lives.live(kill=number < kills))
-        click.echo(f"{lives.kills}/{kills} kills, {len(lives.faults)} faults", err=True)
 
 
 @main.command(context_settings=_CONTEXT)
 @click.argument("case", type=click.Choice(list(CASES)))
-@click.option("--times", type=_COUNT, default=20, show_default=True, help="Of replicas and store.")
-@click.option("--delay", default=0.2, show_default=True, help="Seconds that a message takes longer.")
-@click.option("--replicas", type=click.IntRange(min=2), default=2, show_default=True)
+@click.option("--times", type=click.IntRange(min=1), default=20, show_default=True, help="Of replicas and store.")
 @_OPTIONS
-def fleet(case: str, times: int, delay: float, replicas: int, options: tuple[str, ...]) -> None:
+def fleet(case: str, times: int, options: tuple[str, ...]) -> None:
     """Disturb a fleet with a shared store under load, and check every answer and every named state."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         with one_engine(folder) as url:
             questions = asyncio.run(make_questions(url))
-        with start_machines(folder, replicas, options) as machines:
-            campaign = asyncio.run(disturb(case, machines, questions, times, delay))
-    finish(campaign.row(case, times, delay), campaign.faults)
+        with start_machines(folder, options) as machines:
+            campaign = asyncio.run(disturb(case, machines, questions, times))
+    finish(campaign.row(case, times), campaign.faults)
 
 
 @main.command(context_settings=_CONTEXT)
-@click.option("--runs", type=_COUNT, default=3, show_default=True, help="Each is killed four times.")
+@click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Each is killed four times.")
 @_SEED
 @_OPTIONS
 def tuning(runs: int, seed: int, options: tuple[str, ...]) -> None:
@@ -95,7 +89,7 @@ def tuning(runs: int, seed: int, options: tuple[str, ...]) -> None:
 
 
 @main.command(context_settings=_CONTEXT)
-@click.option("--kills", type=_COUNT, default=30, show_default=True, help="At least so many.")
+@_KILLS
 @_SEED
 @_OPTIONS
 def jobs(kills: int, seed: int, options: tuple[str, ...]) -> None:

@@ -25,7 +25,7 @@ from tools.kill.load import STORY, Load, Lost, Question, Tally, make_story
 from tools.live_server.asking import metric
 from tools.live_server.caller import Caller, RefusedError
 from tools.live_server.process import CLI, ServerProcess
-from tools.reliability_table import Row, command_line, where
+from tools.reliability_table import Row
 
 CASES = {
     "replicas": "SIGKILL of replicas of a fleet under load",
@@ -34,10 +34,12 @@ CASES = {
 }
 CLIENTS = 5
 _WRITERS = 2
+_REPLICAS = 2
 _SLOTS = 4  # of a replica
 _CALM, _BETWEEN = "undisturbed", "between"
 _CALM_SECONDS = 15.0
 _SLOW_SECONDS = 60.0
+_DELAY = 0.2  # seconds that a message between fleet and store takes longer, where the network is slow
 _SETTLE_SECONDS = 1.0  # of load before something dies, and after all is well again
 _LONGEST_DOWN = 2.0  # seconds that the store is gone
 _PATIENCE = 120.0  # seconds until all must be well again
@@ -55,15 +57,9 @@ _STORE_POLICY = ("--maxmemory-policy", "volatile-lru")
 class Machines:
     """The processes of a fleet on this machine: replicas, store and server, and the network proxy between them."""
 
-    replicas: int
     store: StoreServer
     network: SlowProxy  # between the fleet and the store
     server: ServerProcess
-
-    @property
-    def num_slots(self) -> int:
-        """The number of slots of all replicas together."""
-        return self.replicas * _SLOTS
 
     def replica_processes(self) -> list[psutil.Process]:
         """Return the processes of the replicas that are running, the oldest first."""
@@ -85,16 +81,16 @@ def _is_replica(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def start_machines(folder: Path, replicas: int, options: Sequence[str]) -> Iterator[Machines]:
+def start_machines(folder: Path, options: Sequence[str]) -> Iterator[Machines]:
     """Start a fleet, yield it once it accepts requests, and kill it. `options` go to `rnn-engine fleet`."""
     with ExitStack() as undo:
         store = StoreServer(folder, *_STORE, *_STORE_POLICY)
         undo.callback(store.kill)
         network = SlowProxy(store.port, 0.0)
         undo.callback(network.close)
-        fleet = (*_ENGINE, *_FLEET, "--replicas", str(replicas), "--store", network.url, *options)
+        fleet = (*_ENGINE, *_FLEET, "--replicas", str(_REPLICAS), "--store", network.url, *options)
         server = undo.enter_context(ServerProcess(fleet, command=(CLI, "fleet")))
-        yield Machines(replicas, store, network, server)
+        yield Machines(store, network, server)
 
 
 @contextmanager
@@ -118,7 +114,6 @@ class Campaign:
     faults: list[str] = field(default_factory=list)
     noticed: list[float] = field(default_factory=list)  # seconds from a death until the fleet told of it
     whole: list[float] = field(default_factory=list)  # seconds from a death, or the store's start, until all is well
-    store_bytes: float = 0.0  # of states that the replicas that lived at the end had read from the store
 
     @property
     def url(self) -> str:
@@ -145,10 +140,10 @@ class Campaign:
                 f"kill {number}", self._restart_the_store(), lambda one: one.needs_store and "store" in one.message
             )
 
-    async def slow_network(self, delay: float) -> None:
-        """Delay each message between fleet and store by `delay` seconds for a while. No request may fail."""
-        self.machines.network.delay = delay
-        await self._disturb(f"{1e3 * delay:g} ms", asyncio.sleep(_SLOW_SECONDS), lambda _: False)
+    async def slow_network(self) -> None:
+        """Delay each message between fleet and store for a while. No request may fail."""
+        self.machines.network.delay = _DELAY
+        await self._disturb("slow", asyncio.sleep(_SLOW_SECONDS), lambda _: False)
 
     async def _disturb(self, part: str, disturbance: Awaitable[None], may_be: Callable[[Lost], bool]) -> list[Lost]:
         """Run `disturbance` while writers change named states, wait for its requests, and check all named states.
@@ -203,7 +198,7 @@ class Campaign:
 
     async def _kill_a_replica(self) -> None:
         victim = self.random.choice(self.machines.replica_processes())
-        begun, full = time.monotonic(), self.machines.num_slots
+        begun, full = time.monotonic(), _REPLICAS * _SLOTS
         victim.kill()
         await self._until(lambda: self._slots_are(lambda slots: slots < full))
         self.noticed.append(time.monotonic() - begun)
@@ -232,23 +227,22 @@ class Campaign:
     def _caller(self) -> Caller:
         return Caller(self.session, self.url, Random(self.random.random()), 0)
 
-    def row(self, case: str, times: int, delay: float) -> Row:
+    def row(self, case: str, times: int) -> Row:
         """Return the run's row for the table of docs/reliability.md."""
-        often = f"{1e3 * delay:g} ms each way, {_SLOW_SECONDS:g} s" if case == "network" else f"{times} times"
-        device = f"cpu, {self.machines.replicas} replicas"
-        found = "; ".join(self._measured())
-        faults = f"{len(self.faults)} faults"
-        return Row(CASES[case], f"{often}, {CLIENTS} clients", faults, found, where(device), command_line("tools.kill"))
-
-    def _measured(self) -> Iterator[str]:
+        often = f"{1e3 * _DELAY:g} ms each way, {_SLOW_SECONDS:g} s" if case == "network" else f"{times} times"
         tallies, ledger = self.load.tallies.values(), self.ledger
         errors = sum((tally.errors for tally in tallies), Counter[str]())
-        wrong = sum(len(tally.wrong) for tally in tallies)
-        yield f"{sum(tally.requests for tally in tallies)} requests, {wrong} with wrong tokens, {errors.total()} errors"
-        yield from (f"{count} times: {message}" for message, count in errors.most_common())
-        yield f"{ledger.acknowledged.total()} changes of names acknowledged, {ledger.cut_off.total()} refused"
-        yield f"{ledger.checks} states checked"
-        yield f"{self.store_bytes / 1e6:.0f} MB of states read from the store by the replicas that lived at the end"
+        requests, wrong = sum(tally.requests for tally in tallies), sum(len(tally.wrong) for tally in tallies)
+        lost = [
+            f"{len(self.faults)} faults: {requests} requests, {wrong} with wrong tokens",
+            *(f"{count} times: {message}" for message, count in errors.most_common()),
+            f"{ledger.acknowledged.total()} changes of names acknowledged, {ledger.cut_off.total()} refused",
+        ]
+        device = f"cpu, {_REPLICAS} replicas"
+        measured = "; ".join(self._measured())
+        return Row(CASES[case], f"{often}, {CLIENTS} clients", "; ".join(lost), measured, device)
+
+    def _measured(self) -> Iterator[str]:
         for what, seconds in (("noticed", self.noticed), ("whole again", self.whole)):
             if seconds:
                 yield f"{what} after {statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
@@ -272,7 +266,7 @@ def _percentiles(tallies: Sequence[Tally], needs_store: bool) -> str:
     return f"{1e3 * cuts[49]:.0f} ms (99 %: {1e3 * cuts[98]:.0f} ms)"
 
 
-async def disturb(case: str, machines: Machines, questions: Sequence[Question], times: int, delay: float) -> Campaign:
+async def disturb(case: str, machines: Machines, questions: Sequence[Question], times: int) -> Campaign:
     """Run a whole test: put a fleet under load, disturb it as `case` says, and check that SIGTERM ends it."""
     random, url = Random(0), machines.server.url
     async with ClientSession() as session:
@@ -287,8 +281,7 @@ async def disturb(case: str, machines: Machines, questions: Sequence[Question], 
                 case "store":
                     await made.restart_store(times)
                 case _:
-                    await made.slow_network(delay)
-        made.store_bytes = await metric(session, url, 'rnn_engine_store_bytes_total{direction="read",model="demo"}')
+                    await made.slow_network()
     made.faults += [f"between: wrong tokens: {wrong}" for wrong in load.tallies[_BETWEEN].wrong]
     if machines.server.stop() != 0:
         made.faults.append("the fleet did not end with 0 at SIGTERM")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -15,19 +16,19 @@ from typing import Any, Final
 import psutil
 from aiohttp import ClientError, ClientSession, FormData
 
-from tools.live_server.asking import device_of
+from tools.kill.lives import Lives
 from tools.live_server.caller import TEXT, Caller, some_words
 from tools.live_server.process import ROOT, ServerProcess
-from tools.reliability_table import Row, command_line, where
+from tools.reliability_table import Row
 
 _DATA: Final = ROOT / "docs" / "state-tuning" / "calls.jsonl"
-_OPTIONS: Final = ("--device", "cpu")  # with `auto`, another run may have another device, and so other states
 _LINES: Final = 600  # of the batch
 _TUNING: Final = {"n_epochs": 4, "batch_size": 4, "learning_rate_multiplier": 30}
 _SHORTEST, _LONGEST = 1.0, 25.0  # seconds of the life of a server
 _PATIENCE: Final = 10.0  # seconds in which the process of a job must end after its server
 _LOOK_SECONDS: Final = 0.2
 _BATCHES, _JOBS, _FILES = "/v1/batches", "/v1/fine_tuning/jobs", "/v1/files"
+_UNFINISHED: Final = {".partial", ".checkpoint", ".state", ".output", ".errors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +40,40 @@ class Results:
 
 
 @dataclass
-class Run:
-    """A batch and a fine-tuning job in a folder of their own, over all lives of their server."""
+class JobLives(Lives):
+    """Lives of a server that runs a batch and a fine-tuning job, up to the end of both."""
 
-    folder: Path
-    options: tuple[str, ...]
+    longest_life: float = inf  # seconds
     batch: str = ""  # its id, once it is there
     job: str = ""
-    kills: int = 0
     resumed: int = 0  # starts after which the fine-tuning job went on from a checkpoint
-    device: str = ""
-    faults: list[str] = field(default_factory=list)
+    results: Results | None = None  # once both have ended
 
-    async def live(self, seconds: float | None) -> Results | None:
-        """Run one life: start the server, and kill it after some seconds. Return the results if both jobs have ended.
-
-        With None it is not killed.
-        """
+    def cut_short(self) -> list[Path]:
         self.resumed += any((self.folder / "jobs" / "blobs").glob("ftjob-*.checkpoint"))
-        with ServerProcess((*_OPTIONS, "--state-folder", str(self.folder), *self.options)) as server:
-            deadline = None if seconds is None else time.monotonic() + seconds
-            async with ClientSession() as session:
-                caller = Caller(session, server.url, Random(0), 0)
-                self.device = await device_of(session, server.url)
-                if not self.batch:
-                    await self._begin(caller)
-                while deadline is None or time.monotonic() < deadline:
-                    if await self._has_ended(caller):
-                        results = await self._results(caller)
-                        self._note(server.stop() == 0, "the server did not end with 0 at SIGTERM")
-                        return results
-                    await asyncio.sleep(_LOOK_SECONDS)
-            children = psutil.Process(server.pid).children()
-            server.kill()
-            self.kills += 1
-            _, alive = psutil.wait_procs(children, _PATIENCE)
-            self._note(not alive, f"{len(alive)} processes of jobs outlived their server")
-        return None
+        return []  # a job removes its own when it goes on
+
+    def serve_options(self) -> Sequence[str]:
+        # With the device `auto`, another run may have another device, and so other states.
+        return ("--device", "cpu", "--state-folder", str(self.folder))
+
+    async def check(self, caller: Caller) -> None:
+        if not self.batch:
+            await self._begin(caller)
+
+    async def change_until_killed(self, session: ClientSession, server: ServerProcess) -> bool:
+        caller = self._caller(session, server.url)
+        deadline = time.monotonic() + self.random.uniform(min(_SHORTEST, self.longest_life), self.longest_life)
+        while time.monotonic() < deadline:
+            if await self._has_ended(caller):
+                self.results = await self._results(caller)
+                return False
+            await asyncio.sleep(_LOOK_SECONDS)
+        children = psutil.Process(server.pid).children()
+        server.kill()
+        _, alive = psutil.wait_procs(children, _PATIENCE)
+        self.note(not alive, f"{len(alive)} processes of jobs outlived their server")
+        return True
 
     async def _begin(self, caller: Caller) -> None:
         random, lines = Random(0), []
@@ -107,18 +105,18 @@ class Run:
 
     async def _results(self, caller: Caller) -> Results:
         batch = await caller.call("GET", f"{_BATCHES}/{self.batch}")
-        self._note(batch["request_counts"]["completed"] == _LINES, f"the batch has {batch['request_counts']}")
+        self.note(batch["request_counts"]["completed"] == _LINES, f"the batch has {batch['request_counts']}")
         lines = (await caller.call("GET", f"{_FILES}/{batch['output_file_id']}/content")).splitlines()
-        self._note(len(lines) == _LINES, f"the file of answers has {len(lines)} lines")
+        self.note(len(lines) == _LINES, f"the file of answers has {len(lines)} lines")
         found = {(line := json.loads(each))["custom_id"]: line["response"]["body"] for each in lines}
         job = await caller.call("GET", f"{_JOBS}/{self.job}")
-        self._note(job["status"] == "succeeded", f"the fine-tuning job has ended as {job['status']}: {job['error']}")
+        self.note(job["status"] == "succeeded", f"the fine-tuning job has ended as {job['status']}: {job['error']}")
         await self._check_events(caller)
         listed = (await caller.call("GET", f"{_JOBS}/{self.job}/checkpoints"))["data"]
         names = {str(each["step_number"]): each["fine_tuned_model_checkpoint"] for each in listed}
         names["best"] = job["fine_tuned_model"]
         left = [path.name for path in (self.folder / "jobs" / "blobs").iterdir() if path.suffix in _UNFINISHED]
-        self._note(not left, f"files are left: {left}")
+        self.note(not left, f"files are left: {left}")
         return Results(
             {custom_id: body["choices"][0]["text"] for custom_id, body in found.items()},
             {step: await self._digest(caller, name) for step, name in names.items()},
@@ -129,19 +127,15 @@ class Run:
         events: list[Any] = (await caller.call("GET", f"{_JOBS}/{self.job}/events?limit=1000"))["data"]
         figures = [event["data"] for event in events if event["type"] == "metrics"]
         trained = sorted(data["step"] for data in figures if "train_loss" in data)
-        self._note(trained == list(range(1, len(trained) + 1)), "steps of the job are missing or come twice")
-        self._note(len(trained) == figures[0]["total_steps"], f"{len(trained)} steps, not {figures[0]['total_steps']}")
+        self.note(trained == list(range(1, len(trained) + 1)), "steps of the job are missing or come twice")
+        self.note(len(trained) == figures[0]["total_steps"], f"{len(trained)} steps, not {figures[0]['total_steps']}")
 
     async def _digest(self, caller: Caller, model: str) -> str:
         state = model.partition(":")[2]
         return str((await caller.call("GET", f"/v1/states/{state}"))["digest"])
 
-    def _note(self, held: bool, fault: str) -> None:
-        if not held:
-            self.faults.append(f"{self.folder.name}: {fault}")
-
-
-_UNFINISHED: Final = {".partial", ".checkpoint", ".state", ".output", ".errors"}
+    def note(self, held: bool, fault: str) -> None:
+        super().note(held, f"{self.folder.name}: {fault}")
 
 
 @dataclass
@@ -151,7 +145,7 @@ class JobCampaign:
     folder: Path
     options: tuple[str, ...]
     random: Random
-    runs: list[Run] = field(default_factory=list)
+    runs: list[JobLives] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     compared: int = 0
 
@@ -161,23 +155,23 @@ class JobCampaign:
 
     async def run(self, kills: int) -> None:
         """Make one undisturbed run, and then others until servers were killed `kills` times."""
-        expected = await self._start("undisturbed").live(None)
-        assert expected is not None
+        expected = await self._live("undisturbed", inf)
         while self.kills < kills:
-            run, results = self._start(f"run {len(self.runs)}"), None
-            while results is None:
-                with suppress(ClientError):
-                    results = await run.live(self.random.uniform(_SHORTEST, _LONGEST))
-            self._compare(run, expected, results)
+            self._compare(expected, await self._live(f"run {len(self.runs)}", _LONGEST))
         self.faults += [fault for run in self.runs for fault in run.faults]
 
-    def _start(self, name: str) -> Run:
+    async def _live(self, name: str, longest_life: float) -> Results:
+        """Run all lives of a server, and return what its jobs have made in the end."""
         folder = self.folder / name
         folder.mkdir()
-        self.runs.append(Run(folder, self.options))
-        return self.runs[-1]
+        run = JobLives(folder, self.options, self.random, longest_life=longest_life)
+        self.runs.append(run)
+        while run.results is None:
+            with suppress(ClientError):
+                await run.live(kill=True)
+        return run.results
 
-    def _compare(self, run: Run, expected: Results, results: Results) -> None:
+    def _compare(self, expected: Results, results: Results) -> None:
         for what, wanted, found in (
             ("answers", expected.answers, results.answers),
             ("states", expected.states, results.states),
@@ -185,7 +179,7 @@ class JobCampaign:
             other = [key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key)]
             self.compared += len(wanted)
             if other:
-                self.faults.append(f"{run.folder.name}: {len(other)} {what} are other ones: {sorted(other)[:5]}")
+                self.faults.append(f"run {len(self.runs) - 1}: {len(other)} {what} are other ones: {sorted(other)[:5]}")
 
     def row(self) -> Row:
         """Return the campaign's row for the table of docs/reliability.md."""
@@ -195,6 +189,5 @@ class JobCampaign:
             f"{self.kills} kills in {len(self.runs) - 1} runs; training went on from a checkpoint {resumed} times",
             f"{len(self.faults)} faults: lines lost or twice, steps lost or twice, files or processes left over",
             f"{self.compared} answers and states, all as in a run that was not disturbed",
-            where(self.runs[0].device),
-            command_line("tools.kill"),
+            self.runs[0].device,
         )

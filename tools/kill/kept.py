@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tools.kill.lives import Act, Lives
 from tools.live_server.caller import Caller
-from tools.reliability_table import Row, command_line, where
+from tools.reliability_table import Row
 
 _RESPONSES: Final = "/v1/responses"
 _CONVERSATIONS: Final = "/v1/conversations"
@@ -176,7 +176,6 @@ class KeptLives(Lives):
         await asyncio.sleep(0.05)
 
     def row(self) -> Row:
-        """Return the campaign's row for the table of docs/reliability.md."""
         done = ", ".join(f"{count} {what}" for what, count in sorted(self.changes.items()))
         checked = ", ".join(f"{count} {what}" for what, count in sorted(self.checked.items()))
         return Row(
@@ -184,6 +183,5 @@ class KeptLives(Lives):
             f"{self.kills} kills; acknowledged: {done}",
             f"{len(self.faults)} lost, half there, twice there or wrong",
             f"after the next start: {checked}",
-            where(self.device),
-            command_line("tools.kill"),
+            self.device,
         )

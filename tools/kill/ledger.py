@@ -93,6 +93,12 @@ class Ledger:
                 self.gone.discard(name)
 
 
+async def found_states(caller: Caller) -> dict[str, str]:
+    """Return the digests of the persistent states that a server has, by name."""
+    listed = (await caller.call("GET", "/v1/states"))["data"]
+    return {each["name"]: each["digest"] for each in listed if each["persistent"] and not each["read_only"]}
+
+
 @dataclass(frozen=True, slots=True)
 class StateWriter:
     """A client that writes persistent states. No other writer uses its names."""

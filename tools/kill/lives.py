@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +14,11 @@ from typing import ClassVar, TypeAlias
 from aiohttp import ClientError, ClientSession
 
 from rnn_engine.files import TEMPORARY_SUFFIX
-from tools.kill.ledger import Ledger, StateWriter
+from tools.kill.ledger import Ledger, StateWriter, found_states
 from tools.live_server.asking import device_of
 from tools.live_server.caller import Caller, KnownAnswers, SurpriseError
 from tools.live_server.process import ServerProcess
-from tools.reliability_table import Row, command_line, where
+from tools.reliability_table import Row
 
 Act: TypeAlias = Callable[[], Awaitable[None]]
 
@@ -37,7 +35,6 @@ class Lives:
     folder: Path
     options: tuple[str, ...]
     random: Random
-    starts: list[float] = field(default_factory=list)  # seconds
     kills: int = 0
     device: str = ""
     faults: list[str] = field(default_factory=list)
@@ -47,23 +44,24 @@ class Lives:
 
     async def live(self, *, kill: bool) -> None:
         """Run one life: start the server, check what was acknowledged before, and change it until a kill, or stop."""
-        cut_short = [path for path in self.folder.rglob(f"*{TEMPORARY_SUFFIX}") if path.is_file()]
-        begun = time.monotonic()
+        cut_short = self.cut_short()
         with ServerProcess((*self.serve_options(), *self.options)) as server:
-            self.starts.append(time.monotonic() - begun)
             left = [path.name for path in cut_short if path.exists()]
             self.note(not left, f"files of writes that were cut short are left: {left}")
             async with ClientSession() as session:
                 try:
                     await self.check(self._caller(session, server.url))
-                    self.device = await device_of(session, server.url)
+                    self.device = await device_of(server.url)
                 except (SurpriseError, ClientError) as error:
                     self.faults.append(f"after a start: {error}")
-                if kill:
-                    await self._change_until_killed(session, server)
+                if kill and await self.change_until_killed(session, server):
                     self.kills += 1
                 else:
                     self.note(server.stop() == 0, "the server did not end with 0 at SIGTERM")
+
+    def cut_short(self) -> list[Path]:
+        """Return the files of writes that were cut short, which the next start has to remove."""
+        return [path for path in self.folder.rglob(f"*{TEMPORARY_SUFFIX}") if path.is_file()]
 
     def serve_options(self) -> Sequence[str]:
         """Return the server's options, with a place of its files in `folder`."""
@@ -82,11 +80,16 @@ class Lives:
         """The changes that the server has acknowledged, by their kind."""
         raise NotImplementedError
 
+    def row(self) -> Row:
+        """Return the run's row for the table of docs/reliability.md."""
+        raise NotImplementedError
+
     def note(self, held: bool, fault: str) -> None:
         if not held:
             self.faults.append(fault)
 
-    async def _change_until_killed(self, session: ClientSession, server: ServerProcess) -> None:
+    async def change_until_killed(self, session: ClientSession, server: ServerProcess) -> bool:
+        """Run `acts` and kill the server at a random moment. Return False if the run has ended before that."""
         acts = self.acts(lambda: self._caller(session, server.url))
         tasks = [asyncio.create_task(_again_and_again(act, lambda: server.running)) for act in acts]
         wanted = self.acknowledged.total() + self.random.randrange(self.most_changes)
@@ -100,6 +103,7 @@ class Lives:
         server.kill()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             self.note(outcome is None, f"while changing: {outcome!r}")
+        return True
 
     def _caller(self, session: ClientSession, url: str) -> Caller:
         return Caller(session, url, Random(self.random.random()), 0)
@@ -134,9 +138,7 @@ class StateLives(Lives):
         return self.ledger.acknowledged
 
     async def check(self, caller: Caller) -> None:
-        listed = (await caller.call("GET", "/v1/states"))["data"]
-        writable = [entry for entry in listed if entry["persistent"] and not entry["read_only"]]
-        self.faults += self.ledger.check({entry["name"]: entry["digest"] for entry in writable})
+        self.faults += self.ledger.check(await found_states(caller))
         for _ in range(_KNOWN):
             await self.answers.ask(caller)
 
@@ -146,19 +148,11 @@ class StateLives(Lives):
         return [*(writer.write for writer in writers), lambda: self.answers.ask(asker)]
 
     def row(self) -> Row:
-        """Return the run's row for the table of docs/reliability.md."""
         ledger, answers, states = self.ledger, self.answers, self.ledger.checks
         return Row(
             "SIGKILL at random moments during writes",
             f"{self.kills} kills, {ledger.acknowledged.total()} writes acknowledged, {ledger.cut_off.total()} cut off",
             f"{len(self.faults)} of {states + answers.asked} states and answers",
             f"{states} states checked, {answers.asked} answers compared, {answers.cached} of them from the cache",
-            where(self.device),
-            command_line("tools.kill"),
+            self.device,
         )
-
-    def lines(self) -> Iterator[str]:
-        """Yield the details that the table's row leaves out: start times, and the writes by kind."""
-        yield f"{len(self.starts)} starts, {statistics.median(self.starts):.2f} s, at most {max(self.starts):.2f} s"
-        yield from (f"acknowledged: {kind}: {count}" for kind, count in sorted(self.ledger.acknowledged.items()))
-        yield from (f"cut off: {what} was found: {count}" for what, count in sorted(self.ledger.cut_off.items()))

@@ -14,7 +14,7 @@ from typing import Final
 
 from rnn_engine.files import TEMPORARY_SUFFIX
 from tools.live_server.process import CLI, ROOT
-from tools.reliability_table import Row, command_line, where
+from tools.reliability_table import Row
 
 _DATA: Final = ROOT / "docs" / "state-tuning" / "calls.jsonl"
 _SETTINGS: Final = ("--steps", "40", "--batch-size", "4", "--held-out", "0.05", "--checkpoint-seconds", "0.1")
@@ -134,6 +134,5 @@ class TuningCampaign:
             f"{self.kills.total()} kills: {kinds}; {self.writes_cut} writes of a checkpoint cut short",
             f"{len(self.faults)} states that differ, in any bit, from that of an undisturbed run",
             f"{len(self.expected)} bytes of each state",
-            where(device),
-            command_line("tools.kill"),
+            device,
         )

@@ -120,9 +120,9 @@ async def metric(session: ClientSession, url: str, name: str) -> float:
     return sum(values)
 
 
-async def device_of(session: ClientSession, url: str) -> str:
+async def device_of(url: str, api_key: str | None = None) -> str:
     """Return the name of the device on which the server runs its model."""
-    async with session.get(f"{url}/v1/models") as response:
+    async with patient_session(api_key) as session, session.get(f"{url}/v1/models") as response:
         return str((await response.json())["data"][0]["meta"]["device"])
 
 

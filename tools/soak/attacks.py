@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -27,15 +26,15 @@ import psutil
 from aiohttp import ClientError, ClientSession, FormData
 
 from tools.live_server.asking import SMALL_WINDOW, ask, connection, encode_request, patient_session
+from tools.live_server.caller import CHAT
 from tools.live_server.process import ServerProcess, write_keys
 
 MOST_HEALTH_SECONDS = 0.3
 MOST_CHAT_RATIO = 3.0  # the slowest chat beside an attack, by the slowest without one
 KEY, _OTHER_KEY = "key-of-the-attacking-client-" + 16 * "a", "key-of-the-other-client-" + 16 * "b"
-_CHAT = "/v1/chat/completions"
 _SHORT_CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 8}
-_PAUSE = 0.05  # between two probes
-_MEGABYTE = 1e6
+_PAUSE = 0.05  # seconds between two probes
+_SETTLE_SECONDS = 3.0  # after an attack
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,9 @@ class Worst:
     health: float
     chat: float
     growth: int
+
+    def __str__(self) -> str:
+        return f"{self.health * 1000:11.0f} ms {self.chat * 1000:8.0f} ms {self.growth / 1e6:6.0f} MB"
 
 
 @cache
@@ -89,7 +91,7 @@ async def _slow_reader(url: str) -> None:
 
 async def _long_chat(url: str) -> None:
     messages = [{"role": ("user", "assistant")[number % 2], "content": f"Line {number}."} for number in range(8000)]
-    await _post(url, _CHAT, json.dumps({"messages": messages, "max_tokens": 1}).encode())
+    await _post(url, CHAT, json.dumps({"messages": messages, "max_tokens": 1}).encode())
 
 
 async def _many_embeddings(url: str) -> None:
@@ -157,33 +159,32 @@ def _attack(name: str, url: str) -> None:
     asyncio.run(clients())
 
 
-async def _watch(url: str, pid: int | None, seconds: float) -> Worst:
+async def _watch(server: ServerProcess, seconds: float) -> Worst:
     """Probe the server for `seconds`, and return the worst of it."""
-    process = None if pid is None else psutil.Process(pid)
-    before = 0 if process is None else process.memory_info().rss
-    peak, end = before, time.monotonic() + seconds
-    health, chat = [0.0], [0.0]
+    process = psutil.Process(server.pid)
+    end = time.monotonic() + seconds
+    health, chat, memory = [0.0], [0.0], [process.memory_info().rss]
 
-    async def probe(session: ClientSession, path: str, times: list[float]) -> None:
+    async def ask_health(session: ClientSession) -> None:
+        async with session.get(f"{server.url}/health") as response:
+            await response.read()
+        memory.append(process.memory_info().rss)
+
+    async def ask_chat(session: ClientSession) -> None:
+        answer = await ask(session, server.url + CHAT, _SHORT_CHAT)
+        if answer.error is not None:
+            raise click.ClickException(f"a chat was refused: {answer.error}")
+
+    async def probe(asked: Callable[[ClientSession], Coroutine[Any, Any, None]], times: list[float]) -> None:
         while time.monotonic() < end:
             begun = time.perf_counter()
-            if path == _CHAT:
-                answer = await ask(session, url + path, _SHORT_CHAT)
-                if answer.error is not None:
-                    raise click.ClickException(f"a chat was refused: {answer.error}")
-            else:
-                async with session.get(url + path) as response:
-                    await response.read()
+            await asked(session)
             times.append(time.perf_counter() - begun)
             await asyncio.sleep(_PAUSE)
 
     async with patient_session(_OTHER_KEY) as session:
-        probes = asyncio.gather(probe(session, "/health", health), probe(session, _CHAT, chat))
-        while not probes.done():
-            await asyncio.wait((probes,), timeout=0.5)
-            peak = peak if process is None else max(peak, process.memory_info().rss)
-        await probes
-    return Worst(max(health), max(chat), peak - before)
+        await asyncio.gather(probe(ask_health, health), probe(ask_chat, chat))
+    return Worst(max(health), max(chat), max(memory) - memory[0])
 
 
 @click.command()
@@ -191,47 +192,31 @@ async def _watch(url: str, pid: int | None, seconds: float) -> Worst:
 @click.option(
     "--attack", "names", multiple=True, type=click.Choice(list(ATTACKS)), help="Which to run.  [default: all]"
 )
-@click.option("--minutes", type=float, help="Run attacks in random order for so long.")
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
-def main(seconds: float, names: tuple[str, ...], minutes: float | None, serve_options: tuple[str, ...]) -> None:
+def main(seconds: float, names: tuple[str, ...], serve_options: tuple[str, ...]) -> None:
     """Run the attacks, and print the worst times of /health and of another client's chat beside each."""
     exit_status = 0
     with tempfile.TemporaryDirectory() as folder:
         keys = write_keys(Path(folder), {"one:manage": KEY, "two:manage": _OTHER_KEY})
         with ServerProcess(("--api-key-file", keys, *serve_options)) as server:
-            asyncio.run(_watch(server.url, None, 3.0))
-            alone = asyncio.run(_watch(server.url, server.pid, seconds))
-            click.echo(f"{'worst /health':>14} {'worst chat':>11} {'memory':>9}  beside")
-            _print(alone, "nothing")
-            for name in _in_order(names or tuple(ATTACKS), minutes):
+            asyncio.run(_watch(server, _SETTLE_SECONDS))
+            alone = asyncio.run(_watch(server, seconds))
+            click.echo(f"{'worst /health':>14} {'worst chat':>11} {'memory':>9}  beside\n{alone}  nothing")
+            for name in names or ATTACKS:
                 child = get_context("spawn").Process(target=_attack, args=(name, server.url), daemon=True)
                 child.start()
                 try:
                     time.sleep(1.0)
-                    worst = asyncio.run(_watch(server.url, server.pid, seconds))
+                    worst = asyncio.run(_watch(server, seconds))
                 finally:
                     child.kill()
                     child.join()
                 held = worst.health < MOST_HEALTH_SECONDS and worst.chat < MOST_CHAT_RATIO * alone.chat
-                _print(worst, f"{ATTACKS[name].clients} {ATTACKS[name].what}{'' if held else ': TOO SLOW'}")
+                what = f"{ATTACKS[name].clients} {ATTACKS[name].what}"
+                click.echo(f"{worst}  {what}{'' if held else ': TOO SLOW'}")
                 exit_status |= not held
-                asyncio.run(_watch(server.url, None, 3.0))
+                asyncio.run(_watch(server, _SETTLE_SECONDS))
     sys.exit(exit_status)
-
-
-def _in_order(names: Sequence[str], minutes: float | None) -> Iterator[str]:
-    if minutes is None:
-        yield from names
-        return
-    end = time.monotonic() + 60 * minutes
-    while time.monotonic() < end:
-        yield random.choice(names)
-
-
-def _print(worst: Worst, beside: str) -> None:
-    click.echo(
-        f"{worst.health * 1000:11.0f} ms {worst.chat * 1000:8.0f} ms {worst.growth / _MEGABYTE:6.0f} MB  {beside}"
-    )
 
 
 if __name__ == "__main__":
