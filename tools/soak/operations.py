@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -53,6 +54,9 @@ def make_operations(ledger: Ledger) -> tuple[Operation, ...]:
         Operation("look at the server", 4, look),
         Operation("drop the cache", 0.05, drop_cache),
         Operation("state left to its lease", 1, leave_behind),
+        Operation("long history", 1, long_history),
+        Operation("many embeddings", 1, many_embeddings),
+        Operation("form that inflates", 0.5, inflating_form),
         Operation("bad request", 6, bad_request),
         Operation("bytes that are no request", 1, nonsense),
         Operation("stream, then cancel", 8, cancel),
@@ -171,6 +175,24 @@ async def leave_behind(caller: Caller) -> None:
     """Create a named state and do not delete it; it expires after a minute."""
     body = {"name": f"soak left {caller.number}", "prompt": caller.text(4), "ttl": 60}
     await caller.call("POST", "/v1/states", body)
+
+
+async def long_history(caller: Caller) -> None:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[number % 2], "content": f"Line {number}."} for number in range(501)]
+    await caller.call("POST", CHAT, {"messages": messages, "max_tokens": 1})
+
+
+async def many_embeddings(caller: Caller) -> None:
+    await caller.call("POST", "/v1/embeddings", {"input": [f"Line {number}." for number in range(200)]})
+
+
+async def inflating_form(caller: Caller) -> None:
+    """Upload a form with millions of lines before its first boundary."""
+    headers = {"Content-Type": "multipart/form-data; boundary=b", "Content-Encoding": "gzip"}
+    data = gzip.compress(b"\n" * 5_000_000)
+    async with caller.session.post(f"{caller.url}/v1/files", data=data, headers=headers) as response:
+        await expect(response, (400, 413))
 
 
 _ENDLESS = {"max_tokens": 100_000, "logit_bias": {"0": -100}, "temperature": 1}  # token 0 would end the text
