@@ -6,7 +6,7 @@ import pytest
 
 from rnn_engine.types import TokenDraw, TokenRun
 from tools.bench.host import InstantRunner
-from tools.bench.modelled import DeviceClock, WordTokenizer
+from tools.bench.modelled import SHAPE, DeviceClock, ModelledRunner, WordTokenizer
 
 SLOTS = 3
 
@@ -26,7 +26,7 @@ def test_the_instant_runner_draws_as_many_tokens_as_a_run_asks_for_and_others_at
 
 def test_a_modelled_device_does_one_step_after_the_other() -> None:
     clock = DeviceClock()
-    runner = InstantRunner(SLOTS, step_seconds=100.0, clock=clock)
+    runner = ModelledRunner(SHAPE, SLOTS, step_seconds=100.0, clock=clock)
     begun = clock.now()
     tickets = [runner.submit([TokenRun(0, [1], rows=1, draw=draw(count))]) for count in (3, 2)]
     seconds = []

@@ -32,6 +32,7 @@ from tools.markdown import table
 _NUM_WORDS = 500  # different ones
 _QUERY_WORDS = 8
 _PART = 32  # documents that are added at a time
+_SLOTS = 16
 _SHAPES = {name: shape for name, shape in SHAPES.items() if isinstance(shape, ShapeV7)}
 _HEAD = ("query", "seconds", "of processors", "tokens run", "tokens kept")
 
@@ -44,28 +45,18 @@ _HEAD = ("query", "seconds", "of processors", "tokens run", "tokens kept")
 @click.option("--queries", default=5, show_default=True, help="Queries in each part.")
 @click.option("--candidates", default=20, show_default=True, help="Documents that a query reranks.")
 @click.option("--device", default="0", show_default=True, help="The device, as `rnn-engine serve` takes it.")
-@click.option("--slots", default=16, show_default=True, help="Sequences that run at a time.")
-@click.option("--host-bytes", default=256 << 20, show_default=True, help="Memory for states.")
 def main(
-    shape: str | None,
-    model: str,
-    documents: int,
-    tokens: int,
-    queries: int,
-    candidates: int,
-    device: str,
-    slots: int,
-    host_bytes: int,
+    shape: str | None, model: str, documents: int, tokens: int, queries: int, candidates: int, device: str
 ) -> None:
     """Print a table with the seconds, the tokens run and the tokens kept of a query, each the median of all queries."""
     chance = random.Random(0)
     with TemporaryDirectory() as name:
         folder = Path(name)
         file, reranker = (model, None) if shape is None else _write_pair(_SHAPES[shape], folder)
-        cache = CacheConfig(host_capacity=host_bytes, disk=DiskConfig(folder / "states", capacity=1 << 40))
+        cache = CacheConfig(host_capacity=256 << 20, disk=DiskConfig(folder / "states", capacity=1 << 40))
 
         def load(cache: CacheConfig | None) -> LLM:
-            return LLM(file, device=device, num_slots=slots, cache=cache, reranker=reranker)
+            return LLM(file, device=device, num_slots=_SLOTS, cache=cache, reranker=reranker)
 
         with load(cache) as llm:
             words = _words(llm)

@@ -43,7 +43,7 @@ def main(port: int, slots: int, step: float, token: float, states: int, replicas
 
     async def load() -> EngineLike:
         if instant:
-            return make_instant_engine(slots, step)
+            return make_instant_engine(slots)
         if replicas:
             return await _open_fleet(partial(load_replica, slots, step, token, states), replicas, slots)
         return make_engine(slots, step, token, states)

@@ -1,14 +1,13 @@
 """`python -m tools.bench.training`: the cost of a token of training, beside that of a token of a prompt.
 
 Both run one text on the same device with the same random weights, in turns. A step of training is forward, backward and
-update; all its tokens count in the loss, or the last ones if --counting says so. The time is by the clock, but that of
-all processors together for numpy and software devices.
+update; all its tokens count in the loss. The time is by the clock, but that of all processors together for numpy and
+software devices.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,21 +23,20 @@ from rnn_engine.types import TokenRun, run_step
 from tools.bench.peers import SHAPES, write_random_model
 from tools.bench.turns import Figures, compared
 
-_REPEATS = 2  # in turns; the least time counts
+_REPEATS = 2  # in turns after a warm-up; the least time counts
 
 
 @click.command()
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="0.1B", show_default=True, help="The model's shape.")
 @click.option("--tokens", default=256, show_default=True, help="The length of the text.")
-@click.option("--counting", default=1.0, show_default=True, help="The share of the tokens that count in the loss.")
 @click.option("--device", default="0", show_default=True, help="The device, as `rnn-engine` takes it.")
 @click.option("--weights", default="f16", show_default=True, help="The format of the weights.")
 @compared("tools.bench.training")
-def main(*, shape: str, tokens: int, counting: float, device: str, weights: str) -> Figures:
+def main(*, shape: str, tokens: int, device: str, weights: str) -> Figures:
     """Measure a step of training and a prefill of a text of --tokens tokens."""
     generator = np.random.default_rng(1)
     ids = generator.integers(1, 65536, tokens + 1).astype(np.int32)
-    document = TrainingDocument(ids, (np.arange(tokens + 1) > tokens * (1 - counting)).astype(np.float32))
+    document = TrainingDocument(ids, np.array([0.0] + [1.0] * tokens, np.float32))
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         file = write_random_model(SHAPES[shape], Path(folder) / f"{shape}.safetensors")
@@ -56,23 +54,18 @@ def main(*, shape: str, tokens: int, counting: float, device: str, weights: str)
 
         on_processor = not isinstance(runner, GpuRunner) or runner.device.info.is_software
         clock = time.process_time if on_processor else time.perf_counter
-        prefill, training = _least_seconds([lambda: run_step(runner, prompt), train], clock)
+        seconds = np.zeros((1 + _REPEATS, 2))
+        for turn in seconds:
+            for side, work in enumerate((lambda: run_step(runner, prompt), train)):
+                begun = clock()
+                work()
+                turn[side] = clock() - begun
+        prefill, training = seconds[1:].min(axis=0).tolist()
         return {
             "prefill, ms a token": 1e3 * prefill / tokens,
             "training, ms a token": 1e3 * training / tokens,
             "a token of training costs, prefill tokens": training / prefill,
         }
-
-
-def _least_seconds(functions: list[Callable[[], object]], clock: Callable[[], float]) -> list[float]:
-    """Run each function in turns after a warm-up, and return the least seconds of each."""
-    seconds: list[list[float]] = [[] for _ in functions]
-    for _ in range(1 + _REPEATS):
-        for function, own in zip(functions, seconds, strict=True):
-            begun = clock()
-            function()
-            own.append(clock() - begun)
-    return [min(own[1:]) for own in seconds]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from functools import partial
 from typing import Any
 
@@ -42,29 +41,6 @@ def autogen() -> Checks:
         "`AssistantAgent` with a tool": answers_weather(partial(ask, tools=[weather], max_tool_iterations=3)),
         "`AssistantAgent`, `output_content_type`": gives_person(partial(ask, output_content_type=Person)),
     }
-
-
-def google_adk() -> Checks:
-    """Return the check of `LlmAgent` with a tool, by its `LiteLlm`, over two questions of a session."""
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it is fetched
-    from google.adk.agents import LlmAgent
-    from google.adk.models.lite_llm import LiteLlm
-    from google.adk.runners import InMemoryRunner
-
-    def weather_in(city: str) -> dict[str, Any]:
-        """Return the weather in a city."""
-        found: dict[str, Any] = json.loads(weather(city))
-        return found
-
-    def run(url: str, question: str) -> str:
-        model = LiteLlm(f"openai/{MODEL}", api_base=url, api_key="-", **GREEDY)
-        runner = InMemoryRunner(LlmAgent(name="agent", model=model, tools=[weather_in]))
-        events = asyncio.run(runner.run_debug([FRANCE_QUESTION, question], quiet=True))
-        texts = [part.text for event in events if event.content for part in event.content.parts if part.text]
-        assert "Paris" in texts[0], texts
-        return str(texts[-1])
-
-    return {"`LlmAgent` with a tool": answers_weather(run)}
 
 
 def langgraph() -> Checks:

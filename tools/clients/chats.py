@@ -16,7 +16,6 @@ from typing import Any
 from tools.clients.checks import (
     GREEDY,
     MODEL,
-    PERSON_FORMAT,
     WEATHER_TOOL,
     Ask,
     Checks,
@@ -94,25 +93,6 @@ def crewai() -> Checks:
         "`LLM.call` with a tool": calls_weather(
             partial(call, tools=[WEATHER_TOOL], available_functions={"weather": weather})
         ),
-    }
-
-
-def dspy() -> Checks:
-    """Return the checks of dspy's clients for chats and responses, and of a JSON schema.
-
-    Signatures are not checked, since they test the model.
-    """
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it is downloaded
-    import dspy
-
-    def ask(url: str, question: str, model_type: str = "chat", **fields: Any) -> str:  # noqa: ANN401
-        lm = dspy.LM(f"openai/{MODEL}", api_base=url, api_key="-", model_type=model_type, temperature=0, cache=False)
-        (answer,) = lm(question, **fields)
-        return str(answer if isinstance(answer, str) else answer["text"])
-
-    return {
-        **{f"`LM`, {kind}": answers_france(partial(ask, model_type=kind)) for kind in ("chat", "responses")},
-        "`response_format`": gives_person(partial(ask, response_format=PERSON_FORMAT)),
     }
 
 
@@ -342,25 +322,3 @@ def mistralai() -> Checks:
         "`embeddings.create`": lambda url: len(make_client(url).embeddings.create(model=MODEL, inputs=["Hello"]).data),
         "`models.list`": lambda url: make_client(url).models.list().data[0].id,
     }
-
-
-def nemoguardrails() -> Checks:
-    """Return the checks of an answer and of a stream of NeMo Guardrails."""
-    from nemoguardrails import LLMRails, RailsConfig
-
-    def make_rails(url: str) -> LLMRails:
-        parameters = {"base_url": url, "api_key": "-", "temperature": 0}
-        model = {"type": "main", "engine": "openai", "model": MODEL, "parameters": parameters}
-        return LLMRails(RailsConfig.from_content(yaml_content=json.dumps({"models": [model]})))
-
-    def ask(url: str, question: str) -> object:
-        return make_rails(url).generate(messages=[{"role": "user", "content": question}])["content"]
-
-    def stream(url: str, question: str) -> str:
-        async def run() -> str:
-            parts = make_rails(url).stream_async(messages=[{"role": "user", "content": question}])
-            return "".join([str(part) async for part in parts])
-
-        return asyncio.run(run())
-
-    return {"`generate`": answers_france(ask), "`stream_async`": answers_france(stream)}

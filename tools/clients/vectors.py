@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
 from typing import Any
 
@@ -121,31 +120,3 @@ def huggingface_hub() -> Checks:
         return found
 
     return {"`feature_extraction`": embeds_texts(embed), "`sentence_similarity`": compare}
-
-
-def mem0() -> Checks:
-    """Return the check of memories that are found by their vectors."""
-    from mem0 import Memory
-    from openai import OpenAI
-
-    def find(url: str) -> str:
-        length = len(OpenAI(base_url=url, api_key="-").embeddings.create(model=MODEL, input="One").data[0].embedding)
-        served = {"model": MODEL, "api_key": "-", "openai_base_url": url}
-        with tempfile.TemporaryDirectory() as folder:
-            store = {"path": folder, "embedding_model_dims": length}
-            memory = Memory.from_config(
-                {
-                    "llm": {"provider": "openai", "config": served},
-                    "embedder": {"provider": "openai", "config": {**served, "embedding_dims": length}},
-                    "vector_store": {"provider": "qdrant", "config": store},
-                    "history_db_path": f"{folder}/history.db",
-                }
-            )
-            for text in TEXTS:
-                memory.add(text, user_id="1", infer=False)
-            memory.add(TEXTS[0], user_id="2")
-            found = memory.search(TEXTS[1], filters={"user_id": "1"})["results"]
-        assert found[0]["memory"] == TEXTS[1], found
-        return f"{len(found)} memories, the nearest first"
-
-    return {"`add` and `search`": find}

@@ -1,1 +1,1 @@
-"""Kill a server or parts of a fleet at random moments, and check that nothing is lost."""
+"""Kill a server, parts of a fleet or the tuning of a state at random moments, and check that nothing is lost."""

@@ -1,6 +1,6 @@
-"""`python -m tools.kill server`, `kept`, `fleet` or `jobs`: kill processes, and check that nothing is lost.
+"""`python -m tools.kill server`, `kept`, `fleet`, `tuning` or `jobs`: kill processes, and check that nothing is lost.
 
-What follows `--` goes to the command that is killed, `rnn-engine serve` or `rnn-engine fleet`:
+What follows `--` goes to the command that is killed, `rnn-engine serve`, `rnn-engine fleet` or `rnn-engine tune-state`:
 python -m tools.kill server -- --device cpu
 """
 
@@ -18,6 +18,7 @@ from tools.kill.jobs import JobCampaign
 from tools.kill.kept import KeptLives
 from tools.kill.lives import Lives, StateLives
 from tools.kill.load import make_questions
+from tools.kill.tuning import TuningCampaign
 from tools.reliability_table import finish
 
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -28,7 +29,7 @@ _CONTEXT = {"ignore_unknown_options": True}
 
 @click.group()
 def main() -> None:
-    """Kill what serves, and check that nothing acknowledged is lost and no result wrong."""
+    """Kill what serves or trains, and check that nothing acknowledged is lost and no result wrong."""
 
 
 @main.command(context_settings=_CONTEXT)
@@ -71,6 +72,18 @@ def fleet(case: str, times: int, options: tuple[str, ...]) -> None:
         with start_machines(folder, options) as machines:
             campaign = asyncio.run(disturb(case, machines, questions, times))
     finish(campaign.row(case, times), campaign.faults)
+
+
+@main.command(context_settings=_CONTEXT)
+@click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Each is killed four times.")
+@_SEED
+@_OPTIONS
+def tuning(runs: int, seed: int, options: tuple[str, ...]) -> None:
+    """Kill the tuning of a state at moments of every kind, go on with --resume, and compare the states."""
+    with TemporaryDirectory() as folder:
+        campaign = TuningCampaign(Path(folder), options, Random(seed))
+        campaign.run(runs)
+    finish(campaign.row(), campaign.faults)
 
 
 @main.command(context_settings=_CONTEXT)
