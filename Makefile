@@ -48,7 +48,7 @@ serve: ## Serve a model over HTTP (the one that comes with the project, unless M
 
 test: setup-dev ## Check everything that must hold: lint, types, tests
 	@$(SETUP) --dev --device required >/dev/null
-	@$(SETUP) --dev --browser --store --fleet & programs=$$!; \
+	@$(SETUP) --dev --programs & programs=$$!; \
 	$(MAKE) --no-print-directory --jobs --output-sync=target SETUP=: $(NODE_MODULES) lint types types-windows; status=$$?; \
 	wait $$programs && [ $$status = 0 ] && \
 	$(MAKE) --no-print-directory SETUP=: unit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
@@ -21,7 +20,6 @@ from tools.bench.load import (
     Traffic,
     arrivals,
     conversations,
-    draw,
     summarise,
 )
 from tools.bench.modelled import make_engine
@@ -77,12 +75,6 @@ async def test_a_single_answer_of_one_token_has_figures() -> None:
     one = answer(0.0, [0.5], tokens=1, prompt_tokens=4, cached_tokens=0)
     figures = summarise(await clients_with([one]), seconds=1.0, cpu=0.0)
     assert [figures[name] for name in (FIRST, FIRST_95, BETWEEN, "longest gaps, 99 %")] == [500, 500, 0, 0]
-
-
-def test_a_plot_is_drawn(tmp_path: Path) -> None:
-    figures = {FIRST: 20.0, BETWEEN: 3.0, SPEED: 100.0}
-    draw([Line("cache", load, size, figures) for load in ("closed", "open") for size in (1, 64)], tmp_path / "load.svg")
-    assert "conversations/s" in (tmp_path / "load.svg").read_text()
 
 
 class Server:

@@ -12,14 +12,12 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
-from statistics import quantiles
 from typing import TypeAlias
 
 import click
+import numpy as np
 from aiohttp import ClientSession
-from matplotlib.figure import Figure
 
 from tools.bench.turns import Figures, comma_separated, show
 from tools.live_server.asking import Answer, ask, patient_session
@@ -27,7 +25,6 @@ from tools.live_server.caller import CHAT, some_words
 from tools.live_server.process import CLI, ServerProcess
 
 FIRST, FIRST_95, BETWEEN, SPEED = "first token ms", "first token 95 %", "between tokens ms", "tokens/s"
-_PLOTTED = (FIRST, BETWEEN, SPEED)
 _LOADS = {"closed": "clients", "open": "conversations/s"}
 _Options: TypeAlias = dict[str, tuple[str, ...]]  # a server's name in the table -> its options
 _CACHES: _Options = {"cache": (), "no cache": ("--cache-device-bytes", "0", "--cache-host-bytes", "0")}
@@ -181,9 +178,7 @@ def summarise(clients: Clients, seconds: float, cpu: float) -> Figures:
 
 
 def _percentile(values: Sequence[float], percent: int) -> float:
-    if len(values) < 2:
-        return values[0] if values else 0.0
-    return quantiles(values, n=100, method="inclusive")[percent - 1]
+    return float(np.percentile(values or [0.0], percent))
 
 
 _numbers = comma_separated(float)
@@ -195,7 +190,6 @@ _numbers = comma_separated(float)
 @click.option("--seconds", default=15.0, show_default=True, help="Seconds of each load in which clients ask.")
 @click.option("--modelled", is_flag=True, help="Start tools.bench.serve, whose steps take a modelled time.")
 @click.option("--replicas", callback=comma_separated(str), default="", help="Sizes of modelled fleets to start.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw the figures, such as to load.svg.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def main(
     clients: list[float],
@@ -203,7 +197,6 @@ def main(
     seconds: float,
     modelled: bool,
     replicas: list[str],
-    plot: Path | None,
     options: Sequence[str],
 ) -> None:
     """Measure the waiting times of clients. OPTIONS go to the server: `rnn-engine serve`, or `tools.bench.serve`."""
@@ -221,22 +214,6 @@ def main(
                 heads = ["load", "server", *lines[0].figures]
                 click.echo(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
             click.echo(lines[-1])
-    if plot is not None:
-        draw(lines, plot)
-
-
-def draw(lines: Sequence[Line], output: Path) -> None:
-    """Draw a row of panels for closed loads, and one for open ones, on logarithmic axes."""
-    loads = [load for load in _LOADS if any(line.load == load for line in lines)]
-    figure = Figure(figsize=(12, 4 * len(loads)), layout="constrained")
-    for row, load in zip(figure.subplots(len(loads), len(_PLOTTED), squeeze=False), loads, strict=True):
-        for axes, name in zip(row, _PLOTTED, strict=True):
-            for server in dict.fromkeys(line.server for line in lines):
-                own = [line for line in lines if (line.load, line.server) == (load, server)]
-                axes.plot([line.size for line in own], [line.figures[name] for line in own], "o-", label=server)
-            axes.set(xlabel=_LOADS[load], title=name, xscale="log", yscale="log")
-            axes.legend()
-    figure.savefig(output)
 
 
 async def _measure(server: ServerProcess, load: str, size: float, seconds: float) -> Figures:

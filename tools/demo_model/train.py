@@ -19,7 +19,7 @@ import argparse
 import csv
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,8 +36,8 @@ from torch.nn import functional as F  # noqa: N812
 from tools.demo_model.batches import Rows, document, pack, plain_encoder
 from tools.demo_model.corpus.mixture import FIRST_SHARES, SECOND_SHARES, SHARES, dialogues
 from tools.demo_model.model import Model, Sizes
-from tools.demo_model.optimizer import optimizers, set_progress
 
+MUON_RATE, ADAM_RATE = 0.02, 0.003
 LENGTH, MICRO_BATCHES = 384, 4  # a step is MICRO_BATCHES times [rows, LENGTH] tokens
 WARM_UP = 60  # steps
 SAVE_SECONDS = 180
@@ -52,7 +52,7 @@ class Phase:
     shares: Mapping[str, float]
     ffn: int
     rows: int
-    rate: float = 1.0  # times the learning rates of optimizer.py
+    rate: float = 1.0  # times the learning rates of the optimisers
 
 
 PHASES: Mapping[str, Phase] = {
@@ -65,6 +65,31 @@ PHASES: Mapping[str, Phase] = {
 def rate_factor(step: int, steps: int, cooldown: int) -> float:
     """Return the part of the full rate at `step` of `steps`: it rises in the warm-up, and falls in the cooldown."""
     return min(1.0, (step + 1) / WARM_UP, (steps - step) / max(cooldown, 1))
+
+
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the optimisers of a model: Muon for the large matrices, AdamW for all other parameters.
+
+    Each group has its full learning rate as `rate`. Their steps may be taken by several threads at once.
+    """
+    large: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_large = "blocks." in name and parameter.ndim == 2 and min(parameter.shape) > 64
+        (large if is_large else rest).append(parameter)
+    made: list[torch.optim.Optimizer] = [torch.optim.Muon(large, MUON_RATE, weight_decay=0.0)] if large else []
+    made.append(torch.optim.AdamW(rest, ADAM_RATE, betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0))
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["rate"] = group["lr"]
+    return made
+
+
+def set_progress(made: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Set the learning rate of every parameter group to `factor` times its full rate."""
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["lr"] = group["rate"] * factor
 
 
 def step_batches(tokenizer: Tokenizer, step: int, phase: Phase) -> list[Rows]:

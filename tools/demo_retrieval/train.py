@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from tools.demo_model.model import Sizes
-from tools.demo_model.optimizer import set_progress
-from tools.demo_model.train import CHECKPOINT, Run, train
+from tools.demo_model.train import CHECKPOINT, Run, set_progress, train
 from tools.demo_retrieval.corpus import close_facts, document_part, facts, query_part, training_facts
 from tools.demo_retrieval.model import Embedding, Reranker
 from tools.demo_retrieval.vocabulary import Encoder, build
@@ -42,7 +41,7 @@ GROUPS, DOCUMENTS = 12, 4  # of a step, and of a group
 ASKED = 2  # questions about each document
 OTHERS = 2  # documents of other groups for each question
 LEFT_OUT = 0.15  # of the words of a question's wording, with the reranker
-RERANKER_RATE = 0.5  # times the learning rates of optimizer.py, for both models
+RERANKER_RATE = 0.5  # times the learning rates of the optimisers, for both models
 _TOPICS = sorted({fact.topic for fact in facts()})
 
 

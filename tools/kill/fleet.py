@@ -36,8 +36,7 @@ CLIENTS = 5
 _WRITERS = 2
 _REPLICAS = 2
 _SLOTS = 4  # of a replica
-_CALM, _BETWEEN = "undisturbed", "between"
-_CALM_SECONDS = 15.0
+_BETWEEN = "between"
 _SLOW_SECONDS = 60.0
 _DELAY = 0.2  # seconds that a message between fleet and store takes longer, where the network is slow
 _SETTLE_SECONDS = 1.0  # of load before something dies, and after all is well again
@@ -112,16 +111,11 @@ class Campaign:
     ledger: Ledger
     refused: list[RefusedError] = field(default_factory=list)  # changes of names in this part of the time
     faults: list[str] = field(default_factory=list)
-    noticed: list[float] = field(default_factory=list)  # seconds from a death until the fleet told of it
     whole: list[float] = field(default_factory=list)  # seconds from a death, or the store's start, until all is well
 
     @property
     def url(self) -> str:
         return self.machines.server.url
-
-    async def rest(self) -> None:
-        """Measure the latencies of answers for a while without a disturbance."""
-        await self._disturb(_CALM, asyncio.sleep(_CALM_SECONDS), lambda _: False)
 
     async def kill_replicas(self, times: int) -> None:
         """Kill `times` replicas, one after another. Only requests that ran on the killed one may fail."""
@@ -198,15 +192,15 @@ class Campaign:
 
     async def _kill_a_replica(self) -> None:
         victim = self.random.choice(self.machines.replica_processes())
-        begun, full = time.monotonic(), _REPLICAS * _SLOTS
+        begun = time.monotonic()
         victim.kill()
-        await self._until(lambda: self._slots_are(lambda slots: slots < full))
-        self.noticed.append(time.monotonic() - begun)
-        await self._until(lambda: self._slots_are(lambda slots: slots == full))
+        await self._until(lambda: self._has_all_slots(False))
+        await self._until(lambda: self._has_all_slots(True))
         self.whole.append(time.monotonic() - begun)
 
-    async def _slots_are(self, wanted: Callable[[float], bool]) -> bool:
-        return wanted(await metric(self.session, self.url, 'rnn_engine_slots{model="demo"}'))
+    async def _has_all_slots(self, wanted: bool) -> bool:
+        slots = await metric(self.session, self.url, 'rnn_engine_slots{model="demo"}')
+        return (slots == _REPLICAS * _SLOTS) == wanted
 
     async def _restart_the_store(self) -> None:
         await asyncio.to_thread(self.machines.restart_store, self.random.uniform(0, _LONGEST_DOWN))
@@ -238,32 +232,15 @@ class Campaign:
             *(f"{count} times: {message}" for message, count in errors.most_common()),
             f"{ledger.acknowledged.total()} changes of names acknowledged, {ledger.cut_off.total()} refused",
         ]
-        device = f"cpu, {_REPLICAS} replicas"
-        measured = "; ".join(self._measured())
-        return Row(CASES[case], f"{often}, {CLIENTS} clients", "; ".join(lost), measured, device)
-
-    def _measured(self) -> Iterator[str]:
-        for what, seconds in (("noticed", self.noticed), ("whole again", self.whole)):
-            if seconds:
-                yield f"{what} after {statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
-        calm = self.load.tallies[_CALM]
-        then = [tally for part, tally in self.load.tallies.items() if part not in (_CALM, _BETWEEN)]
-        yield f"first tokens after {_percentiles(then, False)}, undisturbed {_percentiles([calm], False)}"
-        yield f"from a named state after {_percentiles(then, True)}, undisturbed {_percentiles([calm], True)}"
+        measured = ""
+        if self.whole:
+            measured = f"whole again after {statistics.median(self.whole):.1f} s, at most {max(self.whole):.1f} s"
+        return Row(CASES[case], f"{often}, {CLIENTS} clients", "; ".join(lost), measured, f"cpu, {_REPLICAS} replicas")
 
 
 async def _has_ended(tally: Tally) -> bool:
     """Return True if all requests that began in a part of the test have ended, so that its tally is complete."""
     return tally.running == 0
-
-
-def _percentiles(tallies: Sequence[Tally], needs_store: bool) -> str:
-    """Return the median and the 99th percentile of the times to the first token."""
-    seconds = [value for tally in tallies for value in tally.first[needs_store]]
-    if len(seconds) < 2:
-        return "too few"
-    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    return f"{1e3 * cuts[49]:.0f} ms (99 %: {1e3 * cuts[98]:.0f} ms)"
 
 
 async def disturb(case: str, machines: Machines, questions: Sequence[Question], times: int) -> Campaign:
@@ -274,7 +251,6 @@ async def disturb(case: str, machines: Machines, questions: Sequence[Question], 
         load.begin(_BETWEEN)
         made = Campaign(machines, session, load, random, Ledger({STORY: await make_story(session, url)}))
         async with load.clients(CLIENTS):
-            await made.rest()
             match case:
                 case "replicas":
                     await made.kill_replicas(times)

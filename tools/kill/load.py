@@ -57,14 +57,12 @@ class Lost:
 
 @dataclass
 class Tally:
-    """The outcomes of the requests of one part of a test: answers, errors, and times to the first token."""
+    """The outcomes of the requests of one part of a test: answers and errors."""
 
     running: int = 0
     answered: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
-    first: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
-    """Seconds until a stream's first token, for requests that need the store or do not."""
 
     @property
     def requests(self) -> int:
@@ -143,7 +141,5 @@ class Load:
             retryable = promised and answer.error.get("code") == "unavailable"
             message, count = str(answer.error["message"]), len(answer.token_ids)
             tally.lost.append(Lost(question.needs_store, message, retryable, count))
-            return
-        tally.answered += 1
-        if streams and answer.moments:
-            tally.first[question.needs_store].append(answer.first)
+        else:
+            tally.answered += 1

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -97,7 +96,5 @@ class ServerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

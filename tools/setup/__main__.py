@@ -1,5 +1,4 @@
-"""The command line of the set-up: `python -m tools.setup [--dev] [--device required|preferred] [--browser] [--store]
-[--fleet]`.
+"""The command line of the set-up: `python -m tools.setup [--dev] [--device required|preferred] [--programs]`.
 
 Messages go to stderr. With `--device`, stdout gets one line: the device that the engine should be asked for.
 """
@@ -26,16 +25,9 @@ def main() -> int:
     parser.add_argument(
         "--device",
         choices=["required", "preferred"],
-        help="also install a driver for the GPU if none is found; without one, fail (required) or print cpu "
-        "(preferred)",
+        help="also install a driver for the GPU if there is none; if that fails, fail (required) or print cpu",
     )
-    parser.add_argument(
-        "--browser", action="store_true", help="also install a browser for the tests of the web page if none is found"
-    )
-    parser.add_argument(
-        "--store", action="store_true", help="also install a server for the tests of shared states if none is found"
-    )
-    parser.add_argument("--fleet", action="store_true", help="also install Ray for the tests of several replicas")
+    parser.add_argument("--programs", action="store_true", help="also install a browser, a store and Ray for the tests")
     options = parser.parse_args()
     shell = Shell()
     lock = os.open(ROOT, os.O_RDONLY)  # held until the process ends, so that two makes don't install at once
@@ -43,11 +35,9 @@ def main() -> int:
     try:
         environment = Environment(ROOT, shell)
         environment.ensure("dev" if options.dev else "run")
-        if options.browser:
+        if options.programs:
             BROWSER.see_to(shell)
-        if options.store:
             STORE.see_to(shell)
-        if options.fleet:
             see_to_fleet(environment, shell)
         if options.device is not None:
             print(find_device(environment, shell, required=options.device == "required"))

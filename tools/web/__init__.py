@@ -12,7 +12,7 @@ import json
 import re
 import subprocess
 import tarfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -54,11 +54,6 @@ class Vendored:
 def read_list() -> list[Vendored]:
     """Return the libraries of the web page that the repository holds copies of, as its JSON list describes them."""
     return [Vendored(**entry) for entry in json.loads(LIST.read_text("utf-8"))]
-
-
-def write_list(libraries: list[Vendored]) -> None:
-    """Write the vendored libraries to the list in the repository."""
-    LIST.write_text(json.dumps([asdict(each) for each in libraries], indent=2) + "\n", "utf-8")
 
 
 def digest(content: bytes) -> str:

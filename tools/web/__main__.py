@@ -5,11 +5,12 @@ After a change of a version in the page's vendor/vendored.json, `--update` write
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import click
 
-from tools.web import VENDOR, digest, read_list, write_list
+from tools.web import LIST, VENDOR, digest, read_list
 
 
 @click.command()
@@ -23,7 +24,8 @@ def main(update: bool) -> None:
     for library, content in fetched:
         (VENDOR / library.file).write_bytes(content)
         click.echo(f"{library.file}: {library.package} {library.version}, {len(content):,} bytes")
-    write_list([replace(library, sha256=digest(content)) for library, content in fetched])
+    libraries = [asdict(replace(library, sha256=digest(content))) for library, content in fetched]
+    LIST.write_text(json.dumps(libraries, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
