@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from functools import partial
 from typing import Any
 
@@ -11,36 +10,13 @@ from tools.clients.checks import (
     FRANCE_QUESTION,
     GREEDY,
     MODEL,
-    PERSON_FORMAT,
     WEATHER_QUESTION,
     Checks,
     Person,
-    answers_france,
     answers_weather,
-    calls_weather,
     gives_person,
     weather,
 )
-
-
-def autogen() -> Checks:
-    """Return the checks of `AssistantAgent` with a tool and with a pydantic model."""
-    from autogen_agentchat.agents import AssistantAgent
-    from autogen_core.models import ModelInfo
-    from autogen_ext.models.openai import OpenAIChatCompletionClient
-
-    info = ModelInfo(vision=False, function_calling=True, json_output=True, structured_output=True, family="unknown")
-
-    def ask(url: str, question: str, **fields: Any) -> object:  # noqa: ANN401
-        client = OpenAIChatCompletionClient(model=MODEL, base_url=url, api_key="-", model_info=info, **GREEDY)
-        agent = AssistantAgent("agent", client, system_message=None, **fields)
-        return asyncio.run(agent.run(task=question)).messages[-1].content
-
-    return {
-        "`AssistantAgent`": answers_france(ask),
-        "`AssistantAgent` with a tool": answers_weather(partial(ask, tools=[weather], max_tool_iterations=3)),
-        "`AssistantAgent`, `output_content_type`": gives_person(partial(ask, output_content_type=Person)),
-    }
 
 
 def langgraph() -> Checks:
@@ -164,32 +140,4 @@ def pydantic_ai() -> Checks:
         "tool loop as a stream, responses": answers_weather(partial(stream, responses=True)),
         "`output_type` as a tool": gives_person(output),
         "`output_type=NativeOutput`": gives_person(partial(output, output_type=NativeOutput(Person))),
-    }
-
-
-def smolagents() -> Checks:
-    """Return the checks of `OpenAIModel` with streams, a schema and tools."""
-    from smolagents import OpenAIModel, tool
-
-    def ask(url: str, question: str, *, stream: bool = False, **fields: Any) -> Any:  # noqa: ANN401
-        model = OpenAIModel(MODEL, api_base=url, api_key="-", max_tokens=80, **GREEDY)
-        messages = [{"role": "user", "content": [{"type": "text", "text": question}]}]
-        return (model.generate_stream if stream else model.generate)(messages, **fields)
-
-    def text(url: str, question: str, **fields: Any) -> object:  # noqa: ANN401
-        return ask(url, question, **fields).content
-
-    def stream(url: str, question: str) -> str:
-        return "".join(part.content or "" for part in ask(url, question, stream=True))
-
-    def call(url: str, question: str) -> object:
-        (found,) = ask(url, question, tools_to_call_from=[tool(weather)]).tool_calls
-        arguments = found.function.arguments
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-
-    return {
-        "`generate`": answers_france(text),
-        "`generate_stream`": answers_france(stream),
-        "`response_format`": gives_person(partial(text, response_format=PERSON_FORMAT)),
-        "`tools_to_call_from`": calls_weather(call),
     }

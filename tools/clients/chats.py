@@ -77,46 +77,6 @@ def baml() -> Checks:
     }
 
 
-def crewai() -> Checks:
-    """Return the checks of `LLM.call` with a pydantic model and a tool, and streamed."""
-    os.environ["CREWAI_DISABLE_TELEMETRY"] = os.environ["CREWAI_TRACING_ENABLED"] = "true"
-    from crewai import LLM
-
-    def call(url: str, question: str, stream: bool = False, **fields: Any) -> object:  # noqa: ANN401
-        llm = LLM(f"openai/{MODEL}", base_url=url, api_key="-", temperature=0, stream=stream)
-        return llm.call(question, **fields)
-
-    return {
-        "`LLM.call`": answers_france(call),
-        "`LLM.call`, stream": answers_france(partial(call, stream=True)),
-        "`LLM.call`, `response_model`": gives_person(partial(call, response_model=Person)),
-        "`LLM.call` with a tool": calls_weather(
-            partial(call, tools=[WEATHER_TOOL], available_functions={"weather": weather})
-        ),
-    }
-
-
-def guidance() -> Checks:
-    """Return the checks of programs with parts that the model fills in, over guidance's OpenAI client."""
-    from guidance import assistant, gen, models, user
-    from guidance import json as json_of
-
-    def ask(url: str, question: str, part: Any) -> str:  # noqa: ANN401
-        lm = models.OpenAI(MODEL, base_url=url, api_key="-")
-        with user():
-            lm += question
-        with assistant():
-            lm += part
-        return str(lm["answer"])
-
-    return {
-        "`gen`": answers_france(partial(ask, part=gen("answer", max_tokens=20, temperature=0.0))),
-        "`json` of a pydantic model": gives_person(
-            partial(ask, part=json_of("answer", schema=Person, temperature=0.0))
-        ),
-    }
-
-
 def instructor() -> Checks:
     """Return the checks of the modes that send the schema of a pydantic model.
 

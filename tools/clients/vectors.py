@@ -8,31 +8,6 @@ from typing import Any
 from tools.clients.checks import MODEL, TEXTS, Checks, Ranking, embeds_texts, ranks_texts, root_of
 
 
-def chromadb() -> Checks:
-    """Return the checks of collections whose vectors the server makes."""
-    import chromadb
-    from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer, OpenAIEmbeddingFunction
-
-    def finds(url: str, name: str) -> str:
-        """Add the texts to a collection in memory, and check that each is nearest to itself."""
-        function: Any = (
-            OpenAIEmbeddingFunction(api_key="-", model_name=MODEL, api_base=url)
-            if name == "openai"
-            else HuggingFaceEmbeddingServer(url=f"{root_of(url)}/embed")
-        )
-        client = chromadb.EphemeralClient(chromadb.Settings(anonymized_telemetry=False))
-        collection = client.create_collection(name, embedding_function=function)
-        collection.add(ids=[str(number) for number in range(len(TEXTS))], documents=TEXTS)
-        found = collection.query(query_texts=TEXTS, n_results=1)["ids"]
-        assert found == [[str(number)] for number in range(len(TEXTS))], found
-        return f"{len(TEXTS)} texts found"
-
-    return {
-        "`OpenAIEmbeddingFunction`": partial(finds, name="openai"),
-        "`HuggingFaceEmbeddingServer` (text-embeddings-inference)": partial(finds, name="server"),
-    }
-
-
 def cohere() -> Checks:
     """Return the checks of `rerank` of both versions of Cohere's API."""
     import cohere

@@ -65,7 +65,7 @@ def check_training() -> Model:
     """Check that a short training run, without compilation, reduces the loss. Return its model."""
     tokenizer = build()
     sizes = Sizes(vocab=tokenizer.get_vocab_size(), width=128, layers=2, ffn=256)
-    trainer = Trainer(Model(sizes), tokenizer, 2, PHASES["first"])
+    trainer = Trainer(Model(sizes), tokenizer, PHASES["first"])
     losses = [trainer.step(min(1.0, (step + 1) / 10)) for step in range(STEPS)]
     expect(f"loss after {STEPS} steps, relative to the first", losses[-1] / losses[0], 0.6)
     return trainer.model

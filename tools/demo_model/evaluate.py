@@ -3,7 +3,7 @@
 Answers are decoded greedily; an answer is right if it equals the expected one exactly. Skills without held-out items
 are measured on any items. A choice between answers is made by the mean log-probability of their tokens. Some calls of
 tools are measured as clients make them too: the tools are passed as JSON schemas, and the answer has `tool_calls`. With
---state FILE the pirate's figures are measured from that initial state, for five skills or, with --every-skill, for all.
+--state FILE the pirate's figures are measured from that initial state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ JSON_SKILLS = frozenset(
 )
 CALL_SKILLS = ("tool_named", "new_tool", "write_file")
 CHOICE_SKILLS = ("arithmetic", "fact", "memory")
-PIRATE_SKILLS = ("arithmetic", "spell", "fact", "memory", "unknown")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=240)
 
 
@@ -38,13 +37,12 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=240)
 @click.option("--device", default="auto", show_default=True, help="As of `rnn-engine serve`.")
 @click.option("--count", default=200, show_default=True, help="Items of each skill.")
 @click.option("--state", type=click.Path(exists=True, path_type=Path), help="Measure the pirate of this state's file.")
-@click.option("--every-skill", is_flag=True, help="With --state, measure all skills as a pirate.")
-def main(model: str, device: str, count: int, state: Path | None, *, every_skill: bool) -> None:
+def main(model: str, device: str, count: int, state: Path | None) -> None:
     """Print a table of how many answers are exactly right."""
     click.echo("| measured | exact | items |\n|---|---|---|")
     with LLM(model, device=device) as llm:
         if state is not None:
-            for skill in EVALUATED if every_skill else PIRATE_SKILLS:
+            for skill in EVALUATED:
                 measure_pirate(llm, skill, count, llm.load_state(state))
             return
         for skill in EVALUATED:

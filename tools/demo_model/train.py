@@ -8,9 +8,8 @@ There are three phases: first a smaller model learns the skills that need the mo
 halves are widened, and it learns more skills; last it learns to call tools with names that it never saw. The learning
 rate is constant after a warm-up, and falls to zero in the last steps of a phase. Each phase starts the optimisers anew.
 
-The run's folder gets checkpoint.pt and loss.csv. If it has no checkpoint, --weights names a model file to start from.
-Two threads share the micro-batches of a step and the optimisers, so that a step is not held up if something else keeps
-one core busy.
+The run's folder gets checkpoint.pt and loss.csv. Two threads share the micro-batches of a step and the optimisers, so
+that a step is not held up if something else keeps one core busy.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -40,6 +38,7 @@ from tools.demo_model.model import Model, Sizes
 MUON_RATE, ADAM_RATE = 0.02, 0.003
 LENGTH, MICRO_BATCHES = 384, 4  # a step is MICRO_BATCHES times [rows, LENGTH] tokens
 WARM_UP = 60  # steps
+_THREADS = 2
 SAVE_SECONDS = 180
 CHECKPOINT = "checkpoint.pt"  # the file of a run
 GROUP = 20  # steps; their mean loss is a line of loss.csv
@@ -135,12 +134,12 @@ class Trainer(Run):
 
     model: Model
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, threads: int, phase: Phase) -> None:
+    def __init__(self, model: Model, tokenizer: Tokenizer, phase: Phase) -> None:
         super().__init__(model)
         self.tokenizer, self.phase = tokenizer, phase
         self.parameters = list(model.parameters())
         self.initial = model.initial_state()
-        self.pool = ThreadPoolExecutor(threads)
+        self.pool = ThreadPoolExecutor(_THREADS)
 
     def step(self, factor: float) -> float:
         """Take one optimiser step at `factor` times the full learning rate. Return the mean loss per learnt token."""
@@ -215,12 +214,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True, help="steps in all, including those before a resume")
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--after", type=int, default=0, help="steps of the phases before this one")
-    parser.add_argument("--weights", type=Path, help="a model file to start from, if the run has no checkpoint")
     parser.add_argument(
         "--cooldown", type=int, default=800, help="how many of the last steps lower the learning rate to zero"
     )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--eager", action="store_true", help="do not compile: starts at once, runs slower")
     options = parser.parse_args()
     checkpoint = options.run / CHECKPOINT
     saved = torch.load(checkpoint, weights_only=True) if checkpoint.exists() else None
@@ -231,15 +227,12 @@ def main() -> None:
     torch.manual_seed(0)
     phase = PHASES[options.phase]
     sizes = Sizes(vocab=tokenizer.get_vocab_size(), ffn=phase.ffn)
-    trainer = Trainer(Model(sizes), tokenizer, options.threads, phase)
+    trainer = Trainer(Model(sizes), tokenizer, phase)
     if saved is not None and saved["steps_done"] > options.after:
         trainer.resume(saved)
     elif saved is not None:
         trainer.start(saved["model"], options.after)
-    elif options.weights is not None:
-        trainer.start(load_file(options.weights), options.after)
-    if not options.eager:
-        trainer.compile()
+    trainer.compile()
     train(trainer, options.run, options.after, options.steps, options.cooldown)
 
 

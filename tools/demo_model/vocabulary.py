@@ -1,4 +1,6 @@
-"""Make tokenizer.json: a byte-level BPE with a vocabulary of the 256 bytes and the frequent words of the corpus.
+"""`python -m tools.demo_model.vocabulary FILE`: write the tokenizer of the demo model.
+
+It is a byte-level BPE with a vocabulary of the 256 bytes and the frequent words of the corpus.
 
 There are no merges. A word of the vocabulary is one token; any other word is one token per letter. So a model can see
 the letters of the words that it is asked to spell, and copy names that it has never seen. Words are counted in the
@@ -7,10 +9,9 @@ dialogues of the second phase, because the third one adds tools with random name
 
 from __future__ import annotations
 
-import argparse
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -83,14 +84,5 @@ def build() -> Tokenizer:
     return make_tokenizer((word for word in words if not _spelled(word)), end_first=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("output", type=Path, help="where tokenizer.json goes")
-    output = parser.parse_args().output
-    tokenizer = build()
-    tokenizer.save(str(output))
-    print(f"{tokenizer.get_vocab_size()} entries -> {output}")
-
-
 if __name__ == "__main__":
-    main()
+    build().save(sys.argv[1])

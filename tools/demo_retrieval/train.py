@@ -139,7 +139,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run; a run in it is resumed")
     parser.add_argument("--reranker", action="store_true", help="train both models, after the first run")
-    parser.add_argument("--steps", type=int, help="steps in all, including those before a resume [400, or 1300]")
     options = parser.parse_args()
     folder: Path = options.run / PAIR if options.reranker else options.run
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,8 +150,8 @@ def main() -> None:
         trainer.resume(torch.load(folder / CHECKPOINT, weights_only=True))
     elif options.reranker:
         trainer.model.load_state_dict(torch.load(options.run / CHECKPOINT, weights_only=True)["model"])
-    steps = options.steps or (1300 if options.reranker else 400)
-    train(trainer, folder, 0, steps, steps if options.reranker else steps // 4)
+    steps, cooldown = (1300, 1300) if options.reranker else (400, 100)
+    train(trainer, folder, 0, steps, cooldown)
 
 
 if __name__ == "__main__":

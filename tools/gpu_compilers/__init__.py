@@ -48,7 +48,6 @@ class Loop:
     loads: int  # from device memory, by each thread
     bytes: int  # that these load
     bytes_in_flight: int  # the most that a thread has asked for at once
-    packed: int  # instructions that compute on two or more numbers of a thread, dot products among them
     vector: int  # instructions of all lanes that compute
     workgroup_loads: int  # loads from workgroup memory, by each thread
 
@@ -173,8 +172,6 @@ _LOADS: Final = {  # bytes of a load -> the endings of its instructions
 _LOAD_BYTES: Final = {ending: size for size, endings in _LOADS.items() for ending in endings}
 _LOAD: Final = re.compile(r"(?:buffer|global|flat)_load_(?:d16_)?(?:hi_)?([a-z0-9]+)")
 _WAIT: Final = re.compile(r"s_waitcnt.*vmcnt\((\d+)\)|s_wait_loadcnt\w* (0x[0-9a-f]+)")
-_WORKGROUP_LOAD: Final = re.compile(r"ds_(?:load|read)")
-_PACKED: Final = re.compile(r"v_(?:pk_|dot|dual_|wmma|mfma|swmmac|fma_mix)")
 
 
 def _find_loop(lines: Sequence[str]) -> Loop:
@@ -207,7 +204,6 @@ def _measure(lines: Sequence[str]) -> Loop:
         elif found := _WAIT.match(line):
             left = int(found[1] or found[2], 0)
             in_flight = in_flight[len(in_flight) - left :] if left < len(in_flight) else in_flight
-    packed = sum(bool(_PACKED.match(line)) for line in code)
     vector = sum(line.startswith("v_") for line in code)
-    workgroup_loads = sum(bool(_WORKGROUP_LOAD.match(line)) for line in code)
-    return Loop(len(code), len(loaded), sum(loaded), most, packed, vector, workgroup_loads)
+    workgroup_loads = sum(line.startswith(("ds_load", "ds_read")) for line in code)
+    return Loop(len(code), len(loaded), sum(loaded), most, vector, workgroup_loads)

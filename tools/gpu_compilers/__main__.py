@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 
 import click
 
@@ -11,7 +12,7 @@ from tools.markdown import table
 
 _HEAD = (
     *("kernel", "registers", "waves", "spilled", "scratch", "LDS", "instructions"),
-    *("in the loop", "vector", "packed", "loads", "bytes", "in flight"),
+    *("in the loop", "loads", "bytes", "in flight", "vector", "LDS loads"),
 )
 
 
@@ -35,13 +36,8 @@ def main(families: Sequence[str], parts: Sequence[str]) -> None:
 
 
 def _cells(kernel: Compiled) -> list[str]:
-    figures = [kernel.registers, kernel.waves, kernel.spilled, kernel.scratch_bytes, kernel.workgroup_bytes]
-    cells = [str(figure) for figure in (*figures, kernel.instructions)]
-    loop = kernel.loop
-    if loop is None:  # the driver can't show the machine code of this family
-        return [*cells, *"??????"]
-    found = (loop.instructions, loop.vector, loop.packed, loop.loads, loop.bytes, loop.bytes_in_flight)
-    return [*cells, *map(str, found)]
+    *figures, loop = astuple(kernel)
+    return [str(figure) for figure in (*figures, *(loop or "??????"))]  # not every family's machine code is shown
 
 
 if __name__ == "__main__":

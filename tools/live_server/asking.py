@@ -30,7 +30,6 @@ class Answer:
     status: int = 0
     promises_more: bool = False  # the refusal says when to come again
     moments: list[float] = field(default_factory=list)  # when each piece with text or tokens came
-    ended: float = 0.0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)  # if the body asked for them
     usage: Mapping[str, Any] = field(default_factory=dict)
@@ -40,11 +39,6 @@ class Answer:
     def first(self) -> float:
         """The seconds from the request to the first piece of the answer."""
         return self.moments[0] - self.asked
-
-    @property
-    def whole(self) -> float:
-        """The seconds from the request to the end of the answer."""
-        return self.ended - self.asked
 
     @property
     def gaps(self) -> list[float]:
@@ -88,7 +82,6 @@ async def ask(session: ClientSession, url: str, body: Mapping[str, object], begu
                 answer.add(event, time.perf_counter() - begun)
         else:
             answer.add(await response.json(), time.perf_counter() - begun)
-    answer.ended = time.perf_counter() - begun
     if answer.status != 200 and answer.error is None:
         answer.error = {"message": f"status {answer.status}"}
     return answer
