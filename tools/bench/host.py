@@ -22,7 +22,7 @@ from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import NOTHING_DRAWN, Batch, Drawn, Readout, TokenRun
 from tests.support.models import tiny_shape
 from tools.bench.modelled import MARK, ModelledRunner, WordTokenizer
-from tools.bench.turns import Figures, compared
+from tools.bench.turns import Figures, json_option, print_figures
 from tools.live_server.asking import patient_session
 from tools.live_server.caller import TEXT
 from tools.live_server.process import ServerProcess
@@ -60,15 +60,15 @@ class Load:
 @click.option("--slots", default="8,128", show_default=True)
 @click.option("--tokens", default=128, show_default=True, help="Tokens of each request.")
 @click.option("--seconds", default=3.0, show_default=True, help="Seconds for which each figure is measured.")
-@compared("tools.bench.host")
-def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float) -> Figures:
+@json_option
+def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float, as_json: bool) -> None:
     """Measure scheduler, engine and HTTP streaming, with a runner that answers at once."""
     freeze_modules()  # as a server does, so that tokens do not pay for imports
     figures: dict[str, float] = {}
     for mode, sampler, count in product(*(text.split(",") for text in (modes, samplers, slots))):
         found = MODES[mode](Load(int(count), sampler, tokens, seconds))
         figures |= {f"{mode}, {sampler}, {count} slots, {figure}": value for figure, value in found.items()}
-    return figures
+    print_figures(figures, as_json)
 
 
 def measure_scheduler(load: Load) -> Figures:

@@ -21,7 +21,7 @@ from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.loading.trainer import load_trainer
 from rnn_engine.types import TokenRun, run_step
 from tools.bench.peers import SHAPES, write_random_model
-from tools.bench.turns import Figures, compared
+from tools.bench.turns import json_option, print_figures
 
 _REPEATS = 2  # in turns after a warm-up; the least time counts
 
@@ -31,8 +31,8 @@ _REPEATS = 2  # in turns after a warm-up; the least time counts
 @click.option("--tokens", default=256, show_default=True, help="The length of the text.")
 @click.option("--device", default="0", show_default=True, help="The device, as `rnn-engine` takes it.")
 @click.option("--weights", default="f16", show_default=True, help="The format of the weights.")
-@compared("tools.bench.training")
-def main(*, shape: str, tokens: int, device: str, weights: str) -> Figures:
+@json_option
+def main(shape: str, tokens: int, device: str, weights: str, as_json: bool) -> None:
     """Measure a step of training and a prefill of a text of --tokens tokens."""
     generator = np.random.default_rng(1)
     ids = generator.integers(1, 65536, tokens + 1).astype(np.int32)
@@ -61,11 +61,12 @@ def main(*, shape: str, tokens: int, device: str, weights: str) -> Figures:
                 work()
                 turn[side] = clock() - begun
         prefill, training = seconds[1:].min(axis=0).tolist()
-        return {
-            "prefill, ms a token": 1e3 * prefill / tokens,
-            "training, ms a token": 1e3 * training / tokens,
-            "a token of training costs, prefill tokens": training / prefill,
-        }
+    figures = {
+        "prefill, ms a token": 1e3 * prefill / tokens,
+        "training, ms a token": 1e3 * training / tokens,
+        "a token of training costs, prefill tokens": training / prefill,
+    }
+    print_figures(figures, as_json)
 
 
 if __name__ == "__main__":

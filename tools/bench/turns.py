@@ -1,12 +1,11 @@
 """Measure sides in turns, so that a change of the machine's speed affects all of them, and compare their figures.
 
-A side may be another commit of this project, measured by its own tools. `compared` turns a function that measures its
-own working tree into a command that can also compare two trees.
+`python -m tools.bench.turns TREE MODULE [OPTIONS]` compares the working tree of another commit with this one: it runs
+the benchmark MODULE in both, such as `tools.bench.host`.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import click
 
@@ -26,13 +25,8 @@ Runs: TypeAlias = Mapping[str, Sequence[float]]
 
 HERE = Path(__file__).resolve().parents[2]
 
-against_option = click.option(
-    "--against",
-    "other",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Measure the code of this working tree and this one in turns.",
-)
 rounds_option = click.option("--rounds", default=3, show_default=True, help="Turns of each side that is compared.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the figures as one line of JSON.")
 
 
 def comma_separated(kind: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], list[T]]:
@@ -66,57 +60,34 @@ def print_table(sides: Mapping[str, Runs]) -> None:
         click.echo(f"| {' | '.join(cells)} |")
 
 
+def print_figures(figures: Figures, as_json: bool) -> None:
+    lines = [f"{name}: {show(value)}" for name, value in figures.items()]
+    click.echo(json.dumps(figures) if as_json else "\n".join(lines))
+
+
 def show(value: float) -> str:
     if isinstance(value, int) or value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
 
 
-def compare_trees(other: Path, measure: Callable[[Path], Figures], rounds: int) -> None:
-    """Compare the working tree `other` with this one. `measure` returns the figures of a tree."""
-    print_table(take_turns({str(other): partial(measure, other), "this tree": partial(measure, HERE)}, rounds))
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("module")
+@rounds_option
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def main(tree: Path, module: str, rounds: int, options: Sequence[str]) -> None:
+    """Compare the working tree TREE with this one, by the figures that a benchmark MODULE prints with --json."""
+    sides = {str(tree): partial(_measure, tree, module, options), "this tree": partial(_measure, HERE, module, options)}
+    print_table(take_turns(sides, rounds))
 
 
-def run_module(module: str, arguments: Sequence[str], tree: Path) -> str:
-    """Run `python -m MODULE` of a working tree and return its output. Its stderr goes to this terminal."""
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, cwd=tree, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def compared(module: str) -> Callable[[Callable[..., Figures]], Callable[..., None]]:
-    """Return a decorator that makes a measuring function the click command of `python -m MODULE`.
-
-    The command prints the figures that the function returns. With --against, it compares another working tree with this
-    one.
-    """
-
-    def decorate(measure: Callable[..., Figures]) -> Callable[..., None]:
-        @against_option
-        @rounds_option
-        @click.option("--json", "as_json", is_flag=True, help="Print the figures as one line of JSON.")
-        @functools.wraps(measure)
-        def command(*, other: Path | None, rounds: int, as_json: bool, **options: Any) -> None:  # noqa: ANN401
-            if other is not None:
-                arguments = [part for name, value in options.items() for part in _as_option(name, value)]
-                compare_trees(other, partial(_measure_tree, module, arguments), rounds)
-                return
-            figures = measure(**options)
-            lines = [f"{name}: {show(value)}" for name, value in figures.items()]
-            click.echo(json.dumps(figures) if as_json else "\n".join(lines))
-
-        return command
-
-    return decorate
-
-
-def _as_option(name: str, value: object) -> list[str]:
-    """Return the arguments that give an option of a command its value. A flag is a bool."""
-    if isinstance(value, bool):
-        return [f"--{name}"] if value else []
-    return [f"--{name}", str(value)]
-
-
-def _measure_tree(module: str, arguments: Sequence[str], tree: Path) -> Figures:
-    output = run_module(module, ["--json", *arguments], tree)
-    figures: dict[str, float] = json.loads(output.splitlines()[-1])
+def _measure(tree: Path, module: str, options: Sequence[str]) -> Figures:
+    command = [sys.executable, "-m", module, "--json", *options]
+    done = subprocess.run(command, cwd=tree, check=True, stdout=subprocess.PIPE, text=True)
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
     return figures
+
+
+if __name__ == "__main__":
+    main()

@@ -24,14 +24,13 @@ from pathlib import Path
 
 from tools.clients import programs
 from tools.clients.checks import Row, read_clients
-from tools.clients.evaluations import promptfoo_rows
 
 _FOLDER = Path(__file__).parent
 _PROJECT = _FOLDER.parents[1]
 
 _CLIENTS = read_clients(PROJECT=_PROJECT)
 PYTHON: Mapping[str, str] = _CLIENTS["python"]
-ALL = [*PYTHON, *(f"npm:{name}" for name in _CLIENTS["node"]), "promptfoo", *programs.PROGRAMS]
+ALL = [*PYTHON, *(f"npm:{name}" for name in _CLIENTS["node"]), *programs.PROGRAMS]
 _SHOWN = 110  # characters of an outcome
 
 
@@ -68,9 +67,6 @@ def _try(name: str, root: str, folder: Path) -> Iterator[tuple[str, Row]]:
         version = _npm_version(folder / "node", package)
         script = package.strip("@").replace("/", "-")
         found = _lines(["node", f"{script}.mjs", f"{root}/v1"], folder / "node", os.environ)
-    elif name == "promptfoo":
-        version = _install_npm(folder, name)
-        found = promptfoo_rows(f"{root}/v1", str(folder / "node_modules" / ".bin" / name))
     else:
         package = programs.PROGRAMS[name].package
         is_python = "==" in package
