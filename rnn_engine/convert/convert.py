@@ -138,7 +138,7 @@ def parse_weights(text: str, suffix: str) -> WeightChoice:
     choice = WeightChoice.parse(text)
     formats = dict(choice.formats)
     first = text.partition(",")[0].strip()
-    if "emb=" not in text and first != STORED and isinstance(WEIGHT_FORMATS[first], FloatFormat):
+    if "emb=" not in text and isinstance(WEIGHT_FORMATS.get(first), FloatFormat):
         formats["emb"] = first
     if suffix == ".gguf" and "int8" not in text:
         formats = {group: "q8_0" if name == "int8" else name for group, name in formats.items()}

@@ -162,8 +162,7 @@ def _in_blocks(source: ConversionSource, name: str, spec: TensorSpec, block_form
     shape = source.model.tensors[spec.name].shape
     if not is_gguf_block(block_type):
         raise ModelError(
-            f"a GGUF file can't hold {spec.name} in {block_format.name}; expected q8_0, q4_0 or q4_1, or what another "
-            "GGUF file has"
+            f"a GGUF file can't hold {spec.name} in {block_format.name}; expected q8_0, q4_0, q4_1, q4_k, q5_k or q6_k"
         )
     if shape[1] % block_format.block_columns:
         multiple = f"a multiple of {block_format.block_columns} for {block_format.name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -22,6 +22,11 @@ _CLASSES: Final = ("att", "ffn", "first", "last", "head", "emb", "adapters")
 _FEW_LAYERS: Final = 2  # up to this many layers "last" is not used: no layer would be left in 4 bits
 _LAYERS: Final = "layers"
 _ACTIVATIONS: Final = "activations"
+_FINE_BITS: Final = 5.5  # a weight, from which on a format serves for matrices on which results depend most
+_MIXES: Final = {  # as llama.cpp makes them of RWKV models
+    "q4_k_m": {"att": "q4_k", "ffn": "q4_k", "head": "q6_k", "emb": "q4_k", "adapters": "f16"},
+    "q5_k_m": {"att": "q5_k", "ffn": "q5_k", "head": "q6_k", "emb": "q5_k", "adapters": "f16"},
+}
 _ACTIVATION_TYPES: Final = ("f32", "int8")
 
 
@@ -51,17 +56,10 @@ class WeightChoice:
 
         Raises InvalidRequestError. The leading format is for att, ffn and head. The adapters have it if it is a float
         type, else f16. If it has 4 bits, the head, the first layer and the last become int8, since results depend on
-        them more. The embedding keeps the type in which it is stored.
+        them more. The embedding keeps the type in which it is stored. The mixes q4_k_m and q5_k_m are for all classes.
         """
         first, *rest = (part.strip() for part in text.split(","))
-        _check_format(text, first)
-        is_float = first == STORED or isinstance(WEIGHT_FORMATS[first], FloatFormat)
-        is_coarse = not is_float and bits(WEIGHT_FORMATS[first]) < 8
-        head = "int8" if is_coarse else first
-        adapters = first if is_float else "f16"
-        formats = {"att": first, "ffn": first, "head": head, "emb": STORED, "adapters": adapters}
-        if is_coarse:
-            formats["first"] = formats["last"] = "int8"
+        formats = _MIXES[first].copy() if first in _MIXES else _formats(text, first)
         num_layers, activations = None, "f32"
         given: set[str] = set()
         for part in rest:
@@ -105,6 +103,17 @@ class WeightChoice:
         return _format(end if end in self.formats else place.part, self.formats)
 
 
+def _formats(text: str, first: str) -> dict[str, str]:
+    """Return the format of each class if the leading format is `first`; see `WeightChoice.parse`."""
+    _check_format(text, first, also=_MIXES)
+    is_float = first == STORED or isinstance(WEIGHT_FORMATS[first], FloatFormat)
+    is_coarse = not is_float and bits(WEIGHT_FORMATS[first]) < _FINE_BITS
+    head = "int8" if is_coarse else first
+    adapters = first if is_float else "f16"
+    ends = dict.fromkeys(("first", "last"), "int8") if is_coarse else {}
+    return {"att": first, "ffn": first, "head": head, "emb": STORED, "adapters": adapters, **ends}
+
+
 def parse_weights(weights: str | FormatOf, shape: ModelShape) -> tuple[FormatOf, str]:
     """Return a function from a matrix's name to its weight format, and the type of activations, f32 or int8.
 
@@ -126,9 +135,10 @@ def bits(weights: WeightFormat) -> float:
     return 8 * sum(weights.block_bytes.values()) / weights.block_columns
 
 
-def _check_format(text: str, name: str) -> None:
+def _check_format(text: str, name: str, also: Iterable[str] = ()) -> None:
     if name != STORED and name not in WEIGHT_FORMATS:
-        raise InvalidRequestError("weights", text, f"one of the formats {STORED}, {', '.join(WEIGHT_FORMATS)}")
+        allowed = ", ".join((STORED, *WEIGHT_FORMATS, *also))
+        raise InvalidRequestError("weights", text, f"one of the formats {allowed}")
 
 
 def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> WeightFormat:

@@ -11,8 +11,8 @@ from rnn_engine.quantised.blocks import (
     quantise_rows,
     unpack_codes,
 )
-from rnn_engine.quantised.formats import BLOCK_FORMATS, NF4_LEVELS, SF4_LEVELS
-from rnn_engine.quantised.gguf_blocks import KEPT_FORMATS
+from rnn_engine.quantised.formats import NF4_LEVELS, SF4_LEVELS
+from rnn_engine.quantised.gguf_blocks import BLOCK_FORMATS, KEPT_FORMATS
 
 __all__ = [
     "BLOCK_FORMATS",

@@ -212,7 +212,7 @@ def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greate
     code `greatest`, up to its sign.
     """
     found = np.empty(scales.shape, np.float16)
-    for chunk, part in _chunks(blocks):
+    for chunk, part in chunks(blocks):
         before = scales.reshape(-1)[part].astype(np.float32)
         found.reshape(-1)[part] = _search_scale(chunk, before, shares, greatest, nearest)
     return found
@@ -224,7 +224,7 @@ def search_ranges(blocks: F32, scales: Halves) -> Halves:
     The codes are 0 to 15. `scales` [..., 2] reach from the least weight of a block to its greatest.
     """
     found = np.empty(scales.shape, np.float16)
-    for chunk, part in _chunks(blocks):
+    for chunk, part in chunks(blocks):
         before = scales.reshape(-1, 2)[part].astype(np.float32)
         found.reshape(-1, 2)[part] = np.stack(_search_range(chunk, before[:, 0], before[:, 1]), axis=-1)
     return found
@@ -232,13 +232,13 @@ def search_ranges(blocks: F32, scales: Halves) -> Halves:
 
 def divide(blocks: F32, scales: F32) -> F32:
     """Divide the weights of each block [..., B] by the block's scale in `scales` [...]; a scale of 0 gives 0."""
-    return blocks * _inverse(scales)[..., np.newaxis]
+    return blocks * inverse(scales)[..., np.newaxis]
 
 
 def nearest_steps(blocks: F32, scales: F32, offsets: F32) -> F32:
     """Quantise blocks of weights [..., B] to the nearest codes, 0 to 15, for the given `scales` and `offsets` [...]."""
     codes = divide(blocks, scales)
-    codes -= (offsets * _inverse(scales))[..., np.newaxis]
+    codes -= (offsets * inverse(scales))[..., np.newaxis]
     np.rint(codes, out=codes)
     return codes.clip(0, _STEPS, out=codes)
 
@@ -255,7 +255,7 @@ def _search_scale(blocks: F32, before: F32, shares: tuple[float, ...], greatest:
     def fit(scales: F32) -> None:
         nonlocal best, found
         codes = nearest(divide(blocks, scales))
-        product, square = _dot(blocks, codes), _inverse(_dot(codes, codes))
+        product, square = dot(blocks, codes), inverse(dot(codes, codes))
         explained = product * product * square  # by this the best-scaled codes reduce the sum of squares
         is_better = explained > best
         best = np.where(is_better, explained, best)
@@ -264,7 +264,7 @@ def _search_scale(blocks: F32, before: F32, shares: tuple[float, ...], greatest:
     def error(scales: F32) -> tuple[F32, F32]:
         codes = nearest(divide(blocks, scales))
         miss = codes * scales[:, np.newaxis] - blocks
-        return _dot(miss, miss), np.abs(codes).max(axis=-1)
+        return dot(miss, miss), np.abs(codes).max(axis=-1)
 
     with np.errstate(all="ignore"):  # an error that overflows is never the lesser one
         for share in shares:
@@ -284,8 +284,8 @@ def _search_range(blocks: F32, scales: F32, offsets: F32) -> tuple[F32, F32]:
         nonlocal best, found
         codes = nearest_steps(blocks, scale, offset)
         sum_ = codes.sum(axis=-1)
-        covariance = _dot(blocks, codes) - total * sum_ / width
-        variance = _inverse(_dot(codes, codes) - sum_ * sum_ / width)
+        covariance = dot(blocks, codes) - total * sum_ / width
+        variance = inverse(dot(codes, codes) - sum_ * sum_ / width)
         explained = covariance * covariance * variance
         is_better = explained > best
         best = np.where(is_better, explained, best)
@@ -296,7 +296,7 @@ def _search_range(blocks: F32, scales: F32, offsets: F32) -> tuple[F32, F32]:
     def error(scale: F32, offset: F32) -> tuple[F32, F32]:
         codes = nearest_steps(blocks, scale, offset)
         miss = codes * scale[:, np.newaxis] + offset[:, np.newaxis] - blocks
-        return _dot(miss, miss), codes.max(axis=-1) - codes.min(axis=-1)
+        return dot(miss, miss), codes.max(axis=-1) - codes.min(axis=-1)
 
     with np.errstate(all="ignore"):  # an error that overflows is never the lesser one
         least, greatest = blocks.min(axis=-1), blocks.max(axis=-1)
@@ -311,7 +311,7 @@ def _search_range(blocks: F32, scales: F32, offsets: F32) -> tuple[F32, F32]:
         return np.where(is_better, found[0], scales), np.where(is_better, found[1], offsets)
 
 
-def _chunks(blocks: F32) -> Iterator[tuple[F32, slice]]:
+def chunks(blocks: F32) -> Iterator[tuple[F32, slice]]:
     """Yield blocks of weights [..., B] in chunks of M blocks [M, B], each with the slice of blocks that it covers."""
     flat = blocks.reshape(-1, blocks.shape[-1])
     step = _CHUNK // blocks.shape[-1]
@@ -320,11 +320,11 @@ def _chunks(blocks: F32) -> Iterator[tuple[F32, slice]]:
         yield flat[part], part
 
 
-def _dot(left: F32, right: F32) -> F32:
+def dot(left: F32, right: F32) -> F32:
     product: F32 = np.einsum("...i,...i->...", left, right)
     return product
 
 
-def _inverse(values: F32) -> F32:
+def inverse(values: F32) -> F32:
     """Return 1 / `values`, or 0 for values of 0."""
     return np.divide(1, values, out=np.zeros_like(values), where=values != 0)

@@ -146,7 +146,7 @@ SF4_LEVELS: Final = (
 )
 """The 16 levels of SF4: quantiles of Student's t distribution with 5 degrees of freedom (Dotzel et al. 2024)."""
 
-BLOCK_FORMATS: Final[Mapping[str, BlockFormat]] = {
+PLAIN_FORMATS: Final[Mapping[str, BlockFormat]] = {
     each.name: each
     for each in (
         RangeInt8(),

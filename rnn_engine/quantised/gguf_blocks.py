@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,29 +16,32 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.quantised.blocks import F32, BlockFormat, Blocks, Codes, Figures, pack_codes, unpack_codes
-from rnn_engine.quantised.formats import BLOCK_FORMATS
+from rnn_engine.quantised.formats import PLAIN_FORMATS
+from rnn_engine.quantised.k_quants import quantise_range, quantise_signed
 
 IQ4_LEVELS: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The levels of IQ4_NL and IQ4_XS (ggml's kvalues_iq4nl)."""
 
 _Bytes: TypeAlias = NDArray[np.uint8]
-_Dequantise: TypeAlias = Callable[[Codes, Figures], F32]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptFormat:
-    """A block format, see `BlockFormat`, in which matrices are only kept, as llama.cpp has made them."""
+class GgufFormat:
+    """A block format of GGUF, see `BlockFormat`. Without `quantiser`, matrices are only kept in it as they are."""
 
     name: str
     code_bits: int
     block_columns: int
     num_figures: int
     num_scales: int
-    dequantise: _Dequantise = field(compare=False)
+    dequantise: Callable[[Codes, Figures], F32] = field(compare=False)
+    quantiser: Callable[[F32], tuple[Codes, Figures]] | None = field(default=None, compare=False)
 
-    def quantise(self, _blocks: F32, _num_whole: int, /) -> tuple[Codes, Figures]:
-        """Raise ModelError."""
-        raise ModelError(f"weights can't be converted to {self.name}: such blocks are only kept as a file has them")
+    def quantise(self, blocks: F32, _num_whole: int, /) -> tuple[Codes, Figures]:
+        """Do as `BlockFormat.quantise`. Raises ModelError if blocks are only kept."""
+        if self.quantiser is None:
+            raise ModelError(f"weights can't be converted to {self.name}: such blocks are only kept as a file has them")
+        return self.quantiser(blocks)
 
 
 # Numbers of blocks. Figures are f16 numbers, and after them, as bits, the bytes of the scales of a block's parts.
@@ -109,25 +113,27 @@ def _offset(codes: Codes, figures: Figures) -> F32:
     return _affine(codes.astype(np.float32), scale, -offset)
 
 
-KEPT_FORMATS: Final[Mapping[str, BlockFormat]] = {
-    **BLOCK_FORMATS,
-    **{
-        each.name: each
-        for each in (
-            KeptFormat("q5_0", 5, 32, 1, 1, lambda codes, figures: _affine(_minus(codes, 16), *_halves(figures, 1))),
-            KeptFormat("q5_1", 5, 32, 2, 2, _offset),
-            KeptFormat("iq4_nl", 4, 32, 1, 1, lambda codes, figures: _affine(_levels(codes), *_halves(figures, 1))),
-            KeptFormat("iq4_xs", 4, 256, 4, 1, _iq4_xs),
-            KeptFormat("q2_k", 2, 256, 10, 2, _q2_k),
-            KeptFormat("q3_k", 3, 256, 8, 1, _q3_k),
-            KeptFormat("q4_k", 4, 256, 8, 2, _scales_and_minima),
-            KeptFormat("q5_k", 5, 256, 8, 2, _scales_and_minima),
-            KeptFormat("q6_k", 6, 256, 10, 1, _q6_k),
-        )
-    },
+_GGUF_FORMATS: Final = (
+    GgufFormat("q5_0", 5, 32, 1, 1, lambda codes, figures: _affine(_minus(codes, 16), *_halves(figures, 1))),
+    GgufFormat("q5_1", 5, 32, 2, 2, _offset),
+    GgufFormat("iq4_nl", 4, 32, 1, 1, lambda codes, figures: _affine(_levels(codes), *_halves(figures, 1))),
+    GgufFormat("iq4_xs", 4, 256, 4, 1, _iq4_xs),
+    GgufFormat("q2_k", 2, 256, 10, 2, _q2_k),
+    GgufFormat("q3_k", 3, 256, 8, 1, _q3_k),
+    GgufFormat("q4_k", 4, 256, 8, 2, _scales_and_minima, partial(quantise_range, code_bits=4)),
+    GgufFormat("q5_k", 5, 256, 8, 2, _scales_and_minima, partial(quantise_range, code_bits=5)),
+    GgufFormat("q6_k", 6, 256, 10, 1, _q6_k, quantise_signed),
+)
+
+BLOCK_FORMATS: Final[Mapping[str, BlockFormat]] = {
+    **PLAIN_FORMATS,
+    **{each.name: each for each in _GGUF_FORMATS if each.quantiser is not None},
 }
-"""The formats of `BLOCK_FORMATS`, and those in which matrices are only kept. A figure of zero is added to those of Q3_K
-and Q6_K, so that the bytes after it begin at a multiple of four.
+"""The block formats to which weights can be converted."""
+
+KEPT_FORMATS: Final[Mapping[str, BlockFormat]] = {**BLOCK_FORMATS, **{each.name: each for each in _GGUF_FORMATS}}
+"""The same, and those in which matrices are only kept. A figure of zero is added to those of Q3_K and Q6_K, so that the
+bytes after it begin at a multiple of four.
 """
 
 # A file's bytes of blocks [..., bytes], split into this project's bytes of figures and of codes, and joined again.

@@ -51,7 +51,8 @@ def test_a_device_gets_the_same_bytes_and_nothing_is_quantised_anew(
     name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = convert(source, tmp_path / "out.safetensors", name)
-    assert target.stat().st_size < source.stat().st_size
+    if BLOCK_FORMATS[name].block_columns <= MODEL.shape.width * 2:  # else blocks are mostly padding
+        assert target.stat().st_size < source.stat().st_size
     weights = WEIGHT_FORMATS[name]
     expected = weights.pack(MODEL.tensor(MATRIX))
     monkeypatch.setattr("rnn_engine.forward.weight_formats.quantise_rows", None)

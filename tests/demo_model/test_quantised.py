@@ -49,6 +49,10 @@ def text() -> Iterator[Text]:
         ("q4_0", 2e-2),
         ("nf4", 2e-2),
         ("sf4", 2e-2),
+        ("q4_k", 2e-2),
+        ("q4_k_m", 5e-2),
+        ("q5_k_m", 2e-2),
+        ("q6_k", 5e-3),
     ],
 )
 def test_what_is_lost_is_small(text: Text, weights: str, most: float) -> None:

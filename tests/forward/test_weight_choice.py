@@ -36,6 +36,9 @@ def formats(text: str) -> list[str]:
         ("int4,head=q4_0", ["int4", "int4", "q4_0", "stored", "f16"]),
         ("nf4, emb=q8_0, adapters=f32", ["nf4", "nf4", "int8", "q8_0", "f32"]),
         ("f16,ffn=q4_0", ["f16", "q4_0", "f16", "stored", "f16"]),
+        ("q5_k", ["q5_k", "q5_k", "q5_k", "stored", "f16"]),
+        ("q4_k_m", ["q4_k", "q4_k", "q6_k", "q4_k", "f16"]),
+        ("q5_k_m,head=q8_0", ["q5_k", "q5_k", "q8_0", "q5_k", "f16"]),
         ("sf4,layers=12", ["sf4", "f16", "int8", "stored", "f16"]),
         ("int8,layers=0,head=f16", ["f16", "f16", "f16", "stored", "f16"]),
     ],
@@ -52,6 +55,8 @@ def test_a_choice(text: str, expected: list[str]) -> None:
         ("int4,end=int4", ["int4", "int4"]),
         ("q4_0,ffn=f16,end=q8_0", ["q8_0", "q8_0"]),
         ("int8,att=nf4", ["nf4", "int8"]),
+        ("q4_k", ["int8", "int8"]),
+        ("q4_k_m", ["q4_k", "q4_k"]),
         ("nf4,layers=0", ["f16", "f16"]),
         ("stored", ["stored", "stored"]),
     ],
@@ -81,7 +86,10 @@ def test_activations_are_f32_unless_a_choice_says_int8() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "f8", "int8,", "int8,head", "int8,head=f8", "int8,neck=f16", "f16,layers=-1", "int8,activations=int4"],
+    [
+        *("", "f8", "int8,", "int8,head", "int8,head=f8", "int8,head=q4_k_m"),
+        *("int8,neck=f16", "f16,layers=-1", "int8,activations=int4"),
+    ],
 )
 def test_what_is_no_choice_is_refused_with_what_is_allowed(text: str) -> None:
     allowed = r"one of the formats stored, f16|att=FORMAT.*layers=N, activations=f32\|int8"

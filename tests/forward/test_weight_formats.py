@@ -11,6 +11,7 @@ import pytest
 
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
 from rnn_engine.quantised import NF4_LEVELS, SF4_LEVELS
+from rnn_engine.quantised.formats import PLAIN_FORMATS
 from rnn_engine.types import F32
 
 SIZES = [(1, 1), (7, 9), (8, 8), (64, 16), (65, 3), (129, 250), (200, 64), (16, 33)]
@@ -59,6 +60,9 @@ BOUNDS: dict[str, Callable[[F32], F32]] = {
     "q4_0": lambda blocks: half_a_step_of_greatest(blocks, 4),  # the side that has 7 steps may miss its end by a step
     "nf4": lambda blocks: half_a_step_of_greatest(blocks, 1 / WIDEST_GAP["nf4"]),
     "sf4": lambda blocks: half_a_step_of_greatest(blocks, 1 / WIDEST_GAP["sf4"]),
+    "q4_k": lambda blocks: half_a_step_of_range(blocks, 15),
+    "q5_k": lambda blocks: half_a_step_of_range(blocks, 31),
+    "q6_k": lambda blocks: half_a_step_of_greatest(blocks, 31),
 }
 
 
@@ -123,7 +127,7 @@ def test_4_bits_lose_less_than_with_the_scale_that_reaches_the_farthest_weight(
     assert error.sum() < 0.92 * plain_error.sum()
 
 
-@for_each_quantised
+@pytest.mark.parametrize("name", PLAIN_FORMATS)
 @for_each_size
 def test_what_was_quantised_before_stays_as_it_is(name: str, rows: int, columns: int) -> None:
     weights = WEIGHT_FORMATS[name]

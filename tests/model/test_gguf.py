@@ -211,6 +211,20 @@ def test_blocks_are_copied_unchanged(name: str, tmp_path: Path) -> None:
                 assert (copied.block_type(each) or "").lower() == (opened.block_type(each) or "").lower(), each
 
 
+def test_the_mixes_of_llama_cpp(tmp_path: Path) -> None:
+    with open_model(save_gguf(WIDE, tmp_path / "wide.gguf", "F16")) as whole:
+        convert_model(whole, tmp_path / "mixed.gguf", "q4_k_m")
+    with open_model(tmp_path / "mixed.gguf") as opened:
+        (line,) = describe_blocks(opened, WeightChoice.parse("stored").of(opened.shape))
+        assert line == "matrices kept in the blocks of the file: 13 in Q4_K, 1 in Q6_K"
+        assert opened.block_type("emb.weight") == "Q4_K"
+        assert opened.block_type("head.weight") == "Q6_K"
+        assert opened.block_type("blocks.0.att.w1") is None
+        for name, most in (("head.weight", 0.02), ("emb.weight", 0.09)):
+            exact = WIDE.tensor(name)
+            assert np.linalg.norm(opened.tensor(name) - exact) < most * np.linalg.norm(exact)
+
+
 def test_matrices_that_are_scaled_back_keep_their_blocks(tmp_path: Path) -> None:
     name = "blocks.1.ffn.value.weight"
     whole = random_model(tiny_v6(width=64, ffn=128), seed=3)

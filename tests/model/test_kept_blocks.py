@@ -7,7 +7,7 @@ import pytest
 
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.weight_formats import STORED_FORMATS
-from rnn_engine.quantised import pack_codes, unpack_codes
+from rnn_engine.quantised import BLOCK_FORMATS, pack_codes, quantise, unpack_codes
 from rnn_engine.quantised.gguf_blocks import read_blocks, write_blocks
 from tests.support.kept_blocks import KINDS, ONLY_KEPT, dequantised, random_bytes, random_kept
 
@@ -60,3 +60,19 @@ def test_codes_come_back(bits: int) -> None:
 def test_numbers_can_not_become_such_blocks(kind: str) -> None:
     with pytest.raises(ModelError, match=rf"weights can't be converted to {kind.lower()}: such blocks are only kept"):
         STORED_FORMATS[kind.lower()].pack(np.ones((8, 256), np.float32))
+
+
+ERRORS = {  # relative, of llama.cpp's ggml_quantize_chunk on the same numbers
+    "normal": {"q4_k": 0.071672, "q5_k": 0.036187, "q6_k": 0.017881},
+    "laplace": {"q4_k": 0.083936, "q5_k": 0.042619, "q6_k": 0.021321},
+    "standard_cauchy": {"q4_k": 0.038547, "q5_k": 0.027071, "q6_k": 0.014360},
+}
+
+
+def test_k_quants_lose_no_more_than_those_of_llama_cpp() -> None:
+    generator = np.random.default_rng(7)
+    for kind, errors in ERRORS.items():
+        matrix = getattr(generator, kind)(size=(32, 512)).astype(np.float32)
+        for name, expected in errors.items():
+            found = quantise(BLOCK_FORMATS[name], matrix).numbers()
+            assert np.linalg.norm(found - matrix) < 1.03 * expected * np.linalg.norm(matrix), (kind, name)

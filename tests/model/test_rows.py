@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.loading.runner import open_model
 from rnn_engine.model import LoraChoice, ModelFile
-from rnn_engine.quantised import Blocks, quantise
-from rnn_engine.quantised.formats import BLOCK_FORMATS
+from rnn_engine.quantised import BLOCK_FORMATS, Blocks, quantise
 from rnn_engine.quantised.gguf_blocks import read_blocks, write_blocks
 from rnn_engine.quantised.rows import StoredRows, read_rows
 from tests.support.ggmf import save_ggmf

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from rnn_engine.quantised import Blocks
 from rnn_engine.quantised.gguf_blocks import read_blocks
 
-ONLY_KEPT = ("Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # that are only kept
-KINDS = ("Q8_0", "Q4_0", "Q4_1", *ONLY_KEPT)
+ONLY_KEPT = ("Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K")  # to which nothing is converted
+KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", *ONLY_KEPT)
 _SCALES = {
     "Q8_0": slice(2),
     "Q4_0": slice(2),

@@ -8,7 +8,7 @@ import { notify, notifyError } from "../../components/notices.js";
 import { t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
 
-const WEIGHTS = ["f16", "f32", "int8", "q4_k", "nf4", "sf4"];
+const WEIGHTS = ["f16", "f32", "int8", "int4", "q4_k_m", "nf4", "sf4"];
 
 /**
  * @param {{
