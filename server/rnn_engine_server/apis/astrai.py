@@ -12,8 +12,8 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.telemetry import Histogram, RequestReport
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response
-from rnn_engine_server.core.routing import MODEL_QUERY, Route
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_server.telemetry.records import RECENT, RecentReport
 
 
@@ -107,19 +107,11 @@ def _rate(count: int, seconds: float | None) -> float | None:
     return round(count / seconds, 2) if count and seconds else None
 
 
-async def stats(request: web.Request) -> web.Response:
+ROUTES = RouteTable()
+
+
+@ROUTES.get("/stats", query=MODEL_QUERY, routine=True)
+async def stats(request: web.Request) -> SchedulerStats:
+    """Counts and times of the scheduler, in AstrAI's form."""
     recent = request.app[RECENT].seen_by(request[PRINCIPAL])
-    return json_response(describe_scheduler(engine_of(request), recent))
-
-
-ROUTES = (
-    Route(
-        "GET",
-        "/stats",
-        stats,
-        "Counts and times of the scheduler, in AstrAI's form.",
-        SchedulerStats,
-        query=MODEL_QUERY,
-        routine=True,
-    ),
-)
+    return describe_scheduler(engine_of(request), recent)

@@ -19,8 +19,8 @@ from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, FoundVectors, find_vectors
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import long_json_response, read_body
-from rnn_engine_server.core.routing import Route, path_of
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import path_of
 from rnn_engine_server.core.schema import only
 from rnn_engine_server.core.settings import Limits
 
@@ -112,14 +112,18 @@ _FORMS: Mapping[EmbeddingType, Callable[[F32], object]] = {
 }
 
 
-async def embed(request: web.Request) -> web.Response:
-    body = await read_body(request, CohereEmbedRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/v2/embed", "/v1/embed", answer=CohereEmbeddings)
+async def embed(request: web.Request, body: CohereEmbedRequest) -> Long[Mapping[str, object]]:
+    """Vectors of texts, in Cohere's form."""
     has_tasks = not engine_of(request).info.shape.has_head  # it was made for embedding
     wanted = body.embeddings if has_tasks else body.embeddings.model_copy(update={"task": None})
     found = await find_vectors(request, wanted)
     version: Literal["1", "2"] = "2" if path_of(request).endswith("/v2/embed") else "1"
     size = found.num_numbers + sum(map(len, body.texts or ()))
-    return await long_json_response(request, size, partial(_answer, body, found, version))
+    return Long(size, partial(_answer, body, found, version))
 
 
 def _answer(body: CohereEmbedRequest, found: FoundVectors, version: Literal["1", "2"]) -> Mapping[str, object]:
@@ -137,16 +141,3 @@ def _answer(body: CohereEmbedRequest, found: FoundVectors, version: Literal["1",
         },
         "response_type": "embeddings_by_type" if by_type else "embeddings_floats",
     }
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v2/embed",
-        embed,
-        "Vectors of texts, in Cohere's form.",
-        CohereEmbeddings,
-        request=CohereEmbedRequest,
-        also=("/v1/embed",),
-    ),
-)

@@ -25,10 +25,10 @@ from rnn_engine_server.apis.openai.dialect import CompletionTokens, chat_logprob
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, CompletionLogprobs, CompletionRequest
 from rnn_engine_server.auth.admission import PRINCIPAL, client_of
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response, long_json_response, read_body
 from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.kept import BoundedStore
-from rnn_engine_server.core.routing import EVENTS, SETTINGS, Route
+from rnn_engine_server.core.routing import EVENTS, SETTINGS
 from rnn_engine_server.core.schema import RefusedError, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.streams import encode_event
@@ -467,19 +467,25 @@ class KoboldDialect:
         return "" if self._trims else stop_text(finished)
 
 
-async def generate(request: web.Request) -> web.StreamResponse:
-    return await _answer(request, stream=False)
+ROUTES = RouteTable(error_form=kobold_error)
 
 
-async def generate_stream(request: web.Request) -> web.StreamResponse:
-    return await _answer(request, stream=True)
+@ROUTES.post("/api/v1/generate", "/api/latest/generate", answer=KoboldAnswer)
+async def generate(request: web.Request, body: KoboldRequest) -> web.StreamResponse:
+    """Continue a text, as KoboldCpp does. Errors of all of its routes have KoboldCpp's form, too."""
+    return await _answer(request, body.model_copy(update={"stream": False}))
 
 
-async def _answer(request: web.Request, *, stream: bool) -> web.StreamResponse:
-    body = (await read_body(request, KoboldRequest)).model_copy(update={"stream": stream})
+@ROUTES.post("/api/extra/generate/stream", answer=KoboldEvent, content_type=EVENTS)
+async def generate_stream(request: web.Request, body: KoboldRequest) -> web.StreamResponse:
+    """Continue a text and stream it, as KoboldCpp does."""
+    return await _answer(request, body.model_copy(update={"stream": True}))
+
+
+async def _answer(request: web.Request, body: KoboldRequest) -> web.StreamResponse:
     if body.num_prompts != 1 or body.n != 1:
         raise InvalidRequestError("n", body.n, "1, and one prompt")
-    if stream and body.copies != 1:
+    if body.stream and body.copies != 1:
         raise InvalidRequestError("best_of", body.copies, "1 with a stream")
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
@@ -489,47 +495,53 @@ async def _answer(request: web.Request, *, stream: bool) -> web.StreamResponse:
         return await answer_in(dialect, request, body, calls, resolved, run=run)
 
 
-async def check(request: web.Request) -> web.Response:
-    return _tell_part(request, (await read_body(request, GenkeyRequest)).genkey)
+@ROUTES.post("/api/extra/generate/check", routine=True, uses_model=False)
+async def check(request: web.Request, body: GenkeyRequest) -> KoboldPart:
+    """The text so far of the client's running generation of that `genkey`."""
+    return _part(request, body.genkey)
 
 
-async def check_unnamed(request: web.Request) -> web.Response:
-    return _tell_part(request, "")
+@ROUTES.get("/api/extra/generate/check", routine=True, uses_model=False)
+async def check_unnamed(request: web.Request) -> KoboldPart:
+    """The text so far of the client's running generation without a `genkey`."""
+    return _part(request, "")
 
 
-def _tell_part(request: web.Request, genkey: str) -> web.Response:
+def _part(request: web.Request, genkey: str) -> KoboldPart:
     found = request.app[GENERATIONS].find(client_of(request).name, genkey)
-    answer: KoboldPart = {"results": [{"text": found[-1].text if found else ""}]}
-    return json_response(answer)
+    return {"results": [{"text": found[-1].text if found else ""}]}
 
 
-async def last_logprobs(request: web.Request) -> web.Response:
-    return await _tell_logprobs(request, (await read_body(request, GenkeyRequest)).genkey)
+@ROUTES.post("/api/extra/last_logprobs", uses_model=False)
+async def last_logprobs(request: web.Request, body: GenkeyRequest) -> Long[KoboldLastLogprobs]:
+    """The log-probabilities of the client's last generation of that `genkey`, or of any if it is empty."""
+    return _logprobs(request, body.genkey)
 
 
-async def last_logprobs_unnamed(request: web.Request) -> web.Response:
-    return await _tell_logprobs(request, "")
+@ROUTES.get("/api/extra/last_logprobs", uses_model=False)
+async def last_logprobs_unnamed(request: web.Request) -> Long[KoboldLastLogprobs]:
+    """The log-probabilities of the client's last generation."""
+    return _logprobs(request, "")
 
 
-async def _tell_logprobs(request: web.Request, genkey: str) -> web.Response:
+def _logprobs(request: web.Request, genkey: str) -> Long[KoboldLastLogprobs]:
     found = request.app[GENERATIONS].last_logprobs(client_of(request).name, genkey)
-    size = 0 if found is None else _NUM_TOPS * len(found["tokens"])
-    answer: KoboldLastLogprobs = {"logprobs": found}
-    return await long_json_response(request, size, lambda: answer)
+    return Long(0 if found is None else _NUM_TOPS * len(found["tokens"]), lambda: {"logprobs": found})
 
 
-async def abort(request: web.Request) -> web.Response:
-    body = await read_body(request, GenkeyRequest)
+@ROUTES.post("/api/extra/abort", uses_model=False)
+async def abort(request: web.Request, body: GenkeyRequest) -> KoboldAbort:
+    """End the client's running generations of that `genkey`; they are answered with their texts so far."""
     found = request.app[GENERATIONS].find(client_of(request).name, body.genkey)
     for generation in found:
         generation.abort()
     done: Literal["true", "false"] = "true" if found else "false"
-    answer: KoboldAbort = {"success": done, "done": done}
-    return json_response(answer)
+    return {"success": done, "done": done}
 
 
-async def count_tokens(request: web.Request) -> web.Response:
-    body = await read_body(request, TokenCountRequest)
+@ROUTES.post("/api/extra/tokencount", "/api/extra/tokenize")
+async def count_tokens(request: web.Request, body: TokenCountRequest) -> Long[KoboldTokens]:
+    """The number of tokens of a text, and their ids."""
     engine, limits = engine_of(request), request.app[SETTINGS].limits
 
     def make() -> KoboldTokens:
@@ -537,21 +549,25 @@ async def count_tokens(request: web.Request) -> web.Response:
         limits.check("max_prompt_tokens", "prompt", len(ids))
         return {"value": len(ids), "ids": ids}
 
-    return await long_json_response(request, len(body.prompt), make)
+    return Long(len(body.prompt), make)
 
 
-async def model(request: web.Request) -> web.Response:
-    answer: KoboldResult = {"result": engine_of(request).info.model}
-    return json_response(answer)
+@ROUTES.get("/api/v1/model", "/api/latest/model")
+async def model(request: web.Request) -> KoboldResult:
+    """The name of the model."""
+    return {"result": engine_of(request).info.model}
 
 
-async def united_version(_request: web.Request) -> web.Response:
-    answer: KoboldResult = {"result": _UNITED_VERSION}
-    return json_response(answer)
+@ROUTES.get("/api/v1/info/version", "/api/latest/info/version", uses_model=False)
+async def united_version(_request: web.Request) -> KoboldResult:
+    """The version of KoboldAI United whose API this is."""
+    return {"result": _UNITED_VERSION}
 
 
-async def version(request: web.Request) -> web.Response:
-    answer: KoboldVersion = {
+@ROUTES.get("/api/extra/version", uses_model=False)
+async def version(request: web.Request) -> KoboldVersion:
+    """The version of KoboldCpp whose API this is, and what it can do here."""
+    return {
         "result": "KoboldCpp",
         "version": _VERSION,
         "protected": bool(request.app[SETTINGS].auth.keys),
@@ -562,25 +578,33 @@ async def version(request: web.Request) -> web.Response:
         "websearch": False,
         "tts": False,
     }
-    return json_response(answer)
 
 
-async def max_length(request: web.Request) -> web.Response:
-    answer: KoboldNumber = {"value": request.app[SETTINGS].limits.max_answer_tokens}
-    return json_response(answer)
+@ROUTES.get("/api/v1/config/max_length", "/api/latest/config/max_length", uses_model=False)
+async def max_length(request: web.Request) -> KoboldNumber:
+    """The most tokens of an answer."""
+    return {"value": request.app[SETTINGS].limits.max_answer_tokens}
 
 
-async def max_context_length(request: web.Request) -> web.Response:
-    answer: KoboldNumber = {"value": request.app[SETTINGS].limits.max_prompt_tokens}
-    return json_response(answer)
+@ROUTES.get(
+    "/api/v1/config/max_context_length",
+    "/api/latest/config/max_context_length",
+    "/api/extra/true_max_context_length",
+    uses_model=False,
+)
+async def max_context_length(request: web.Request) -> KoboldNumber:
+    """The most tokens of a prompt: the server's limit, since a state has no window of a fixed length."""
+    return {"value": request.app[SETTINGS].limits.max_prompt_tokens}
 
 
-async def perf(request: web.Request) -> web.Response:
+@ROUTES.get("/api/extra/perf", routine=True)
+async def perf(request: web.Request) -> KoboldPerf:
+    """Times of the last request, and how busy the server is."""
     engine, now = engine_of(request), time.monotonic()
     stats, recent = engine.stats(), request.app[RECENT].seen_by(request[PRINCIPAL])
     last = next((each.report for each in reversed(recent) if each.report.timing is not None), None)
     timing = None if last is None else last.timing
-    answer: KoboldPerf = {
+    return {
         "last_process": 0.0 if timing is None else timing.first_token - timing.started,
         "last_eval": 0.0 if timing is None or last is None else last.ended - timing.first_token,
         "last_token_count": 0 if last is None else last.completion_tokens,
@@ -590,147 +614,3 @@ async def perf(request: web.Request) -> web.Response:
         "uptime": max(time.time() - engine.info.created, 0.0),
         "idletime": 0.0 if stats.active or last is None else now - last.ended,
     }
-    return json_response(answer)
-
-
-_CONTEXT = "The most tokens of a prompt: the server's limit, since a state has no window of a fixed length."
-
-ROUTES = (
-    Route(
-        "POST",
-        "/api/v1/generate",
-        generate,
-        "Continue a text, as KoboldCpp does. Errors of all of its routes have KoboldCpp's form, too.",
-        KoboldAnswer,
-        request=KoboldRequest,
-        also=("/api/latest/generate",),
-        error_form=kobold_error,
-    ),
-    Route(
-        "POST",
-        "/api/extra/generate/stream",
-        generate_stream,
-        "Continue a text and stream it, as KoboldCpp does.",
-        KoboldEvent,
-        request=KoboldRequest,
-        content_type=EVENTS,
-        error_form=kobold_error,
-    ),
-    Route(
-        "POST",
-        "/api/extra/generate/check",
-        check,
-        "The text so far of the client's running generation of that `genkey`.",
-        KoboldPart,
-        request=GenkeyRequest,
-        routine=True,
-        uses_model=False,
-        error_form=kobold_error,
-    ),
-    Route(
-        "GET",
-        "/api/extra/generate/check",
-        check_unnamed,
-        "The text so far of the client's running generation without a `genkey`.",
-        KoboldPart,
-        routine=True,
-        uses_model=False,
-        error_form=kobold_error,
-    ),
-    Route(
-        "POST",
-        "/api/extra/last_logprobs",
-        last_logprobs,
-        "The log-probabilities of the client's last generation of that `genkey`, or of any if it is empty.",
-        KoboldLastLogprobs,
-        request=GenkeyRequest,
-        uses_model=False,
-        error_form=kobold_error,
-    ),
-    Route(
-        "GET",
-        "/api/extra/last_logprobs",
-        last_logprobs_unnamed,
-        "The log-probabilities of the client's last generation.",
-        KoboldLastLogprobs,
-        uses_model=False,
-        error_form=kobold_error,
-    ),
-    Route(
-        "POST",
-        "/api/extra/abort",
-        abort,
-        "End the client's running generations of that `genkey`; they are answered with their texts so far.",
-        KoboldAbort,
-        request=GenkeyRequest,
-        uses_model=False,
-        error_form=kobold_error,
-    ),
-    Route(
-        "POST",
-        "/api/extra/tokencount",
-        count_tokens,
-        "The number of tokens of a text, and their ids.",
-        KoboldTokens,
-        request=TokenCountRequest,
-        also=("/api/extra/tokenize",),
-        error_form=kobold_error,
-    ),
-    Route(
-        "GET",
-        "/api/v1/model",
-        model,
-        "The name of the model.",
-        KoboldResult,
-        also=("/api/latest/model",),
-        error_form=kobold_error,
-    ),
-    Route(
-        "GET",
-        "/api/v1/info/version",
-        united_version,
-        "The version of KoboldAI United whose API this is.",
-        KoboldResult,
-        uses_model=False,
-        also=("/api/latest/info/version",),
-        error_form=kobold_error,
-    ),
-    Route(
-        "GET",
-        "/api/extra/version",
-        version,
-        "The version of KoboldCpp whose API this is, and what it can do here.",
-        KoboldVersion,
-        uses_model=False,
-        error_form=kobold_error,
-    ),
-    Route(
-        "GET",
-        "/api/v1/config/max_length",
-        max_length,
-        "The most tokens of an answer.",
-        KoboldNumber,
-        uses_model=False,
-        also=("/api/latest/config/max_length",),
-        error_form=kobold_error,
-    ),
-    Route(
-        "GET",
-        "/api/v1/config/max_context_length",
-        max_context_length,
-        _CONTEXT,
-        KoboldNumber,
-        uses_model=False,
-        also=("/api/latest/config/max_context_length", "/api/extra/true_max_context_length"),
-        error_form=kobold_error,
-    ),
-    Route(
-        "GET",
-        "/api/extra/perf",
-        perf,
-        "Times of the last request, and how busy the server is.",
-        KoboldPerf,
-        routine=True,
-        error_form=kobold_error,
-    ),
-)

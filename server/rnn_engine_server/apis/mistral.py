@@ -20,8 +20,7 @@ from rnn_engine_server.apis.openai.schemas import (
     CompletionRequest,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import read_body
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.handlers import RouteTable
 
 
 class FimRequest(CompletionRequest):
@@ -66,21 +65,12 @@ class FimFormatter:
         }
 
 
-async def fim_completions(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, FimRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/v1/fim/completions", answer=ChatCompletion, chunk=ChatCompletionChunk)
+async def fim_completions(request: web.Request, body: FimRequest) -> web.StreamResponse:
+    """Continue a text and answer with a message, as Mistral does. A `suffix` is refused: the model can't fill in."""
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
     return await answer(request, body, FimFormatter(), calls, resolved)
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/fim/completions",
-        fim_completions,
-        "Continue a text and answer with a message, as Mistral does. A `suffix` is refused: the model can't fill in.",
-        ChatCompletion,
-        request=FimRequest,
-        chunk=ChatCompletionChunk,
-    ),
-)

@@ -19,8 +19,8 @@ from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response, long_json_response, read_body
-from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
 
@@ -162,8 +162,12 @@ def _result(index: int, outcome: ChoiceOutcome) -> BatchResult:
 # realizar's routes: batches of prompts, and whether the device is ready.
 
 
-async def batch_completions(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, BatchCompletionRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/v1/batch/completions", answer=BatchCompletion)
+async def batch_completions(request: web.Request, body: BatchCompletionRequest) -> web.StreamResponse:
+    """Continue several prompts as one batch, as realizar does. Here they really run in one forward pass."""
     if body.stream:
         raise InvalidRequestError("stream", True, "false, since a batch is answered as a whole")
     engine = engine_of(request, body.cache_salt)
@@ -171,8 +175,9 @@ async def batch_completions(request: web.Request) -> web.StreamResponse:
     return await answer_whole(BatchDialect(engine.info), request, body, calls, resolved)
 
 
-async def batch_tokenize(request: web.Request) -> web.Response:
-    body = await read_body(request, BatchTokenizeRequest)
+@ROUTES.post("/v1/batch/tokenize", "/batch/tokenize")
+async def batch_tokenize(request: web.Request, body: BatchTokenizeRequest) -> Long[BatchTokens]:
+    """The tokens of several texts."""
     engine, limits = engine_of(request), request.app[SETTINGS].limits
 
     def make() -> BatchTokens:
@@ -180,29 +185,32 @@ async def batch_tokenize(request: web.Request) -> web.Response:
         limits.check("max_prompt_tokens", "texts", sum(map(len, lists)))
         return {"results": [{"token_ids": tokens, "num_tokens": len(tokens)} for tokens in lists]}
 
-    return await long_json_response(request, sum(map(len, body.texts)), make)
+    return Long(sum(map(len, body.texts)), make)
 
 
-async def warm_up(request: web.Request) -> web.Response:
+@ROUTES.post("/v1/gpu/warmup")
+async def warm_up(request: web.Request) -> WarmUp:
+    """Run one token, so that the next request does not wait for preparations."""
     """Run one token through the model without sampling, and report the model and the device that ran it."""
     engine = engine_of(request)
     async with aclosing(engine.generate(GenerateRequest(BEGINNING, max_tokens=0))) as events:
         async for _ in events:
             pass
     info = engine.info
-    answer: WarmUp = {
+    return {
         "success": True,
         "memory_bytes": info.device_bytes,
         "num_layers": info.shape.num_layers,
         "message": f"{info.model} runs on {info.device}; its weights were put there when it was loaded",
     }
-    return json_response(answer)
 
 
-async def gpu_status(request: web.Request) -> web.Response:
+@ROUTES.get("/v1/gpu/status")
+async def gpu_status(request: web.Request) -> GpuStatus:
+    """Whether the model's device answers."""
     engine = engine_of(request)
     info, health = engine.info, engine.health()
-    answer: GpuStatus = {
+    return {
         "cache_ready": health.status == "ok",
         "gpu_used": uses_gpu(info),
         "device": info.device,
@@ -211,33 +219,3 @@ async def gpu_status(request: web.Request) -> web.Response:
         "batch_threshold": info.num_slots,
         "recommended_min_batch": 1,
     }
-    return json_response(answer)
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/batch/completions",
-        batch_completions,
-        "Continue several prompts as one batch, as realizar does. Here they really run in one forward pass.",
-        BatchCompletion,
-        request=BatchCompletionRequest,
-    ),
-    Route(
-        "POST",
-        "/v1/batch/tokenize",
-        batch_tokenize,
-        "The tokens of several texts.",
-        BatchTokens,
-        request=BatchTokenizeRequest,
-        also=("/batch/tokenize",),
-    ),
-    Route(
-        "POST",
-        "/v1/gpu/warmup",
-        warm_up,
-        "Run one token, so that the next request does not wait for preparations.",
-        WarmUp,
-    ),
-    Route("GET", "/v1/gpu/status", gpu_status, "Whether the model's device answers.", GpuStatus),
-)

@@ -17,8 +17,8 @@ from rnn_engine.operations.relevance import Method, Relevance, method
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import long_json_response, read_body
-from rnn_engine_server.core.routing import Route, path_of
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import path_of
 from rnn_engine_server.core.schema import RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK
@@ -131,13 +131,17 @@ class Reranked(TypedDict):
     method: Method
 
 
-async def rerank(request: web.Request) -> web.Response:
-    body = await read_body(request, RerankRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/v1/rerank", "/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
+async def rerank(request: web.Request, body: RerankRequest) -> Long[Reranked | list[TeiRank]]:
+    """Order texts by how well they answer a query."""
     engine = engine_of(request, body.cache_salt)
     found = await find_relevance(request, engine, body, "documents", [(body.query, text) for text in body.contexts])
     version: Literal["1", "2"] = "2" if path_of(request).endswith("/v2/rerank") else "1"
     size = sum(map(len, body.contexts)) + CALL_WORK * len(body.contexts)
-    return await long_json_response(request, size, partial(_answer, engine, body, found, version))
+    return Long(size, partial(_answer, engine, body, found, version))
 
 
 def _answer(
@@ -176,16 +180,3 @@ def _tei_entry(result: RankedDocument) -> TeiRank:
     if "document" in result:
         entry["text"] = result["document"]["text"]
     return entry
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/rerank",
-        rerank,
-        "Order texts by how well they answer a query.",
-        Reranked | list[TeiRank],
-        request=RerankRequest,
-        also=("/v2/rerank", "/rerank", "/reranking", "/v1/reranking"),
-    ),
-)

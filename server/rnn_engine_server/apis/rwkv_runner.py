@@ -14,9 +14,8 @@ from typing_extensions import TypedDict
 
 from rnn_engine.hub.local import model_name
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import encoded_response, json_response, read_body, to_json
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody, only
 from rnn_engine_server.models.orders import LoadOrder, ModelFolder, folder_of
 from rnn_engine_server.models.registry import MODELS, ModelStatus
@@ -67,15 +66,19 @@ def runner_error(failure: Failure) -> tuple[int, RunnerError]:
     return failure.status, {"detail": failure.message}
 
 
-async def switch_model(request: web.Request) -> web.Response:
-    body = await read_body(request, SwitchModelRequest)
+ROUTES = RouteTable(uses_model=False, error_form=runner_error)
+
+
+@ROUTES.post("/switch-model", scope=Scope.ADMIN)
+async def switch_model(request: web.Request, body: SwitchModelRequest) -> str:
+    """Load a model from the folder of models (`--model-folder`) in place of the default model, as RWKV-Runner does."""
     models = request.app[MODELS]
     if body.model:
         orders = [model.order for model in models]
         await models.replace_default(await asyncio.to_thread(_order, body, folder_of(request), orders))
     else:
         await models.default.unload(withdraw=True)
-    return _success()
+    return "success"
 
 
 def _order(body: SwitchModelRequest, folder: ModelFolder, known: Sequence[LoadOrder]) -> LoadOrder:
@@ -87,55 +90,18 @@ def _order(body: SwitchModelRequest, folder: ModelFolder, known: Sequence[LoadOr
     return replace(order, tokenizer=tokenizer or order.tokenizer)
 
 
-async def update_config(request: web.Request) -> web.Response:
-    await read_body(request, UpdateConfigRequest)
-    return _success()
+@ROUTES.post("/update-config")
+async def update_config(_request: web.Request, _body: UpdateConfigRequest) -> str:
+    """Accepted for clients of RWKV-Runner; nothing changes, since each request has its own settings."""
+    return "success"
 
 
-def _success() -> web.Response:
-    return encoded_response(to_json("success"))
-
-
-async def status(request: web.Request) -> web.Response:
+@ROUTES.get("/status", routine=True)
+async def status(request: web.Request) -> RunnerStatus:
+    """The state of the default model, in RWKV-Runner's form."""
     model = request.app[MODELS].default
-    answer: RunnerStatus = {
+    return {
         "status": _STATUSES[model.status],
         "pid": os.getpid(),
         "device_name": "" if model.info is None else model.info.device,
     }
-    return json_response(answer)
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/switch-model",
-        switch_model,
-        "Load a model from the folder of models (`--model-folder`) in place of the default model, as RWKV-Runner does.",
-        str,
-        request=SwitchModelRequest,
-        scope=Scope.ADMIN,
-        uses_model=False,
-        error_form=runner_error,
-    ),
-    Route(
-        "POST",
-        "/update-config",
-        update_config,
-        "Accepted for clients of RWKV-Runner; nothing changes, since each request has its own settings.",
-        str,
-        request=UpdateConfigRequest,
-        uses_model=False,
-        error_form=runner_error,
-    ),
-    Route(
-        "GET",
-        "/status",
-        status,
-        "The state of the default model, in RWKV-Runner's form.",
-        RunnerStatus,
-        routine=True,
-        uses_model=False,
-        error_form=runner_error,
-    ),
-)

@@ -12,9 +12,8 @@ from typing_extensions import TypedDict
 
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, find_vectors
-from rnn_engine_server.core.bodies import long_json_response, read_body
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import RequestBody, only
 from rnn_engine_server.core.settings import Limits
 
@@ -99,71 +98,38 @@ def tei_error(failure: Failure) -> tuple[int, TeiError]:
     return status, {"error": failure.message, "error_type": kind}
 
 
-async def embed(request: web.Request) -> web.Response:
-    found = await find_vectors(request, await read_body(request, TeiEmbedRequest))
-    return await long_json_response(
-        request, found.num_numbers, lambda: [one.vector.tolist() for one in found.embeddings]
-    )
+ROUTES = RouteTable(error_form=tei_error)
 
 
-async def embed_all(request: web.Request) -> web.Response:
-    found = await find_vectors(request, await read_body(request, TeiEmbedAllRequest), each=True)
-    return await long_json_response(request, found.num_numbers, found.by_input)
+@ROUTES.post("/embed")
+async def embed(request: web.Request, body: TeiEmbedRequest) -> Long[list[list[float]]]:
+    """Vectors of texts, in text-embeddings-inference's form."""
+    found = await find_vectors(request, body)
+    return Long(found.num_numbers, lambda: [one.vector.tolist() for one in found.embeddings])
 
 
-async def similarity(request: web.Request) -> web.Response:
-    found = await find_vectors(request, (await read_body(request, TeiSimilarityRequest)).embeddings)
+@ROUTES.post("/embed_all")
+async def embed_all(request: web.Request, body: TeiEmbedAllRequest) -> Long[list[list[list[float]]]]:
+    """A vector after each token of texts, in text-embeddings-inference's form."""
+    found = await find_vectors(request, body, each=True)
+    return Long(found.num_numbers, found.by_input)
+
+
+@ROUTES.post("/similarity")
+async def similarity(request: web.Request, body: TeiSimilarityRequest) -> Long[list[float]]:
+    """How similar a text is to others: the cosine between their vectors."""
+    found = await find_vectors(request, body.embeddings)
 
     def make() -> list[float]:
         source, *others = (one.vector for one in found.embeddings)
         cosines: list[float] = np.clip(np.stack(others) @ source, -1.0, 1.0).tolist()
         return cosines
 
-    return await long_json_response(request, found.num_numbers, make)
+    return Long(found.num_numbers, make)
 
 
-async def refuse(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+@ROUTES.post("/predict", answer=TeiError, uses_model=False)
+@ROUTES.post("/embed_sparse", answer=TeiError, uses_model=False)
+async def refuse(_request: web.Request) -> web.StreamResponse:
+    """Refused with 501 and the reason: the model has no classes and no sparse vectors."""
     raise web.HTTPNotImplemented(text="the model is a language model: it has no classes and no sparse vectors")
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/embed",
-        embed,
-        "Vectors of texts, in text-embeddings-inference's form.",
-        list[list[float]],
-        request=TeiEmbedRequest,
-        error_form=tei_error,
-    ),
-    Route(
-        "POST",
-        "/embed_all",
-        embed_all,
-        "A vector after each token of texts, in text-embeddings-inference's form.",
-        list[list[list[float]]],
-        request=TeiEmbedAllRequest,
-        error_form=tei_error,
-    ),
-    Route(
-        "POST",
-        "/similarity",
-        similarity,
-        "How similar a text is to others: the cosine between their vectors.",
-        list[float],
-        request=TeiSimilarityRequest,
-        error_form=tei_error,
-    ),
-    *(
-        Route(
-            "POST",
-            path,
-            refuse,
-            f"Refused with 501 and the reason: the model has no {lacking}.",
-            TeiError,
-            uses_model=False,
-            error_form=tei_error,
-        )
-        for path, lacking in (("/predict", "classes"), ("/embed_sparse", "sparse vectors"))
-    ),
-)

@@ -20,9 +20,9 @@ from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response, read_body
 from rnn_engine_server.core.errors import Failure, describe
-from rnn_engine_server.core.routing import EVENTS, SETTINGS, Route
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import EVENTS, SETTINGS
 from rnn_engine_server.core.schema import RefusedError, Usage, only
 from rnn_engine_server.core.streams import encode_event
 
@@ -377,16 +377,24 @@ def _finish_word(finished: Finished) -> FinishWord:
     return "stop_sequence" if isinstance(finished.stop, bytes) else "eos_token"
 
 
-async def generate(request: web.Request) -> web.StreamResponse:
-    return await _answer(request, await read_body(request, TgiRequest))
+ROUTES = RouteTable(error_form=tgi_error)
 
 
-async def generate_in_list(request: web.Request) -> web.StreamResponse:
-    return await _answer(request, await read_body(request, TgiRequest), listed=True)
+@ROUTES.post("/generate", answer=TgiAnswer, chunk=TgiEvent)
+async def generate(request: web.Request, body: TgiRequest) -> web.StreamResponse:
+    """Continue a text, as text-generation-inference does."""
+    return await _answer(request, body)
 
 
-async def generate_stream(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, TgiRequest)
+@ROUTES.post("/", answer=list[TgiAnswer], chunk=TgiEvent)
+async def generate_in_list(request: web.Request, body: TgiRequest) -> web.StreamResponse:
+    """The same, in a list if it is not a stream."""
+    return await _answer(request, body, listed=True)
+
+
+@ROUTES.post("/generate_stream", answer=TgiEvent, content_type=EVENTS)
+async def generate_stream(request: web.Request, body: TgiRequest) -> web.StreamResponse:
+    """The same, as a stream."""
     return await _answer(request, body.model_copy(update={"stream": True}))
 
 
@@ -411,7 +419,9 @@ def _check(body: TgiRequest) -> None:
         raise InvalidRequestError("decoder_input_details", True, "false with a stream")
 
 
-async def info(request: web.Request) -> web.Response:
+@ROUTES.get("/info")
+async def info(request: web.Request) -> TgiInfo:
+    """Facts of the model, in text-generation-inference's form."""
     facts, limits = engine_of(request).info, request.app[SETTINGS].limits
     answer: TgiInfo = {
         "model_id": facts.model,
@@ -434,41 +444,4 @@ async def info(request: web.Request) -> web.Response:
         answer["model_type"] = {"embedding": {"pooling": "last_token"}}
         answer["max_batch_tokens"] = limits.max_prompt_tokens
         answer["max_client_batch_size"] = limits.max_inputs
-    return json_response(answer)
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/generate",
-        generate,
-        "Continue a text, as text-generation-inference does.",
-        TgiAnswer,
-        request=TgiRequest,
-        chunk=TgiEvent,
-        error_form=tgi_error,
-    ),
-    Route(
-        "POST",
-        "/",
-        generate_in_list,
-        "The same, in a list if it is not a stream.",
-        list[TgiAnswer],
-        request=TgiRequest,
-        chunk=TgiEvent,
-        error_form=tgi_error,
-    ),
-    Route(
-        "POST",
-        "/generate_stream",
-        generate_stream,
-        "The same, as a stream.",
-        TgiEvent,
-        request=TgiRequest,
-        content_type=EVENTS,
-        error_form=tgi_error,
-    ),
-    Route(
-        "GET", "/info", info, "Facts of the model, in text-generation-inference's form.", TgiInfo, error_form=tgi_error
-    ),
-)
+    return answer

@@ -27,8 +27,7 @@ from rnn_engine_server.apis.openai.embeddings import (
     send_vectors,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response, long_json_response, read_body
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import STRING, RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK
@@ -131,11 +130,15 @@ class PoolingList(TypedDict):
     usage: Usage
 
 
-async def score(request: web.Request) -> web.Response:
-    body = await read_body(request, ScoreRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/score", "/v1/score")
+async def score(request: web.Request, body: ScoreRequest) -> Long[ScoreList]:
+    """Score how well documents answer queries, in vLLM's form."""
     engine = engine_of(request, body.cache_salt)
     found = await find_relevance(request, engine, body, "text_2", body.pairs)
-    return await long_json_response(request, CALL_WORK * len(found), lambda: _scores(engine, found))
+    return Long(CALL_WORK * len(found), lambda: _scores(engine, found))
 
 
 def _scores(engine: EngineLike, found: Sequence[Relevance]) -> ScoreList:
@@ -156,37 +159,18 @@ class ServerVersion(TypedDict):
     version: str
 
 
-async def tell_version(_request: web.Request) -> web.Response:
-    return json_response({"version": version("rnn-engine")})
+@ROUTES.get("/version", uses_model=False)
+async def tell_version(_request: web.Request) -> ServerVersion:
+    """The version of this server."""
+    return {"version": version("rnn-engine")}
 
 
-async def pooling(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, PoolingRequest)
+@ROUTES.post("/pooling", answer=PoolingList)
+async def pooling(request: web.Request, body: PoolingRequest) -> web.StreamResponse:
+    """Vectors of texts or tokens, in vLLM's form."""
     found = await find_vectors(request, body)
     entries = [
         VectorEntry({"object": "pooling", "index": index}, "data", embedding.vector)
         for index, embedding in enumerate(found.embeddings)
     ]
     return await send_vectors(request, found.model, entries, body.encoding_format, usage_of(found.costs))
-
-
-ROUTES = (
-    Route("GET", "/version", tell_version, "The version of this server.", ServerVersion, uses_model=False),
-    Route(
-        "POST",
-        "/score",
-        score,
-        "Score how well documents answer queries, in vLLM's form.",
-        ScoreList,
-        request=ScoreRequest,
-        also=("/v1/score",),
-    ),
-    Route(
-        "POST",
-        "/pooling",
-        pooling,
-        "Vectors of texts or tokens, in vLLM's form.",
-        PoolingList,
-        request=PoolingRequest,
-    ),
-)

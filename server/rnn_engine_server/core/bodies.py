@@ -377,11 +377,7 @@ def encoded_response(body: bytes, status: int = 200, headers: Mapping[str, str] 
     return web.Response(body=body, status=status, headers=headers, content_type="application/json", charset="utf-8")
 
 
-def json_response(
-    body: Mapping[str, object] | Sequence[Mapping[str, object]],
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-) -> web.Response:
+def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Encode `body` as JSON and return a response with it."""
     return encoded_response(to_json(body), status, headers)
 

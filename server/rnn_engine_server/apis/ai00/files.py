@@ -22,8 +22,9 @@ from rnn_engine_server.apis.ai00.models import Ai00Quant, StateFileRef
 from rnn_engine_server.apis.common.states import StateEntry, state_entry
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import KeyRing, Scope
-from rnn_engine_server.core.bodies import json_response, read_body
-from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS, Route
+from rnn_engine_server.core.bodies import json_response
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS
 from rnn_engine_server.core.schema import RequestBody, UnknownFields
 from rnn_engine_server.models.files import ModelFileEntry, describe_file, unpack
 from rnn_engine_server.models.orders import LoadOrder, folder_of, place_below
@@ -202,8 +203,14 @@ class UnzipRequest(RequestBody):
 _PREFAB = ".prefab"
 
 
-async def exchange(request: web.Request) -> web.Response:
-    body = await read_body(request, ExchangeRequest)
+ROUTES = RouteTable(scope=Scope.ADMIN, uses_model=False)
+
+
+@ROUTES.post(
+    "/api/auth/exchange", "/api/oai/auth/exchange", answer=Token, always=True, scope=Scope.USE, uses_model=True
+)
+async def exchange(request: web.Request, body: ExchangeRequest) -> web.Response:
+    """The token of an API key, in ai00's form. A server without API keys accepts any key."""
     keys = request.app[SETTINGS].auth.keys
     principal = KeyRing(keys).find(body.app_secret)
     is_known = not keys or (principal is not None and principal.name == body.app_id)
@@ -216,8 +223,13 @@ async def exchange(request: web.Request) -> web.Response:
     return json_response(answer, status)
 
 
-async def save(request: web.Request) -> web.Response:
-    body = await read_body(request, SaveRequest)
+@ROUTES.post("/admin/models/save", "/api/admin/models/save")
+async def save(request: web.Request, body: SaveRequest) -> WrittenFile:
+    """Write a model with its LoRAs into the folder of models, in f16 as ai00's prefab or in another format.
+
+    With `overwrite` a file is replaced, and so is a folder that was written by this route and has not changed since. A
+    file or folder that a model was loaded from is never replaced.
+    """
     models = request.app[MODELS]
     model = models.default if body.model is None else models.find(body.model)
     target = folder_of(request).place(body.path)
@@ -227,12 +239,15 @@ async def save(request: web.Request) -> web.Response:
         raise InvalidRequestError("path", body.path, "the name of a file or a folder")
     models.check_unused(target, "path", body.path)
     size = await asyncio.to_thread(_convert, model.order, target)
-    answer: WrittenFile = {"path": str(target), "size": size}
-    return json_response(answer)
+    return {"path": str(target), "size": size}
 
 
-async def load_state(request: web.Request) -> web.Response:
-    body = await read_body(request, StateFileRef)
+@ROUTES.post("/admin/models/state/load", "/api/admin/models/state/load", query=MODEL_QUERY, uses_model=True)
+async def load_state(request: web.Request, body: StateFileRef) -> StateEntry:
+    """Read a state file in the folder of models and give the state a name, for all API keys.
+
+    The name lasts until no request has used it for an hour.
+    """
     engine, path = engine_of(request), folder_of(request).find(body.path)
     if body.default:
         raise InvalidRequestError("default", True, "false, since the default state is chosen when the model is loaded")
@@ -247,15 +262,16 @@ async def load_state(request: web.Request) -> web.Response:
         form=loaded.form,
         key=body.key or loaded.id,
     )
-    return json_response(state_entry(named))
+    return state_entry(named)
 
 
-async def list_folder(request: web.Request) -> web.Response:
-    body = await read_body(request, ListRequest)
+@ROUTES.post("/admin/files/ls", "/api/admin/files/ls", "/admin/files/dir", "/api/admin/files/dir")
+async def list_folder(request: web.Request, body: ListRequest) -> list[FileEntry]:
+    """The files and folders in the folder of models, or in one below it."""
     folder = folder_of(request).find(body.path)
     if not folder.is_dir():
         raise InvalidRequestError("path", body.path, "a folder")
-    return web.json_response(await asyncio.to_thread(_list, folder, body.is_sha))
+    return await asyncio.to_thread(_list, folder, body.is_sha)
 
 
 def _list(folder: Path, with_sha: bool) -> list[FileEntry]:
@@ -283,30 +299,40 @@ def _convert(order: LoadOrder, target: Path) -> int:
 _MOST_CONFIG_BYTES = 1 << 20
 
 
-async def unzip(request: web.Request) -> web.Response:
-    body = await read_body(request, UnzipRequest)
+@ROUTES.post("/admin/files/unzip", "/api/admin/files/unzip")
+async def unzip(request: web.Request, body: UnzipRequest) -> WrittenFile:
+    """Unpack an archive in a folder for admins into a folder below `--unzip-folder`.
+
+    An existing folder is replaced if it is empty, or if it was unpacked by this route and has not changed since.
+    """
     archive, target = folder_of(request).find(body.path), _output(request, body.output)
     request.app[MODELS].check_unused(target, "output", body.output)
     size = await asyncio.to_thread(unpack, archive, target, request.app[SETTINGS].limits)
-    answer: WrittenFile = {"path": str(target), "size": size}
-    return json_response(answer)
+    return {"path": str(target), "size": size}
 
 
-async def load_config(request: web.Request) -> web.Response:
-    body = await read_body(request, LoadConfigRequest)
+@ROUTES.post("/admin/files/config/load", "/api/admin/files/config/load", "/api/files/config/load", answer=Ai00Config)
+async def load_config(request: web.Request, body: LoadConfigRequest) -> web.Response:
+    """ai00's settings in a file in a folder for admins (`--admin-folder`).
+
+    Settings that the file lacks have ai00's defaults.
+    """
     config = await asyncio.to_thread(_read, folder_of(request).find(body.path), body.path)
     return web.Response(text=config.model_dump_json(), content_type="application/json")
 
 
-async def save_config(request: web.Request) -> web.Response:
-    body = await read_body(request, SaveConfigRequest)
+@ROUTES.post("/admin/files/config/save", "/api/admin/files/config/save", "/api/files/config/save")
+async def save_config(request: web.Request, body: SaveConfigRequest) -> WrittenFile:
+    """Write ai00's settings into a file, for the next start of a server with `--config`.
+
+    An existing file is replaced only if it holds nothing but settings of ai00.
+    """
     path = folder_of(request).place(body.path)
     if path.suffix != ".toml":
         raise ForbiddenError(f"{body.path[:200]!r} can't be written; expected a file name that ends in .toml")
     text = tomli_w.dumps(body.config.model_dump(mode="json", exclude_none=True)).encode()
     await asyncio.to_thread(_write, path, text, body.path)
-    answer: WrittenFile = {"path": str(path), "size": len(text)}
-    return json_response(answer)
+    return {"path": str(path), "size": len(text)}
 
 
 def _output(request: web.Request, text: str) -> Path:
@@ -358,89 +384,3 @@ def _write(path: Path, text: bytes, name: str) -> None:
             file.write(text)
     except OSError as error:
         raise StorageError(f"{path} can't be written: {error.strerror}") from error
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/api/auth/exchange",
-        exchange,
-        "The token of an API key, in ai00's form. A server without API keys accepts any key.",
-        Token,
-        request=ExchangeRequest,
-        also=("/api/oai/auth/exchange",),
-        always=True,
-    ),
-    Route(
-        "POST",
-        "/admin/models/save",
-        save,
-        "Write a model with its LoRAs into the folder of models, in f16 as ai00's prefab or in another format. "
-        "With `overwrite` a file is replaced, and so is a folder that was written by this route and has not "
-        "changed since. A file or folder that a model was loaded from is never replaced.",
-        WrittenFile,
-        request=SaveRequest,
-        scope=Scope.ADMIN,
-        uses_model=False,
-        also=("/api/admin/models/save",),
-    ),
-    Route(
-        "POST",
-        "/admin/models/state/load",
-        load_state,
-        "Read a state file in the folder of models and give the state a name, for all API keys. The name lasts "
-        "until no request has used it for an hour.",
-        StateEntry,
-        request=StateFileRef,
-        query=MODEL_QUERY,
-        scope=Scope.ADMIN,
-        also=("/api/admin/models/state/load",),
-    ),
-    Route(
-        "POST",
-        "/admin/files/ls",
-        list_folder,
-        "The files and folders in the folder of models, or in one below it.",
-        list[FileEntry],
-        request=ListRequest,
-        scope=Scope.ADMIN,
-        uses_model=False,
-        also=("/api/admin/files/ls", "/admin/files/dir", "/api/admin/files/dir"),
-    ),
-    Route(
-        "POST",
-        "/admin/files/unzip",
-        unzip,
-        "Unpack an archive in a folder for admins into a folder below `--unzip-folder`. An existing folder is "
-        "replaced if it is empty, or if it was unpacked by this route and has not changed since.",
-        WrittenFile,
-        request=UnzipRequest,
-        scope=Scope.ADMIN,
-        uses_model=False,
-        also=("/api/admin/files/unzip",),
-    ),
-    Route(
-        "POST",
-        "/admin/files/config/load",
-        load_config,
-        "ai00's settings in a file in a folder for admins (`--admin-folder`). Settings that the file lacks "
-        "have ai00's defaults.",
-        Ai00Config,
-        request=LoadConfigRequest,
-        scope=Scope.ADMIN,
-        uses_model=False,
-        also=("/api/admin/files/config/load", "/api/files/config/load"),
-    ),
-    Route(
-        "POST",
-        "/admin/files/config/save",
-        save_config,
-        "Write ai00's settings into a file, for the next start of a server with `--config`. An existing file "
-        "is replaced only if it holds nothing but settings of ai00.",
-        WrittenFile,
-        request=SaveConfigRequest,
-        scope=Scope.ADMIN,
-        uses_model=False,
-        also=("/api/admin/files/config/save", "/api/files/config/save"),
-    ),
-)

@@ -22,8 +22,7 @@ from rnn_engine_server.apis.openai.schemas import (
     CompletionChoice,
     CompletionRequest,
 )
-from rnn_engine_server.core.bodies import read_body
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.handlers import RouteTable
 
 _NUCLEUS = Ai00Nucleus()
 _PRESENCE = "Subtracted from the logit of each token that has occurred, unless `sampler` sets it."
@@ -100,31 +99,16 @@ def _with_delta(choice: CompletionChoice) -> Ai00CompletionChoice:
     return {**choice, "delta": {"content": choice["text"]}}
 
 
-async def completions(request: web.Request) -> web.StreamResponse:
-    return await complete(request, await read_body(request, Ai00CompletionRequest), Ai00CompletionFormatter)
+ROUTES = RouteTable()
 
 
-async def chat_completions(request: web.Request) -> web.StreamResponse:
-    return await converse(request, await read_body(request, Ai00ChatRequest))
+@ROUTES.post("/api/oai/completions", answer=Completion, chunk=Ai00CompletionChunk)
+async def completions(request: web.Request, body: Ai00CompletionRequest) -> web.StreamResponse:
+    """Continue a text, as ai00 does: the texts of a list are joined to one."""
+    return await complete(request, body, Ai00CompletionFormatter)
 
 
-ROUTES = (
-    Route(
-        "POST",
-        "/api/oai/completions",
-        completions,
-        "Continue a text, as ai00 does: the texts of a list are joined to one.",
-        Completion,
-        request=Ai00CompletionRequest,
-        chunk=Ai00CompletionChunk,
-    ),
-    Route(
-        "POST",
-        "/api/oai/chat/completions",
-        chat_completions,
-        "Continue a conversation, with ai00's defaults.",
-        ChatCompletion,
-        request=Ai00ChatRequest,
-        chunk=ChatCompletionChunk,
-    ),
-)
+@ROUTES.post("/api/oai/chat/completions", answer=ChatCompletion, chunk=ChatCompletionChunk)
+async def chat_completions(request: web.Request, body: Ai00ChatRequest) -> web.StreamResponse:
+    """Continue a conversation, with ai00's defaults."""
+    return await converse(request, body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -24,8 +24,8 @@ from rnn_engine.model import LoraChoice
 from rnn_engine_server.apis.openai.models import ModelEntry, model_entry
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, read_body
-from rnn_engine_server.core.routing import EVENTS, SETTINGS, Route
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import EVENTS, MODEL_QUERY, SETTINGS
 from rnn_engine_server.core.schema import RefusedError, RequestBody
 from rnn_engine_server.core.streams import send_repeatedly
 from rnn_engine_server.models.files import ModelFileEntry, describe_file
@@ -233,9 +233,6 @@ class ModelsInfo(TypedDict):
     states: list[Ai00State]
 
 
-ModelFiles: TypeAlias = list[ModelFileEntry]
-Adapters: TypeAlias = list[str]
-
 _TYPES: dict[str, Ai00Quant] = {"int8": "Int8", "nf4": "NF4", "sf4": "SF4"}
 _CHUNK = 128  # ai00's default, which is no setting here
 
@@ -280,30 +277,12 @@ def _states(order: LoadOrder) -> list[Ai00StateFile]:
 _STATE_SECONDS = 0.5  # between two events of models/state
 
 
-async def info(request: web.Request) -> web.Response:
-    return json_response(await _info(request))
+ROUTES = RouteTable()
 
 
-async def state(request: web.Request) -> web.StreamResponse:
-    return await send_repeatedly(request, _STATE_SECONDS, partial(_info, request))
-
-
-async def list_files(request: web.Request) -> web.Response:
-    if request.app[SETTINGS].model_folder is None:
-        models = request.app[MODELS]
-        found = await asyncio.to_thread(_list_served, list(models))
-    else:
-        found = await asyncio.to_thread(_list, folder_of(request))
-    return web.json_response(found)
-
-
-async def adapters(_request: web.Request) -> web.Response:
-    found = await asyncio.to_thread(list_devices)
-    names: Adapters = [f"{device.name} ({device.backend})" for device in found]
-    return web.json_response(names)
-
-
-async def _info(request: web.Request) -> ModelsInfo:
+@ROUTES.get("/api/models/info", "/api/oai/models/info")
+async def info(request: web.Request) -> ModelsInfo:
+    """The loaded model, its settings and its states, in ai00's form."""
     engine = engine_of(request)
     listing = await engine.states.list()
     return {
@@ -315,11 +294,35 @@ async def _info(request: web.Request) -> ModelsInfo:
     }
 
 
-def _list(folder: ModelFolder) -> ModelFiles:
+@ROUTES.get("/api/models/state", "/api/oai/models/state", answer=ModelsInfo, content_type=EVENTS)
+async def state(request: web.Request) -> web.StreamResponse:
+    """The loaded model, its settings and its states, in ai00's form: a stream with two events a second."""
+    return await send_repeatedly(request, _STATE_SECONDS, partial(info, request))
+
+
+@ROUTES.get("/api/models/list", "/api/oai/models/list", scope=Scope.ADMIN, uses_model=False)
+async def list_files(request: web.Request) -> list[ModelFileEntry]:
+    """The files in the folder of models (`--model-folder`), or those of the served models if there is no folder.
+
+    The first call reads the whole files.
+    """
+    if request.app[SETTINGS].model_folder is None:
+        models = request.app[MODELS]
+        return await asyncio.to_thread(_list_served, list(models))
+    return await asyncio.to_thread(_list, folder_of(request))
+
+
+@ROUTES.get("/api/adapters", "/api/oai/adapters", uses_model=False)
+async def adapters(_request: web.Request) -> list[str]:
+    """The devices, each as "name (backend)"."""
+    return [f"{device.name} ({device.backend})" for device in await asyncio.to_thread(list_devices)]
+
+
+def _list(folder: ModelFolder) -> list[ModelFileEntry]:
     return [describe_file(path, with_sha=True) for path in folder.models()]
 
 
-def _list_served(models: Iterable[ServedModel]) -> ModelFiles:
+def _list_served(models: Iterable[ServedModel]) -> list[ModelFileEntry]:
     return [_describe_served(model) for model in models]
 
 
@@ -331,33 +334,49 @@ def _describe_served(model: ServedModel) -> ModelFileEntry:
     return {"path": str(path), "name": path.name, "size": 0, "sha": "", "info": shape}
 
 
-_INFO = "The loaded model, its settings and its states, in ai00's form"
-
 # Load and unload models while the server runs, for admins.
 
 
-async def load(request: web.Request) -> web.Response:
-    body = await read_body(request, ReloadRequest)
+@ROUTES.post("/admin/models/load", "/api/admin/models/load", scope=Scope.ADMIN, uses_model=False)
+async def load(request: web.Request, body: ReloadRequest) -> ModelEntry:
+    """Load a model from the folder of models (`--model-folder`), in place of the default model or in addition to it."""
     models = request.app[MODELS]
     order = await asyncio.to_thread(_order, body, folder_of(request))
     model = await (models.put(order) if body.add else models.replace_default(order))
-    return json_response(model_entry(model, request.app[SETTINGS].limits))
+    return model_entry(model, request.app[SETTINGS].limits)
 
 
-async def unload(request: web.Request) -> web.Response:
-    body = await read_body(request, UnloadRequest)
+@ROUTES.post("/admin/models/unload", "/api/admin/models/unload", scope=Scope.ADMIN, uses_model=False)
+async def unload(request: web.Request, body: UnloadRequest) -> ModelEntry:
+    """Unload a model when its running requests have ended.
+
+    Later requests for it get 503 until it is loaded again.
+    """
     return await _unload(request, body.model)
 
 
-async def unload_by_get(request: web.Request) -> web.Response:
+@ROUTES.get(
+    "/admin/models/unload",
+    "/api/admin/models/unload",
+    query=MODEL_QUERY,
+    changes_by_get=True,
+    scope=Scope.ADMIN,
+    uses_model=False,
+)
+async def unload_by_get(request: web.Request) -> ModelEntry:
+    """Unload a model when its running requests have ended.
+
+    Later requests for it get 503 until it is loaded again. Browsers are refused, except on the server's own page and on
+    listed origins (`--cors-origin`).
+    """
     return await _unload(request, request.query.get("model"))
 
 
-async def _unload(request: web.Request, name: str | None) -> web.Response:
+async def _unload(request: web.Request, name: str | None) -> ModelEntry:
     models = request.app[MODELS]
     model = models.default if name is None else models.find(name)
     await model.unload(withdraw=True)
-    return json_response(model_entry(model, request.app[SETTINGS].limits))
+    return model_entry(model, request.app[SETTINGS].limits)
 
 
 def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
@@ -401,75 +420,6 @@ def _device(adapter: object) -> str | None:
     return None
 
 
-_QUERY: Mapping[str, str] = {"model": "The name of the model; without it, the default model."}
 _UNLOADS = (
     "Unload a model when its running requests have ended. Later requests for it get 503 until it is loaded again."
-)
-
-ROUTES = (
-    Route("GET", "/api/models/info", info, f"{_INFO}.", ModelsInfo, also=("/api/oai/models/info",)),
-    Route(
-        "GET",
-        "/api/models/state",
-        state,
-        f"{_INFO}: a stream with two events a second.",
-        ModelsInfo,
-        content_type=EVENTS,
-        also=("/api/oai/models/state",),
-    ),
-    Route(
-        "GET",
-        "/api/models/list",
-        list_files,
-        "The files in the folder of models (`--model-folder`), or those of the served models if there is no folder. "
-        "The first call reads the whole files.",
-        list[ModelFileEntry],
-        scope=Scope.ADMIN,
-        uses_model=False,
-        also=("/api/oai/models/list",),
-    ),
-    Route(
-        "GET",
-        "/api/adapters",
-        adapters,
-        'The devices, each as "name (backend)".',
-        list[str],
-        uses_model=False,
-        also=("/api/oai/adapters",),
-    ),
-    Route(
-        "POST",
-        "/admin/models/load",
-        load,
-        "Load a model from the folder of models (`--model-folder`), in place of the default model or in "
-        "addition to it.",
-        ModelEntry,
-        request=ReloadRequest,
-        scope=Scope.ADMIN,
-        uses_model=False,
-        also=("/api/admin/models/load",),
-    ),
-    Route(
-        "POST",
-        "/admin/models/unload",
-        unload,
-        _UNLOADS,
-        ModelEntry,
-        request=UnloadRequest,
-        scope=Scope.ADMIN,
-        uses_model=False,
-        also=("/api/admin/models/unload",),
-    ),
-    Route(
-        "GET",
-        "/admin/models/unload",
-        unload_by_get,
-        f"{_UNLOADS} Browsers are refused, except on the server's own page and on listed origins (`--cors-origin`).",
-        ModelEntry,
-        query=_QUERY,
-        changes_by_get=True,
-        scope=Scope.ADMIN,
-        uses_model=False,
-        also=("/api/admin/models/unload",),
-    ),
 )

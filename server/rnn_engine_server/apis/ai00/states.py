@@ -31,8 +31,8 @@ from rnn_engine_server.apis.openai.embeddings import (
     tokens_of_inputs,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import long_json_response, read_body
-from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import work
@@ -164,14 +164,19 @@ class Embeds(TypedDict):
     data: list[EmbeddedText]
 
 
-async def states(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, StatesRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/api/oai/states", answer=StateList)
+async def states(request: web.Request, body: StatesRequest) -> web.StreamResponse:
+    """The whole states after texts or tokens, in ai00's order."""
     dims = prefab_dims(engine_of(request).info.shape)
     return await _answer_whole(request, body, {"object": "states", "shape": dims}, "data")
 
 
-async def embeddings(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, Ai00EmbeddingsRequest)
+@ROUTES.post("/api/oai/embeddings", answer=EmbeddingList)
+async def embeddings(request: web.Request, body: Ai00EmbeddingsRequest) -> web.StreamResponse:
+    """A row of the states after texts or tokens, as ai00 returned it: by default the token shift of a layer."""
     if body.layer is None:
         return await _answer_whole(request, body, {"object": "embedding"}, "embedding")
     return await answer_vectors(request, body)
@@ -202,8 +207,9 @@ async def _answer_whole(
 _AT_A_TIME = 8  # pieces, between which the request may be cancelled
 
 
-async def embeds(request: web.Request) -> web.Response:
-    body = await read_body(request, EmbedsRequest)
+@ROUTES.post("/api/oai/embeds", uses_model=False)
+async def embeds(request: web.Request, body: EmbedsRequest) -> Long[Embeds]:
+    """Vectors of the pieces of a text, made by a separate embedding model (`--embed-model`); 501 without one."""
     embedder = request.app.get(EMBEDDER)
     if embedder is None:
         raise web.HTTPNotImplemented(
@@ -225,38 +231,9 @@ async def embeds(request: web.Request) -> web.Response:
             "data": [{"object": "embed", "index": 0, "chunks": chunks}],
         }
 
-    return await long_json_response(request, sum(len(chunk["embed"][0]) for chunk in chunks), make)
+    return Long(sum(len(chunk["embed"][0]) for chunk in chunks), make)
 
 
 def _embed(embedder: Embedder, prefix: str, pieces: Sequence[str]) -> list[EmbeddedChunk]:
     vectors = embedder.embed([prefix + piece for piece in pieces])
     return [{"chunk": piece, "embed": [vector.tolist()]} for piece, vector in zip(pieces, vectors, strict=True)]
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/api/oai/states",
-        states,
-        "The whole states after texts or tokens, in ai00's order.",
-        StateList,
-        request=StatesRequest,
-    ),
-    Route(
-        "POST",
-        "/api/oai/embeddings",
-        embeddings,
-        "A row of the states after texts or tokens, as ai00 returned it: by default the token shift of a layer.",
-        EmbeddingList,
-        request=Ai00EmbeddingsRequest,
-    ),
-    Route(
-        "POST",
-        "/api/oai/embeds",
-        embeds,
-        "Vectors of the pieces of a text, made by a separate embedding model (`--embed-model`); 501 without one.",
-        Embeds,
-        request=EmbedsRequest,
-        uses_model=False,
-    ),
-)

@@ -22,8 +22,8 @@ from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner
 from rnn_engine_server.apis.openai.batches import BATCHES, RUNNER
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, query_count, read_body, to_json
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.bodies import query_count, to_json
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store.batches import Batch, Batches
@@ -34,6 +34,7 @@ _WINDOW = "24h"
 _LIFETIME = 29 * 24 * 3600.0  # seconds for which results are kept, as Anthropic has it
 _PREFIX = "msg"  # of an id, before the store's own `batch_...`
 _MOST_LISTED = 1000
+_LINES = "application/x-jsonl"
 _PIECE_BYTES = 1 << 20  # of results, read at a time
 
 
@@ -133,11 +134,15 @@ class MessageBatchResult(TypedDict):
     result: MessageBatchOutcome
 
 
-async def create_batch(request: web.Request) -> web.Response:
-    body = await read_body(request, MessageBatchRequest)
+ROUTES = RouteTable(uses_model=False, error_form=anthropic_error)
+
+
+@ROUTES.post("/v1/messages/batches", scope=Scope.MANAGE)
+async def create_batch(request: web.Request, body: MessageBatchRequest) -> MessageBatch:
+    """Run requests of `/v1/messages` below those of clients that wait."""
     owner, store = request[PRINCIPAL].name, request.app[BATCHES]
     batch = await request.app[RUNNER].begin(partial(_create, store, owner, body))
-    return json_response(_message_batch(store, batch))
+    return _message_batch(store, batch)
 
 
 async def _create(store: Batches, owner: str, body: MessageBatchRequest) -> Batch:
@@ -161,7 +166,17 @@ async def _create(store: Batches, owner: str, body: MessageBatchRequest) -> Batc
         raise
 
 
-async def list_batches(request: web.Request) -> web.Response:
+@ROUTES.get(
+    "/v1/messages/batches",
+    query={
+        "limit": f"How many batches to return: 20 by default, at most {_MOST_LISTED}.",
+        "after_id": "The id of a batch: return only the batches after it.",
+        "before_id": "The id of a batch: return only the batches before it.",
+        **OWNER_QUERY,
+    },
+)
+async def list_batches(request: web.Request) -> MessageBatchList:
+    """The message batches of the API key."""
     store = request.app[BATCHES]
     limit = query_count(request, "limit", 20, _MOST_LISTED)
     after, before = (_own_id(request, name) for name in ("after_id", "before_id"))
@@ -170,13 +185,12 @@ async def list_batches(request: web.Request) -> web.Response:
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{error.field}_id", f"{_PREFIX}{error.value}", "the id of a message batch") from None
     page = [_message_batch(store, batch) for batch in found.items]
-    answer: MessageBatchList = {
+    return {
         "data": page,
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
         "has_more": found.has_more,
     }
-    return json_response(answer)
 
 
 def _own_id(request: web.Request, name: str) -> str | None:
@@ -187,23 +201,30 @@ def _own_id(request: web.Request, name: str) -> str | None:
     return None if given is None else given.removeprefix(_PREFIX)
 
 
-async def get_batch(request: web.Request) -> web.Response:
-    return json_response(_message_batch(request.app[BATCHES], await _batch(request)))
+@ROUTES.get("/v1/messages/batches/{id}")
+async def get_batch(request: web.Request) -> MessageBatch:
+    """A message batch, and how far it has come."""
+    return _message_batch(request.app[BATCHES], await _batch(request))
 
 
-async def cancel_batch(request: web.Request) -> web.Response:
+@ROUTES.post("/v1/messages/batches/{id}/cancel", scope=Scope.MANAGE)
+async def cancel_batch(request: web.Request) -> MessageBatch:
+    """Cancel a message batch. The answers that it has are kept."""
     batch = await request.app[RUNNER].cancel(await _batch(request))
-    return json_response(_message_batch(request.app[BATCHES], batch))
+    return _message_batch(request.app[BATCHES], batch)
 
 
-async def delete_batch(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/messages/batches/{id}", scope=Scope.MANAGE)
+async def delete_batch(request: web.Request) -> DeletedMessageBatch:
+    """Delete a message batch that has ended, and its results."""
     batch = await _batch(request)
     await request.app[BATCHES].delete(batch.owner, batch.id)
-    answer: DeletedMessageBatch = {"id": request.match_info["id"], "type": "message_batch_deleted"}
-    return json_response(answer)
+    return {"id": request.match_info["id"], "type": "message_batch_deleted"}
 
 
+@ROUTES.get("/v1/messages/batches/{id}/results", answer=MessageBatchResult, content_type=_LINES)
 async def get_results(request: web.Request) -> web.StreamResponse:
+    """The results of a message batch that has ended, one a line."""
     batch, files = await _batch(request), request.app[BATCHES].files
     if not batch.has_ended:
         raise InvalidRequestError("batch", request.match_info["id"], "a batch that has ended, as its results are")
@@ -239,7 +260,7 @@ def _message_batch(store: Batches, batch: Batch) -> MessageBatch:
     status: _Status = "ended" if batch.has_ended else "canceling" if batch.status == "cancelling" else "in_progress"
     ended = batch.entered[batch.status] if batch.has_ended else None
     archived = None if ended is None or ended + _LIFETIME > store.files.now() else ended + _LIFETIME
-    results = f"{_ALL}/{_PREFIX}{batch.id}/results"
+    results = f"/v1/messages/batches/{_PREFIX}{batch.id}/results"
     return {
         "id": f"{_PREFIX}{batch.id}",
         "type": "message_batch",
@@ -290,76 +311,3 @@ def _outcome(line: Mapping[str, Any]) -> MessageBatchOutcome:
         case {"error": {"code": "batch_cancelled"}}:
             return {"type": "canceled"}
     return {"type": "expired"}
-
-
-_ALL = "/v1/messages/batches"
-_ONE = f"{_ALL}/{{id}}"
-_LINES = "application/x-jsonl"
-
-ROUTES = (
-    Route(
-        "POST",
-        _ALL,
-        create_batch,
-        "Run requests of `/v1/messages` below those of clients that wait.",
-        MessageBatch,
-        request=MessageBatchRequest,
-        scope=Scope.MANAGE,
-        uses_model=False,
-        error_form=anthropic_error,
-    ),
-    Route(
-        "GET",
-        _ALL,
-        list_batches,
-        "The message batches of the API key.",
-        MessageBatchList,
-        query={
-            "limit": f"How many batches to return: 20 by default, at most {_MOST_LISTED}.",
-            "after_id": "The id of a batch: return only the batches after it.",
-            "before_id": "The id of a batch: return only the batches before it.",
-            **OWNER_QUERY,
-        },
-        uses_model=False,
-        error_form=anthropic_error,
-    ),
-    Route(
-        "GET",
-        _ONE,
-        get_batch,
-        "A message batch, and how far it has come.",
-        MessageBatch,
-        uses_model=False,
-        error_form=anthropic_error,
-    ),
-    Route(
-        "DELETE",
-        _ONE,
-        delete_batch,
-        "Delete a message batch that has ended, and its results.",
-        DeletedMessageBatch,
-        scope=Scope.MANAGE,
-        uses_model=False,
-        error_form=anthropic_error,
-    ),
-    Route(
-        "POST",
-        f"{_ONE}/cancel",
-        cancel_batch,
-        "Cancel a message batch. The answers that it has are kept.",
-        MessageBatch,
-        scope=Scope.MANAGE,
-        uses_model=False,
-        error_form=anthropic_error,
-    ),
-    Route(
-        "GET",
-        f"{_ONE}/results",
-        get_results,
-        "The results of a message batch that has ended, one a line.",
-        MessageBatchResult,
-        content_type=_LINES,
-        uses_model=False,
-        error_form=anthropic_error,
-    ),
-)

@@ -28,9 +28,8 @@ from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
 from rnn_engine_server.apis.common.messages import call_arguments
 from rnn_engine_server.apis.openai.chat import prepare_chat
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response, read_body
 from rnn_engine_server.core.errors import Failure, describe
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import Usage
 from rnn_engine_server.core.streams import encode_event
 
@@ -263,38 +262,20 @@ def error_body(failure: Failure) -> AnthropicError:
 # Anthropic's API: messages, and the count of their tokens.
 
 
-async def messages(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, MessagesRequest)
+ROUTES = RouteTable(error_form=anthropic_error)
+
+
+@ROUTES.post("/v1/messages", answer=AnthropicAnswer, chunk=AnthropicEvent)
+async def messages(request: web.Request, body: MessagesRequest) -> web.StreamResponse:
+    """Continue a conversation, as Anthropic's API does. Errors have Anthropic's form, too."""
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body.chat)
     dialect = AnthropicDialect(engine.info, form, body.stop, omits_thoughts=body.omits_thoughts)
     return await answer_in(dialect, request, body.chat, calls, resolved, keep_alive=ping)
 
 
-async def count_tokens(request: web.Request) -> web.Response:
-    body = await read_body(request, CountTokensRequest)
+@ROUTES.post("/v1/messages/count_tokens")
+async def count_tokens(request: web.Request, body: CountTokensRequest) -> TokenCount:
+    """The number of tokens of a conversation, in the form of Anthropic's API."""
     [call], _, _ = await prepare_chat(request, engine_of(request, body.cache_salt), body.chat)
-    return json_response({"input_tokens": len(call.prompt)})
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/messages",
-        messages,
-        "Continue a conversation, as Anthropic's API does. Errors have Anthropic's form, too.",
-        AnthropicAnswer,
-        request=MessagesRequest,
-        chunk=AnthropicEvent,
-        error_form=anthropic_error,
-    ),
-    Route(
-        "POST",
-        "/v1/messages/count_tokens",
-        count_tokens,
-        "The number of tokens of a conversation, in the form of Anthropic's API.",
-        TokenCount,
-        request=CountTokensRequest,
-        error_form=anthropic_error,
-    ),
-)
+    return {"input_tokens": len(call.prompt)}

@@ -11,8 +11,9 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, long_json_response, query_count
-from rnn_engine_server.core.routing import MODEL_QUERY, Route
+from rnn_engine_server.core.bodies import query_count
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_states.cache.browse import HEAD_TOKENS, SnapshotNode, TreeNode, TreeQuery
 from rnn_engine_states.cache.config import CacheStats, TierStats
 
@@ -208,28 +209,33 @@ def cache_tier(stats: TierStats) -> CacheTier:
     }
 
 
-DEFAULT_NODES = 100
-MOST_NODES = 1000
+_DEFAULT_NODES, _MOST_NODES = 100, 1000
+_NODES_QUERY = {"limit": f"How many positions to list: {_DEFAULT_NODES} by default, at most {_MOST_NODES}."}
 
 
-async def get_cache(request: web.Request) -> web.Response:
+ROUTES = RouteTable()
+
+
+@ROUTES.get("/v1/cache", query=_NODES_QUERY)
+async def get_cache(request: web.Request) -> Cache:
+    """What the cache keeps of prompts and answers: counts, tiers, and the positions that were hit most."""
     engine = engine_of(request)
-    limit = query_count(request, "limit", DEFAULT_NODES, MOST_NODES)
+    limit = query_count(request, "limit", _DEFAULT_NODES, _MOST_NODES)
     nodes = await engine.cache_nodes(limit) if limit > 0 else ()
     stats = engine.cache_stats()
-    body: Cache = {
+    return {
         "object": "cache",
         "enabled": stats is not None,
         "totals": None if stats is None else cache_totals(stats),
         "tiers": [] if stats is None else [cache_tier(tier) for tier in stats.tiers],
         "nodes": [_node(engine, number, node) for number, node in enumerate(nodes)],
     }
-    return json_response(body)
 
 
-async def drop_cache(request: web.Request) -> web.Response:
-    body: CacheDropped = {"object": "cache.dropped", "dropped": await engine_of(request).drop_cache()}
-    return json_response(body)
+@ROUTES.delete("/v1/cache", scope=Scope.ADMIN)
+async def drop_cache(request: web.Request) -> CacheDropped:
+    """Forget every kept position that is not in use."""
+    return {"object": "cache.dropped", "dropped": await engine_of(request).drop_cache()}
 
 
 def _node(engine: EngineLike, number: int, node: SnapshotNode) -> CacheNode:
@@ -250,10 +256,21 @@ def _node(engine: EngineLike, number: int, node: SnapshotNode) -> CacheNode:
     }
 
 
-_DEFAULT_NODES, _MOST_NODES, _MOST_LEVELS, _MOST_TEXT = 200, 1000, 1000, 200
+_DEFAULT_TREE, _MOST_LEVELS, _MOST_TEXT = 200, 1000, 200
+_TREE_QUERY = {
+    **MODEL_QUERY,
+    "text": "Only positions whose text contains this, in upper or lower case, and the positions above them; at most "
+    f"{_MOST_TEXT} characters.",
+    "under": "The id of a position: only this position and those below it.",
+    "depth": "How many levels below the first ones to list; without it, all.",
+    "limit": f"How many positions to list, the most recently used ones: {_DEFAULT_TREE} by default, at most "
+    f"{_MOST_NODES}.",
+}
 
 
-async def get_tree(request: web.Request) -> web.Response:
+@ROUTES.get("/v1/cache/tree", query=_TREE_QUERY, scope=Scope.ADMIN, routine=True)
+async def get_tree(request: web.Request) -> Long[CacheTreeList]:
+    """The kept prompts and answers as a tree, with the beginnings of their texts."""
     engine, query = engine_of(request), _query(request)
     found = await engine.cache_tree(query)
 
@@ -261,10 +278,12 @@ async def get_tree(request: web.Request) -> web.Response:
         nodes = [_tree_node(node) for node in found.nodes]
         return {"object": "cache.tree", "nodes": nodes, "total": found.num_positions, "truncated": found.truncated}
 
-    return await long_json_response(request, len(found.nodes) * HEAD_TOKENS, make)
+    return Long(len(found.nodes) * HEAD_TOKENS, make)
 
 
-async def get_position(request: web.Request) -> web.Response:
+@ROUTES.get("/v1/cache/positions/{id}", query=MODEL_QUERY, scope=Scope.ADMIN)
+async def get_position(request: web.Request) -> Long[CachePosition]:
+    """All tokens before a kept position, and their text."""
     engine, position = engine_of(request), request.match_info["id"]
     tokens = await engine.cache_tokens(position)
 
@@ -277,15 +296,16 @@ async def get_position(request: web.Request) -> web.Response:
             "text": engine.detokenize(tokens).decode(errors="replace"),
         }
 
-    return await long_json_response(request, len(tokens), make)
+    return Long(len(tokens), make)
 
 
-async def drop_position(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/cache/positions/{id}", query=MODEL_QUERY, scope=Scope.ADMIN)
+async def drop_position(request: web.Request) -> CachePositionDropped:
+    """Forget one kept position; 409 if it is in use."""
     position = request.match_info["id"]
     if not await engine_of(request).drop_cache_position(position):
         raise web.HTTPConflict(text=f"the kept position {position!r} is in use; drop it when its requests have ended")
-    answer: CachePositionDropped = {"object": "cache.position.deleted", "id": position, "deleted": True}
-    return json_response(answer)
+    return {"object": "cache.position.deleted", "id": position, "deleted": True}
 
 
 def _query(request: web.Request) -> TreeQuery:
@@ -296,7 +316,7 @@ def _query(request: web.Request) -> TreeQuery:
         text=text,
         under=request.query.get("under"),
         depth=query_count(request, "depth", _MOST_LEVELS, _MOST_LEVELS),
-        limit=query_count(request, "limit", _DEFAULT_NODES, _MOST_NODES),
+        limit=query_count(request, "limit", _DEFAULT_TREE, _MOST_NODES),
     )
 
 
@@ -320,61 +340,3 @@ def _tree_node(node: TreeNode) -> CacheTreeNode:
         "match": node.is_match,
         "children": node.num_children,
     }
-
-
-_TREE_QUERY = {
-    **MODEL_QUERY,
-    "text": "Only positions whose text contains this, in upper or lower case, and the positions above them; at most "
-    f"{_MOST_TEXT} characters.",
-    "under": "The id of a position: only this position and those below it.",
-    "depth": "How many levels below the first ones to list; without it, all.",
-    "limit": f"How many positions to list, the most recently used ones: {_DEFAULT_NODES} by default, at most "
-    f"{_MOST_NODES}.",
-}
-
-ROUTES = (
-    Route(
-        "GET",
-        "/v1/cache",
-        get_cache,
-        "What the cache keeps of prompts and answers: counts, tiers, and the positions that were hit most.",
-        Cache,
-        query={"limit": f"How many positions to list: {DEFAULT_NODES} by default, at most {MOST_NODES}."},
-    ),
-    Route(
-        "DELETE",
-        "/v1/cache",
-        drop_cache,
-        "Forget every kept position that is not in use.",
-        CacheDropped,
-        scope=Scope.ADMIN,
-    ),
-    Route(
-        "GET",
-        "/v1/cache/tree",
-        get_tree,
-        "The kept prompts and answers as a tree, with the beginnings of their texts.",
-        CacheTreeList,
-        query=_TREE_QUERY,
-        scope=Scope.ADMIN,
-        routine=True,
-    ),
-    Route(
-        "GET",
-        "/v1/cache/positions/{id}",
-        get_position,
-        "All tokens before a kept position, and their text.",
-        CachePosition,
-        query=MODEL_QUERY,
-        scope=Scope.ADMIN,
-    ),
-    Route(
-        "DELETE",
-        "/v1/cache/positions/{id}",
-        drop_position,
-        "Forget one kept position; 409 if it is in use.",
-        CachePositionDropped,
-        query=MODEL_QUERY,
-        scope=Scope.ADMIN,
-    ),
-)

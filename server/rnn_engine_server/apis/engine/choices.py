@@ -19,8 +19,8 @@ from rnn_engine_server.apis.common.generation import STRINGS, Prompt, check_prom
 from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import long_json_response, read_body
-from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import INTEGERS, STRING, RefusedError, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
@@ -155,8 +155,12 @@ class Choices(TypedDict):
     usage: Usage
 
 
-async def choices(request: web.Request) -> web.Response:
-    body = await read_body(request, ChoicesRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/v1/choices")
+async def choices(request: web.Request, body: ChoicesRequest) -> Long[Choices]:
+    """Score given continuations of a text."""
     engine = engine_of(request, body.cache_salt)
     scores = await _score(request, engine, body)
 
@@ -170,11 +174,15 @@ async def choices(request: web.Request) -> web.Response:
             "usage": usage_of([total_cost(scores)]),
         }
 
-    return await long_json_response(request, _size(scores), make)
+    return Long(_size(scores), make)
 
 
-async def chooses(request: web.Request) -> web.Response:
-    body = await read_body(request, ChoosesRequest)
+@ROUTES.post("/api/oai/chooses")
+async def chooses(request: web.Request, body: ChoosesRequest) -> Long[Chooses]:
+    """Rank given continuations of a text as ai00 does.
+
+    The rank is by what ai00 calls perplexity: the mean of -ln p of the tokens.
+    """
     engine = engine_of(request, body.cache_salt)
     scores = await _score(request, engine, body)
 
@@ -184,7 +192,7 @@ async def chooses(request: web.Request) -> web.Response:
         ]
         return {"object": "list", "model": engine.info.model, "data": data}
 
-    return await long_json_response(request, _size(scores), make)
+    return Long(_size(scores), make)
 
 
 async def _score(request: web.Request, engine: EngineLike, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
@@ -272,24 +280,3 @@ def _figures(body: ChoicesRequest, scores: Sequence[ChoiceScore]) -> list[float]
                     "probability_of", "per_byte", "total or mean, since a choice has tokens that stand for no text"
                 )
             return known
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/choices",
-        choices,
-        "Score given continuations of a text.",
-        Choices,
-        request=ChoicesRequest,
-    ),
-    Route(
-        "POST",
-        "/api/oai/chooses",
-        chooses,
-        "Rank given continuations of a text as ai00 does, by what ai00 calls perplexity: the mean of -ln p of "
-        "the tokens.",
-        Chooses,
-        request=ChoosesRequest,
-    ),
-)

@@ -13,8 +13,7 @@ from rnn_engine.operations.naming import F64, FieldDifference, state_difference
 from rnn_engine.types import ModelShape
 from rnn_engine_server.apis.common.states import ModelNameBody, ResolvedState, State, resolve_state
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response, read_body
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.workers import work
 from rnn_engine_states.frozen import NO_INITIAL_STATE
 
@@ -68,20 +67,23 @@ class StateComparison(TypedDict):
 _DIGITS = 6  # significant digits of each number
 
 
-async def compare(request: web.Request) -> web.Response:
-    body = await read_body(request, CompareStatesRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/v1/states/compare")
+async def compare(request: web.Request, body: CompareStatesRequest) -> StateComparison:
+    """How far two states are apart, by field, layer and head."""
     engine = engine_of(request)
     first = await resolve_state(engine, body.state)
     second = await resolve_state(engine, NO_INITIAL_STATE if body.other is None else body.other)
     shape = engine.info.shape
     fields = await work(request, shape.state_bytes, partial(_fields, first, second, shape))
-    answer: StateComparison = {
+    return {
         "object": "state.comparison",
         "state": _compared(first),
         "other": _compared(second),
         "fields": fields,
     }
-    return json_response(answer)
 
 
 def _fields(first: ResolvedState, second: ResolvedState, shape: ModelShape) -> list[ComparedField]:
@@ -111,15 +113,3 @@ def _compared(resolved: ResolvedState) -> ComparedState:
         "id": None if named is None else str(named.id),
         "digest": NO_INITIAL_STATE if resolved.frozen is None else resolved.frozen.digest,
     }
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/states/compare",
-        compare,
-        "How far two states are apart, by field, layer and head.",
-        StateComparison,
-        request=CompareStatesRequest,
-    ),
-)

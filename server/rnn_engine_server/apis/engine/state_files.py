@@ -14,8 +14,9 @@ from rnn_engine_server.apis.common.states import StateEntry, state_entry
 from rnn_engine_server.apis.openai.files import FILES
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import LEASE, json_response, receive_file
-from rnn_engine_server.core.routing import MODEL_QUERY, Route
+from rnn_engine_server.core.bodies import LEASE, receive_file
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_states.files.exchange import ExportForm, StateFiles
 from rnn_engine_states.files.reading import LoadedState
 from rnn_engine_states.frozen import FrozenState
@@ -50,7 +51,18 @@ _UPLOAD_QUERY = {
 }
 
 
+ROUTES = RouteTable()
+
+
+@ROUTES.get(
+    "/v1/states/{name}/export",
+    answer=None,
+    content_type="application/octet-stream",
+    query=_FORM_QUERY,
+    scope=Scope.MANAGE,
+)
 async def export(request: web.Request) -> web.StreamResponse:
+    """A state as a file."""
     engine = engine_of(request)
     form = _form(request)
     named = await engine.states.get(request.match_info["name"])
@@ -68,7 +80,12 @@ async def export(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def upload(request: web.Request) -> web.Response:
+@ROUTES.put("/v1/states/{name}", query=_UPLOAD_QUERY, scope=Scope.MANAGE)
+async def upload(request: web.Request) -> StateEntry:
+    """Upload a state and give it a name.
+
+    The body is the file itself: of any form that can be exported, or a `.pth` with a tuned state.
+    """
     engine = engine_of(request)
     name, query = request.match_info["name"], _query(request, _UPLOAD_QUERY)
     retention, any_model = _retention(query), _flag(query, "any_model")
@@ -77,7 +94,7 @@ async def upload(request: web.Request) -> web.Response:
         await receive_file(request, path)
         loaded, frozen = await asyncio.to_thread(_read, engine.state_files, path, any_model)
     named = await engine.states.put(name, frozen, retention, source="upload", form=loaded.form, key=loaded.id)
-    return json_response(state_entry(named))
+    return state_entry(named)
 
 
 def _export(files: StateFiles, form: ExportForm, named: NamedState) -> list[bytes | memoryview]:
@@ -125,27 +142,3 @@ def _query(request: web.Request, known: Mapping[str, str]) -> Mapping[str, str]:
 
 def _size(part: bytes | memoryview) -> int:
     return memoryview(part).nbytes
-
-
-ROUTES = (
-    Route(
-        "GET",
-        "/v1/states/{name}/export",
-        export,
-        "A state as a file.",
-        None,
-        content_type="application/octet-stream",
-        query=_FORM_QUERY,
-        scope=Scope.MANAGE,
-    ),
-    Route(
-        "PUT",
-        "/v1/states/{name}",
-        upload,
-        "Upload a state and give it a name. The body is the file itself: of any form that can be exported, or "
-        "a `.pth` with a tuned state.",
-        StateEntry,
-        query=_UPLOAD_QUERY,
-        scope=Scope.MANAGE,
-    ),
-)

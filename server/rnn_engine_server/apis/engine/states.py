@@ -29,8 +29,9 @@ from rnn_engine_server.apis.common.states import (
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import LEASE, json_response, long_json_response, read_body
-from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS, Route
+from rnn_engine_server.core.bodies import LEASE
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS
 from rnn_engine_server.core.schema import INTEGERS, RefusedError, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import work
@@ -221,13 +222,19 @@ class AdvancedState(TypedDict):
     usage: Usage
 
 
-async def list_states(request: web.Request) -> web.Response:
+ROUTES = RouteTable()
+
+
+@ROUTES.get("/v1/states")
+async def list_states(request: web.Request) -> StateEntries:
+    """The states that have names."""
     listing = await engine_of(request).states.list()
-    return json_response(_entries(listing.entries, listing))
+    return _entries(listing.entries, listing)
 
 
-async def create(request: web.Request) -> web.Response:
-    body = await read_body(request, CreateStateRequest)
+@ROUTES.post("/v1/states", scope=Scope.MANAGE)
+async def create(request: web.Request, body: CreateStateRequest) -> CreatedState:
+    """Run a prompt and name the state after it."""
     engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
     tokens = await work(request, len(body.prompt), partial(tokens_of, engine, body.prompt))
@@ -235,47 +242,56 @@ async def create(request: web.Request) -> web.Response:
     named, cost = await create_state(
         engine, body.name, tokens, body.retention, initial_state=resolved.frozen, priority=body.priority
     )
-    answer: CreatedState = {"object": "state.created", "state": state_entry(named), "usage": usage_of([cost])}
-    return json_response(answer)
+    return {"object": "state.created", "state": state_entry(named), "usage": usage_of([cost])}
 
 
-async def get(request: web.Request) -> web.Response:
-    return json_response(state_entry(await engine_of(request).states.get(_name(request))))
+@ROUTES.get("/v1/states/{name}")
+async def get(request: web.Request) -> StateEntry:
+    """The state of that name or id."""
+    return state_entry(await engine_of(request).states.get(_name(request)))
 
 
-async def remove(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/states/{name}", scope=Scope.MANAGE)
+async def remove(request: web.Request) -> StateRemoved:
+    """Remove a state."""
     removed = await engine_of(request).states.delete(_name(request))
-    answer: StateRemoved = {
+    return {
         "object": "state.deleted",
         "id": str(removed.id),
         "name": removed.name,
         "deleted": True,
     }
-    return json_response(answer)
 
 
-async def open_copy(request: web.Request) -> web.Response:
-    body = await read_body(request, NewStateBody)
+@ROUTES.post("/v1/states/{name}/open", scope=Scope.MANAGE)
+async def open_copy(request: web.Request, body: NewStateBody) -> StateEntry:
+    """Copy a state under another name."""
     [copy] = await engine_of(request).states.fork(_name(request), [body.name], body.retention)
-    return json_response(state_entry(copy))
+    return state_entry(copy)
 
 
-async def fork(request: web.Request) -> web.Response:
-    body = await read_body(request, ForkStateRequest)
+@ROUTES.post("/v1/states/{name}/fork", scope=Scope.MANAGE)
+async def fork(request: web.Request, body: ForkStateRequest) -> StateEntries:
+    """Copy a state under several names."""
     states = engine_of(request).states
     forks = await states.fork(_name(request), body.names, body.retention)
-    return json_response(_entries(forks, await states.list()))
+    return _entries(forks, await states.list())
 
 
-async def take(request: web.Request) -> web.Response:
-    body = await read_body(request, TakeStateRequest)
+@ROUTES.post("/v1/states/{name}/take", scope=Scope.MANAGE)
+async def take(request: web.Request, body: TakeStateRequest) -> StateEntry:
+    """Move a state to another owner or name; the old name is gone."""
     states = engine_of(request).states
     named = await states.get(_name(request))
-    return json_response(state_entry(await states.move(str(named.id), body.name or named.name, body.retention)))
+    return state_entry(await states.move(str(named.id), body.name or named.name, body.retention))
 
 
-async def advance(request: web.Request) -> web.Response:
-    body = await read_body(request, AdvanceStateRequest)
+@ROUTES.post("/v1/states/{name}/advance", scope=Scope.MANAGE)
+async def advance(request: web.Request, body: AdvanceStateRequest) -> Long[AdvancedState]:
+    """Run more tokens from a named state, which the name then stands for, and read out log-probabilities.
+
+    Calls for one state run in the order in which they come.
+    """
     if body.mask is not None:
         raise web.HTTPNotImplemented(
             text="mask: a recurrent state has no pages or positions that a mask could hide, since it sums up all of "
@@ -313,12 +329,14 @@ async def advance(request: web.Request) -> web.Response:
             "usage": usage_of([advanced.cost]),
         }
 
-    return await long_json_response(request, len(tokens) + request[LEASE].num_bytes, make)
+    return Long(len(tokens) + request[LEASE].num_bytes, make)
 
 
-async def list_leases(request: web.Request) -> web.Response:
+@ROUTES.get("/v1/leases", query=MODEL_QUERY)
+async def list_leases(request: web.Request) -> LeaseEntries:
+    """What owners have leased, the newest first."""
     leases = await engine_of(request).states.leases()
-    answer: LeaseEntries = {
+    return {
         "object": "list",
         "data": [
             {
@@ -332,13 +350,13 @@ async def list_leases(request: web.Request) -> web.Response:
             for lease in leases
         ],
     }
-    return json_response(answer)
 
 
-async def end_lease(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/leases/{owner}", query=MODEL_QUERY, scope=Scope.MANAGE)
+async def end_lease(request: web.Request) -> LeaseEnded:
+    """End the lease of an owner, with all of its states."""
     lease = await engine_of(request).states.end_lease(request.match_info["owner"])
-    answer: LeaseEnded = {"object": "lease.ended", "owner": lease.owner, "states": list(lease.names)}
-    return json_response(answer)
+    return {"object": "lease.ended", "owner": lease.owner, "states": list(lease.names)}
 
 
 def _name(request: web.Request) -> str:
@@ -370,73 +388,3 @@ def _likeliest(engine: EngineLike, tokens: Iterable[tuple[int, float]]) -> list[
 def _token(engine: EngineLike, token: int, logprob: float | None) -> StateToken:
     known = None if logprob is None else max(logprob, LEAST_LOGPROB)
     return {"id": token, "token": token_text(token, engine.detokenize([token])), "logprob": known}
-
-
-ROUTES = (
-    Route(
-        "GET",
-        "/v1/leases",
-        list_leases,
-        "What owners have leased, the newest first.",
-        LeaseEntries,
-        query=MODEL_QUERY,
-    ),
-    Route(
-        "DELETE",
-        "/v1/leases/{owner}",
-        end_lease,
-        "End the lease of an owner, with all of its states.",
-        LeaseEnded,
-        query=MODEL_QUERY,
-        scope=Scope.MANAGE,
-    ),
-    Route("GET", "/v1/states", list_states, "The states that have names.", StateEntries),
-    Route(
-        "POST",
-        "/v1/states",
-        create,
-        "Run a prompt and name the state after it.",
-        CreatedState,
-        request=CreateStateRequest,
-        scope=Scope.MANAGE,
-    ),
-    Route("GET", "/v1/states/{name}", get, "The state of that name or id.", StateEntry),
-    Route("DELETE", "/v1/states/{name}", remove, "Remove a state.", StateRemoved, scope=Scope.MANAGE),
-    Route(
-        "POST",
-        "/v1/states/{name}/open",
-        open_copy,
-        "Copy a state under another name.",
-        StateEntry,
-        request=NewStateBody,
-        scope=Scope.MANAGE,
-    ),
-    Route(
-        "POST",
-        "/v1/states/{name}/fork",
-        fork,
-        "Copy a state under several names.",
-        StateEntries,
-        request=ForkStateRequest,
-        scope=Scope.MANAGE,
-    ),
-    Route(
-        "POST",
-        "/v1/states/{name}/take",
-        take,
-        "Move a state to another owner or name; the old name is gone.",
-        StateEntry,
-        request=TakeStateRequest,
-        scope=Scope.MANAGE,
-    ),
-    Route(
-        "POST",
-        "/v1/states/{name}/advance",
-        advance,
-        "Run more tokens from a named state, which the name then stands for, and read out log-probabilities. "
-        "Calls for one state run in the order in which they come.",
-        AdvancedState,
-        request=AdvanceStateRequest,
-        scope=Scope.MANAGE,
-    ),
-)

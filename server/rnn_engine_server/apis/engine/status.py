@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from typing import Literal, TypeAlias
 
@@ -23,7 +24,8 @@ from rnn_engine_server.auth.engine import engine_of, open_engines_of
 from rnn_engine_server.connections.connection import CONNECTIONS
 from rnn_engine_server.core.bodies import BUDGET, json_response, query_seconds
 from rnn_engine_server.core.errors import retry_headers
-from rnn_engine_server.core.routing import EVENTS, LIFECYCLE, SETTINGS, Route
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import EVENTS, LIFECYCLE, SETTINGS
 from rnn_engine_server.core.streams import send_repeatedly
 from rnn_engine_server.models.registry import MODELS, ModelStatus, ServedModel
 from rnn_engine_server.telemetry.metrics import METRICS
@@ -254,16 +256,12 @@ _SECONDS, _LEAST_SECONDS, _MOST_SECONDS = 1.0, 0.1, 60.0
 _PROCESS = ProcessCollector(registry=None)
 
 
-async def status(request: web.Request) -> web.Response:
-    return json_response(await _status(request))
+ROUTES = RouteTable()
 
 
-async def events(request: web.Request) -> web.StreamResponse:
-    seconds = query_seconds(request, "interval", _SECONDS, _LEAST_SECONDS, _MOST_SECONDS)
-    return await send_repeatedly(request, seconds, lambda: _status(request))
-
-
-async def _status(request: web.Request) -> ServerStatus:
+@ROUTES.get("/v1/engine", routine=True, uses_model=False)
+async def status(request: web.Request) -> ServerStatus:
+    """The state of the engines: slots and the requests in them, counts, times, memory."""
     app = request.app
     process = {sample.name: sample.value for metric in _PROCESS.collect() for sample in metric.samples}
     resident = process.get("process_resident_memory_bytes")
@@ -285,17 +283,40 @@ async def _status(request: web.Request) -> ServerStatus:
     }
 
 
+@ROUTES.get(
+    "/v1/engine/events",
+    answer=ServerStatus,
+    content_type=EVENTS,
+    query={
+        "interval": f"Seconds between two events: {_SECONDS:g} by default, from {_LEAST_SECONDS:g} to "
+        f"{_MOST_SECONDS:g}."
+    },
+    routine=True,
+    uses_model=False,
+)
+async def events(request: web.Request) -> web.StreamResponse:
+    """The state of the engines: slots and the requests in them, counts, times, memory.
+
+    It is a stream of events that ends when the server stops or the time for a request is up.
+    """
+    seconds = query_seconds(request, "interval", _SECONDS, _LEAST_SECONDS, _MOST_SECONDS)
+    return await send_repeatedly(request, seconds, partial(status, request))
+
+
 def _progress(model: ServedModel) -> LoadingStatus | None:
     progress = model.progress
     return None if progress is None else {"what": progress.what, "done": progress.done, "total": progress.total}
 
 
-_STATUS = "The state of the engines: slots and the requests in them, counts, times, memory"
-
 # Health of the server: whether it takes requests, why not, and how busy it is.
 
 
+_QUERY = {"model": "Only this model; without it, all models."}
+
+
+@ROUTES.get("/health", "/v1/health", answer=HealthBody, also_answers={503: HealthBody}, always=True)
 async def health(request: web.Request) -> web.Response:
+    """Whether the server takes requests, and how busy it is."""
     models, lifecycle = request.app[MODELS], request.app[LIFECYCLE]
     found = _find_health(request)
     engines = [model.open_engine for model in models if model.open_engine is not None]
@@ -314,12 +335,16 @@ async def health(request: web.Request) -> web.Response:
     return json_response(body, status=200 if found.status == "ok" else 503)
 
 
+@ROUTES.get("/health/ready", answer=Readiness, also_answers={503: Readiness}, always=True, query=_QUERY)
 async def ready(request: web.Request) -> web.Response:
+    """Whether the server is ready for requests; if not, 503 with the reason."""
     found = _find_health(request)
     return _answer(found, healthy=found.status == "ok")
 
 
+@ROUTES.get("/health/live", answer=Readiness, also_answers={503: Readiness}, always=True, query=_QUERY)
 async def live(request: web.Request) -> web.Response:
+    """503 if only a restart helps: the engine has failed, or its device no longer answers."""
     found = _find_health(request)
     return _answer(found, healthy=found.status not in ("failed", "stalled"))
 
@@ -340,12 +365,12 @@ def _answer(found: Health, *, healthy: bool) -> web.Response:
     return json_response(body, status=503, headers=retry_headers(found.retry_after))
 
 
-_QUERY = {"model": "Only this model; without it, all models."}
-
 _STARTED = "Process-Start-Time-Unix"  # a header of llama-server's
 
 
+@ROUTES.get("/metrics", answer=None, content_type="text/plain", routine=True, uses_model=False)
 async def metrics(request: web.Request) -> web.Response:
+    """Counts, times and sizes for Prometheus: [metrics.md](metrics.md)."""
     found = request.app[METRICS]
     headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4, _STARTED: str(found.started)}
     return web.Response(body=await asyncio.to_thread(found.render), headers=headers)
@@ -354,11 +379,13 @@ async def metrics(request: web.Request) -> web.Response:
 # Facts of the server: its limits, and the defaults of requests.
 
 
-async def props(request: web.Request) -> web.Response:
+@ROUTES.get("/props")
+async def props(request: web.Request) -> Props:
+    """Properties of the server, such as its limits, in llama-server's form."""
     engine, settings = engine_of(request), request.app[SETTINGS]
     info = engine.info
     defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
-    body: Props = {
+    return {
         "model_path": info.model,
         "model_alias": info.model,
         "build_info": f"rnn-engine {version('rnn-engine')}",
@@ -377,64 +404,3 @@ async def props(request: web.Request) -> web.Response:
         "limits": asdict(settings.limits),
         "connections": asdict(settings.connections),
     }
-    return json_response(body)
-
-
-ROUTES = (
-    Route("GET", "/v1/engine", status, f"{_STATUS}.", ServerStatus, routine=True, uses_model=False),
-    Route(
-        "GET",
-        "/v1/engine/events",
-        events,
-        f"{_STATUS}: a stream of events that ends when the server stops or the time for a request is up.",
-        ServerStatus,
-        content_type=EVENTS,
-        query={
-            "interval": f"Seconds between two events: {_SECONDS:g} by default, from {_LEAST_SECONDS:g} to "
-            f"{_MOST_SECONDS:g}."
-        },
-        routine=True,
-        uses_model=False,
-    ),
-    Route(
-        "GET",
-        "/health",
-        health,
-        "Whether the server takes requests, and how busy it is.",
-        HealthBody,
-        also_answers={503: HealthBody},
-        always=True,
-        also=("/v1/health",),
-    ),
-    Route(
-        "GET",
-        "/health/ready",
-        ready,
-        "Whether the server is ready for requests; if not, 503 with the reason.",
-        Readiness,
-        also_answers={503: Readiness},
-        always=True,
-        query=_QUERY,
-    ),
-    Route(
-        "GET",
-        "/health/live",
-        live,
-        "503 if only a restart helps: the engine has failed, or its device no longer answers.",
-        Readiness,
-        also_answers={503: Readiness},
-        always=True,
-        query=_QUERY,
-    ),
-    Route(
-        "GET",
-        "/metrics",
-        metrics,
-        "Counts, times and sizes for Prometheus: [metrics.md](metrics.md).",
-        None,
-        content_type="text/plain",
-        routine=True,
-        uses_model=False,
-    ),
-    Route("GET", "/props", props, "Properties of the server, such as its limits, in llama-server's form.", Props),
-)

@@ -14,8 +14,8 @@ from rnn_engine.interface import EngineLike
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response, long_json_response, read_body
-from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
 
 
@@ -84,8 +84,12 @@ _PIECE_TOKENS = 4096
 _END_OF_TEXT = 0
 
 
-async def tokenize(request: web.Request) -> web.Response:
-    body = await read_body(request, TokenizeRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/tokenize", "/v1/tokenize")
+async def tokenize(request: web.Request, body: TokenizeRequest) -> Long[Tokens]:
+    """The tokens of a text."""
     engine, limits = engine_of(request), request.app[SETTINGS].limits
 
     def make() -> Tokens:
@@ -101,7 +105,7 @@ async def tokenize(request: web.Request) -> web.Response:
             answer["token_strs"] = [texts[token] for token in tokens]
         return answer
 
-    return await long_json_response(request, len(body.content), make)
+    return Long(len(body.content), make)
 
 
 def _piece(token: int, data: bytes) -> TokenPiece:
@@ -111,8 +115,9 @@ def _piece(token: int, data: bytes) -> TokenPiece:
         return {"id": token, "piece": list(data)}
 
 
-async def detokenize(request: web.Request) -> web.Response:
-    body = await read_body(request, DetokenizeRequest)
+@ROUTES.post("/detokenize", "/v1/detokenize")
+async def detokenize(request: web.Request, body: DetokenizeRequest) -> Long[Text]:
+    """The text of tokens."""
     engine, limits = engine_of(request), request.app[SETTINGS].limits
 
     def make() -> Text:
@@ -120,13 +125,15 @@ async def detokenize(request: web.Request) -> web.Response:
         text = data.decode(errors="replace")
         return {"content": text, "prompt": text, "bytes": list(data)}
 
-    return await long_json_response(request, len(body.tokens), make)
+    return Long(len(body.tokens), make)
 
 
-async def tokenizer_info(request: web.Request) -> web.Response:
+@ROUTES.get("/tokenizer_info")
+async def tokenizer_info(request: web.Request) -> TokenizerInfo:
+    """What lm-eval needs to know of a tokenizer, in vLLM's form."""
     info = engine_of(request).info
     end = next((text for text, token in info.special_tokens.items() if token == _END_OF_TEXT), None)
-    answer: TokenizerInfo = {
+    return {
         "tokenizer_class": info.tokenizer,
         "vocab_size": info.shape.vocab_size,
         "chat_template": info.chat_template.as_jinja,
@@ -134,7 +141,6 @@ async def tokenizer_info(request: web.Request) -> web.Response:
         "eos_token": end,
         "pad_token": end,
     }
-    return json_response(answer)
 
 
 def _text_bytes(engine: EngineLike, limits: Limits, tokens: Sequence[int]) -> bytes:
@@ -148,26 +154,3 @@ def _text_bytes(engine: EngineLike, limits: Limits, tokens: Sequence[int]) -> by
         text += engine.detokenize(tokens[start : start + _PIECE_TOKENS])
         limits.check("max_text_bytes", "tokens", len(text))
     return bytes(text)
-
-
-ROUTES = (
-    Route(
-        "POST", "/tokenize", tokenize, "The tokens of a text.", Tokens, request=TokenizeRequest, also=("/v1/tokenize",)
-    ),
-    Route(
-        "POST",
-        "/detokenize",
-        detokenize,
-        "The text of tokens.",
-        Text,
-        request=DetokenizeRequest,
-        also=("/v1/detokenize",),
-    ),
-    Route(
-        "GET",
-        "/tokenizer_info",
-        tokenizer_info,
-        "What lm-eval needs to know of a tokenizer, in vLLM's form.",
-        TokenizerInfo,
-    ),
-)

@@ -21,9 +21,8 @@ from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import read_body
 from rnn_engine_server.core.errors import describe
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import ErrorBody, PromptProgressBody, Timings, Usage, only
 from rnn_engine_server.core.streams import encode_event
 
@@ -352,31 +351,22 @@ def _without_text(index: int, prompt_tokens: int) -> Mapping[str, object]:
     }
 
 
-async def completion(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, LlamaCompletionRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/completion", "/completions", answer=LlamaCompletion | list[LlamaCompletion], chunk=LlamaCompletionChunk)
+async def completion(request: web.Request, body: LlamaCompletionRequest) -> web.StreamResponse:
+    """Continue texts or tokens, as llama-server's own route does."""
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
     await note_slot(request, engine, body, calls)
     return await answer_in(LlamaDialect(engine, body), request, body, calls, resolved)
 
 
+@ROUTES.post("/infill", answer=ErrorBody)
 async def infill(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+    """Refused with 501 and the reason: RWKV models do not fill in."""
     raise web.HTTPNotImplemented(
         text="a recurrent model reads a text from its beginning and has not learned to fill in what comes before a "
         "given end; continue the prefix with /completion"
     )
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/completion",
-        completion,
-        "Continue texts or tokens, as llama-server's own route does.",
-        LlamaCompletion | list[LlamaCompletion],
-        request=LlamaCompletionRequest,
-        chunk=LlamaCompletionChunk,
-        also=("/completions",),
-    ),
-    Route("POST", "/infill", infill, "Refused with 501 and the reason: RWKV models do not fill in.", ErrorBody),
-)

@@ -9,8 +9,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, find_vectors
-from rnn_engine_server.core.bodies import long_json_response, read_body
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import only
 
 
@@ -45,24 +44,15 @@ class LlamaEmbedding(TypedDict):
     embedding: list[list[float]]
 
 
-async def embedding(request: web.Request) -> web.Response:
-    body = await read_body(request, LlamaEmbeddingRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/embedding", "/embeddings")
+async def embedding(request: web.Request, body: LlamaEmbeddingRequest) -> Long[list[LlamaEmbedding]]:
+    """The vectors of texts or tokens, as llama-server's own route gives them."""
     found = await find_vectors(request, body.model_copy(update={"normalize": body.normalizes}), each=body.per_token)
 
     def make() -> list[LlamaEmbedding]:
         return [{"index": index, "embedding": vectors} for index, vectors in enumerate(found.by_input())]
 
-    return await long_json_response(request, found.num_numbers, make)
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/embedding",
-        embedding,
-        "The vectors of texts or tokens, as llama-server's own route gives them.",
-        list[LlamaEmbedding],
-        request=LlamaEmbeddingRequest,
-        also=("/embeddings",),
-    ),
-)
+    return Long(found.num_numbers, make)

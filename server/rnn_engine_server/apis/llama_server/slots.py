@@ -20,9 +20,10 @@ from rnn_engine_server.apis.common.generation import check_slot, slot_key
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, read_body
+from rnn_engine_server.core.bodies import read_body
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.kept import SLOT_PROMPTS
-from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import ErrorBody
 from rnn_engine_states.frozen import NO_INITIAL_STATE
 from rnn_engine_states.named.entry import NamedState, Retention
@@ -88,7 +89,18 @@ class SlotAction(TypedDict):
 _ACTIONS = ("save", "restore", "erase")
 
 
-async def slot_action(request: web.Request) -> web.Response:
+ROUTES = RouteTable()
+
+
+@ROUTES.post(
+    "/slots/{id}", request=SlotActionRequest, query={"action": "`save`, `restore` or `erase`."}, scope=Scope.MANAGE
+)
+async def slot_action(request: web.Request) -> SlotAction:
+    """Act on the last prompt that was sent with this `id_slot`.
+
+    `save` gives the state after it a name, and `erase` forgets the prompt. After `restore`, prompts that begin like a
+    saved one start from its state.
+    """
     action = request.query.get("action", "")
     if action not in _ACTIONS:
         raise InvalidRequestError("action", action, f"one of {', '.join(_ACTIONS)}")
@@ -98,11 +110,11 @@ async def slot_action(request: web.Request) -> web.Response:
     default = await engine.states.default()
     if action == "erase":
         erased = request.app[SLOT_PROMPTS].pop(slot_key(request, engine, default, slot))
-        return json_response({"id_slot": slot, "n_erased": erased})
+        return {"id_slot": slot, "n_erased": erased}
     if body.filename is None:
         raise InvalidRequestError("filename", None, f"the name of the state to {action}")
     act = _save if action == "save" else _restore
-    return json_response(await act(request, engine, default, slot, body.filename))
+    return await act(request, engine, default, slot, body.filename)
 
 
 async def _save(
@@ -168,7 +180,9 @@ def _slot(request: web.Request, engine: EngineLike) -> int:
 _NO_SLOT_QUERY = {"fail_on_no_slot": "`1`: answer 503 if all slots are taken."}
 
 
-async def slots(request: web.Request) -> web.Response:
+@ROUTES.get("/slots", query=_NO_SLOT_QUERY, routine=True)
+async def slots(request: web.Request) -> list[SlotEntry]:
+    """A list with the slots of the device, as llama-server has it. Any sequence may take any slot."""
     engine, limits = engine_of(request), request.app[SETTINGS].limits
     flag = request.query.get("fail_on_no_slot", "0")
     if flag not in ("0", "1"):
@@ -176,48 +190,24 @@ async def slots(request: web.Request) -> web.Response:
     held, count, drafts = {use.slot for use in engine.slot_uses()}, engine.info.num_slots, engine.info.max_draft > 0
     if flag == "1" and len(held) >= count:
         raise web.HTTPServiceUnavailable(text=f"all {count} slots are taken")
-    entries: list[SlotEntry] = [
+    return [
         {"id": slot, "n_ctx": limits.max_prompt_tokens, "speculative": drafts, "is_processing": slot in held}
         for slot in range(count)
     ]
-    return json_response(entries)
 
 
-async def lora_adapters(request: web.Request) -> web.Response:
-    entries: list[LoraAdapter] = [
+@ROUTES.get("/lora-adapters")
+async def lora_adapters(request: web.Request) -> list[LoraAdapter]:
+    """A list with the LoRAs that are merged."""
+    return [
         {"id": number, "path": lora.path.name, "scale": 1.0, "alpha": lora.alpha}
         for number, lora in enumerate(engine_of(request).info.loras)
     ]
-    return json_response(entries)
 
 
+@ROUTES.post("/lora-adapters", answer=ErrorBody)
 async def scale_adapters(request: web.Request) -> web.Response:  # noqa: ARG001
+    """Refused with 501 and the reason."""
     raise web.HTTPNotImplemented(
         text="LoRAs are merged into the weights when the model is loaded; start the server with other ones"
     )
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/slots/{id}",
-        slot_action,
-        "Act on the last prompt that was sent with this `id_slot`. `save` gives the state after it a name, and "
-        "`erase` forgets the prompt. After `restore`, prompts that begin like a saved one start from its state.",
-        SlotAction,
-        request=SlotActionRequest,
-        query={"action": "`save`, `restore` or `erase`."},
-        scope=Scope.MANAGE,
-    ),
-    Route(
-        "GET",
-        "/slots",
-        slots,
-        "A list with the slots of the device, as llama-server has it. Any sequence may take any slot.",
-        list[SlotEntry],
-        query=_NO_SLOT_QUERY,
-        routine=True,
-    ),
-    Route("GET", "/lora-adapters", lora_adapters, "A list with the LoRAs that are merged.", list[LoraAdapter]),
-    Route("POST", "/lora-adapters", scale_adapters, "Refused with 501 and the reason.", ErrorBody),
-)

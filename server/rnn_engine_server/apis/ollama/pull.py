@@ -18,9 +18,9 @@ from rnn_engine_server.apis.ollama.routes import LINES, encode_line, ollama_erro
 from rnn_engine_server.apis.ollama.schemas import PullRequest, PullStatus
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, read_body
+from rnn_engine_server.core.bodies import json_response
 from rnn_engine_server.core.errors import describe
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.streams import EventStream
 from rnn_engine_server.models.orders import LoadOrder, folder_of
 from rnn_engine_server.models.registry import MODELS
@@ -31,8 +31,18 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.5  # between two reports on a file
 
 
-async def pull(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, PullRequest)
+ROUTES = RouteTable()
+
+
+@ROUTES.post(
+    "/api/pull", answer=PullStatus, chunk=PullStatus, stream_type=LINES, uses_model=False, error_form=ollama_error
+)
+async def pull(request: web.Request, body: PullRequest) -> web.StreamResponse:
+    """Fetch a model from the Hugging Face Hub into the folder of models (`--model-folder`), load it, and serve it.
+
+    It is served under the name in the request. An API key needs the scope `admin` for it. If the model is served
+    already, the answer is `success` for any key.
+    """
     async with aclosing(_pull(request, body.model)) as lines:
         if body.stream:
             return await _stream(request, lines)
@@ -122,21 +132,3 @@ def _fetch(hub: Hub, download: Download) -> asyncio.Future[Path]:
 
     threading.Thread(target=run, name="rnn-engine pull", daemon=True).start()
     return future
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/api/pull",
-        pull,
-        "Fetch a model from the Hugging Face Hub into the folder of models (`--model-folder`), load it, and serve it "
-        "under the name in the request. An API key needs the scope `admin` for it. If the model is served already, the "
-        "answer is `success` for any key.",
-        PullStatus,
-        request=PullRequest,
-        chunk=PullStatus,
-        stream_type=LINES,
-        uses_model=False,
-        error_form=ollama_error,
-    ),
-)

@@ -41,9 +41,10 @@ from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.embeddings import find_vectors
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response, long_json_response, read_body, to_json
+from rnn_engine_server.core.bodies import json_response, to_json
 from rnn_engine_server.core.errors import Failure, describe
-from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import Usage
 from rnn_engine_server.models.registry import MODELS, ServedModel
 
@@ -274,8 +275,12 @@ def _details(info: EngineInfo) -> OllamaDetails:
 _VERSION = "0.12.0"
 
 
-async def chat(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, OllamaChatRequest)
+ROUTES = RouteTable(error_form=ollama_error)
+
+
+@ROUTES.post("/api/chat", answer=OllamaChat, chunk=OllamaChat, stream_type=LINES)
+async def chat(request: web.Request, body: OllamaChatRequest) -> web.StreamResponse:
+    """Continue a conversation, as Ollama does. Errors of all of its routes have Ollama's form, too."""
     engine = engine_of(request, body.cache_salt)
     if body.translated is None:
         return _loaded(OllamaDialect(engine.info, None, "message"), stream=body.stream)
@@ -286,8 +291,9 @@ async def chat(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def generate(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, OllamaGenerateRequest)
+@ROUTES.post("/api/generate", answer=OllamaText, chunk=OllamaText, stream_type=LINES)
+async def generate(request: web.Request, body: OllamaGenerateRequest) -> web.StreamResponse:
+    """Answer or continue a text, as Ollama does."""
     engine = engine_of(request, body.cache_salt)
     match body.translated:
         case None:
@@ -303,9 +309,11 @@ async def generate(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def embed(request: web.Request) -> web.Response:
+@ROUTES.post("/api/embed")
+async def embed(request: web.Request, body: EmbedRequest) -> Long[Embedded]:
+    """Vectors of texts, in Ollama's form."""
     begun = time.monotonic_ns()
-    found = await find_vectors(request, await read_body(request, EmbedRequest))
+    found = await find_vectors(request, body)
 
     def make() -> Embedded:
         return {
@@ -316,15 +324,16 @@ async def embed(request: web.Request) -> web.Response:
             "prompt_eval_count": sum(cost.prompt_tokens for cost in found.costs),
         }
 
-    return await long_json_response(request, found.num_numbers, make)
+    return Long(found.num_numbers, make)
 
 
-async def older_embed(request: web.Request) -> web.Response:
-    body = await read_body(request, OlderEmbedRequest)
+@ROUTES.post("/api/embeddings")
+async def older_embed(request: web.Request, body: OlderEmbedRequest) -> Long[OlderEmbedded]:
+    """The vector of one text, for older clients of Ollama."""
     if len(body.input) != 1:
         raise InvalidRequestError("prompt", len(body.input), "one text")
     [one] = (await find_vectors(request, body)).embeddings
-    return await long_json_response(request, one.vector.size, lambda: {"embedding": one.vector.tolist()})
+    return Long(one.vector.size, lambda: {"embedding": one.vector.tolist()})
 
 
 def _loaded(dialect: OllamaDialect, *, stream: bool) -> web.Response:
@@ -333,134 +342,50 @@ def _loaded(dialect: OllamaDialect, *, stream: bool) -> web.Response:
     return web.Response(body=encode_line(answer), content_type=LINES) if stream else json_response(answer)
 
 
-async def tags(request: web.Request) -> web.Response:
+@ROUTES.get("/api/tags", uses_model=False)
+async def tags(request: web.Request) -> OllamaModels:
+    """The models that are served, in Ollama's form."""
     models = [ollama_model(model, model.info) for model in request.app[MODELS] if model.info is not None]
-    return json_response({"models": models})
+    return {"models": models}
 
 
-async def ps(request: web.Request) -> web.Response:
+@ROUTES.get("/api/ps", uses_model=False)
+async def ps(request: web.Request) -> OllamaModels:
+    """The models that are loaded, in Ollama's form."""
     seconds = request.app[SETTINGS].idle_unload_seconds
     models = [
         running_model(model, model.info, seconds)
         for model in request.app[MODELS]
         if model.info is not None and model.status == "loaded"
     ]
-    return json_response({"models": models})
+    return {"models": models}
 
 
-async def show(request: web.Request) -> web.Response:
-    await read_body(request, ShowRequest)
-    return json_response(model_facts(engine_of(request).info, request.app[SETTINGS].limits.max_prompt_tokens))
+@ROUTES.post("/api/show")
+async def show(request: web.Request, _body: ShowRequest) -> OllamaModelFacts:
+    """Details of a model, in Ollama's form."""
+    return model_facts(engine_of(request).info, request.app[SETTINGS].limits.max_prompt_tokens)
 
 
-async def version(_request: web.Request) -> web.Response:
-    return json_response({"version": _VERSION})
+@ROUTES.get("/api/version", uses_model=False)
+async def version(_request: web.Request) -> OllamaVersion:
+    """The version of Ollama whose API this is."""
+    return {"version": _VERSION}
 
-
-ROUTES = (
-    Route(
-        "POST",
-        "/api/chat",
-        chat,
-        "Continue a conversation, as Ollama does. Errors of all of its routes have Ollama's form, too.",
-        OllamaChat,
-        request=OllamaChatRequest,
-        chunk=OllamaChat,
-        stream_type=LINES,
-        error_form=ollama_error,
-    ),
-    Route(
-        "POST",
-        "/api/generate",
-        generate,
-        "Answer or continue a text, as Ollama does.",
-        OllamaText,
-        request=OllamaGenerateRequest,
-        chunk=OllamaText,
-        stream_type=LINES,
-        error_form=ollama_error,
-    ),
-    Route(
-        "POST",
-        "/api/embed",
-        embed,
-        "Vectors of texts, in Ollama's form.",
-        Embedded,
-        request=EmbedRequest,
-        error_form=ollama_error,
-    ),
-    Route(
-        "POST",
-        "/api/embeddings",
-        older_embed,
-        "The vector of one text, for older clients of Ollama.",
-        OlderEmbedded,
-        request=OlderEmbedRequest,
-        error_form=ollama_error,
-    ),
-    Route(
-        "POST",
-        "/api/show",
-        show,
-        "Details of a model, in Ollama's form.",
-        OllamaModelFacts,
-        request=ShowRequest,
-        error_form=ollama_error,
-    ),
-    Route(
-        "GET",
-        "/api/tags",
-        tags,
-        "The models that are served, in Ollama's form.",
-        OllamaModels,
-        uses_model=False,
-        error_form=ollama_error,
-    ),
-    Route(
-        "GET",
-        "/api/ps",
-        ps,
-        "The models that are loaded, in Ollama's form.",
-        OllamaModels,
-        uses_model=False,
-        error_form=ollama_error,
-    ),
-    Route(
-        "GET",
-        "/api/version",
-        version,
-        "The version of Ollama whose API this is.",
-        OllamaVersion,
-        uses_model=False,
-        error_form=ollama_error,
-    ),
-)
 
 _REASON = (
     "rnn-engine makes and moves no models through Ollama's API; /api/pull fetches one, and its operator names others "
     "where the server is started, or with POST /admin/models/load"
 )
 
+LIBRARY_ROUTES = RouteTable(answer=OllamaError, uses_model=False, error_form=ollama_error)
 
-async def refuse(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+
+@LIBRARY_ROUTES.post("/api/push")
+@LIBRARY_ROUTES.post("/api/create")
+@LIBRARY_ROUTES.post("/api/copy")
+@LIBRARY_ROUTES.delete("/api/delete")
+@LIBRARY_ROUTES.post("/api/blobs/{digest}")
+async def refuse(_request: web.Request) -> web.StreamResponse:
+    """Refused with 501 and the reason: no model is made, moved or deleted through Ollama's API."""
     raise web.HTTPNotImplemented(text=_REASON)
-
-
-LIBRARY_ROUTES = tuple(
-    Route(
-        method,
-        f"/api/{name}",
-        refuse,
-        f"Refused with 501 and the reason: no model is {done} through Ollama's API.",
-        OllamaError,
-        uses_model=False,
-        error_form=ollama_error,
-    )
-    for method, name, done in (
-        ("POST", "push", "sent elsewhere"),
-        ("POST", "create", "made"),
-        ("POST", "copy", "copied"),
-        ("DELETE", "delete", "deleted"),
-        ("POST", "blobs/{digest}", "uploaded"),
-    )
-)

@@ -15,8 +15,8 @@ from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metada
 from rnn_engine_server.apis.openai.response_schemas import InputTokensDetails, OutputTokensDetails
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, page_ends, read_body
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.bodies import page_ends
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.jobs.runner import BatchRunner
 from rnn_engine_server.store.batches import Batch, Batches, BatchStatus, Endpoint
@@ -122,41 +122,59 @@ class BatchDeleted(TypedDict):
     deleted: Literal[True]
 
 
-async def create_batch(request: web.Request) -> web.Response:
-    body = await read_body(request, BatchRequest)
+ROUTES = RouteTable(uses_model=False)
+
+
+@ROUTES.post("/v1/batches", scope=Scope.MANAGE)
+async def create_batch(request: web.Request, body: BatchRequest) -> BatchObject:
+    """Run the requests of a file, below those of clients that wait."""
     owner, store = request[PRINCIPAL].name, request.app[BATCHES]
     lifetime = None if body.output_expires_after is None else body.output_expires_after.seconds
     create = partial(store.create, owner, body.endpoint, body.input_file_id, body.completion_window)
     begin = request.app[RUNNER].begin
     batch = await begin(partial(create, output_lifetime=lifetime, metadata=body.metadata))
-    return json_response(_batch_object(store, batch))
+    return _batch_object(store, batch)
 
 
-async def list_batches(request: web.Request) -> web.Response:
+@ROUTES.get(
+    "/v1/batches",
+    query={
+        "limit": f"How many batches to return: 20 by default, at most {_MOST_LISTED}.",
+        "order": "`desc` (the default) returns the newest batch first, `asc` the oldest.",
+        "after": "The id of a batch: return only the batches after it.",
+        **OWNER_QUERY,
+    },
+)
+async def list_batches(request: web.Request) -> BatchList:
+    """The batches of the API key."""
     store = request.app[BATCHES]
     found = await store.page(listed_owner(request), query_cursor(request, 20, _MOST_LISTED))
-    answer: BatchList = {
+    return {
         "object": "list",
         "data": [_batch_object(store, batch) for batch in found.items],
         **page_ends(found.items, has_more=found.has_more),
     }
-    return json_response(answer)
 
 
-async def get_batch(request: web.Request) -> web.Response:
-    return json_response(_batch_object(request.app[BATCHES], await _batch(request)))
+@ROUTES.get("/v1/batches/{id}")
+async def get_batch(request: web.Request) -> BatchObject:
+    """A batch, and how far it has come."""
+    return _batch_object(request.app[BATCHES], await _batch(request))
 
 
-async def cancel_batch(request: web.Request) -> web.Response:
+@ROUTES.post("/v1/batches/{id}/cancel", scope=Scope.MANAGE)
+async def cancel_batch(request: web.Request) -> BatchObject:
+    """Cancel a batch. The answers that it has are kept."""
     batch = await request.app[RUNNER].cancel(await _batch(request))
-    return json_response(_batch_object(request.app[BATCHES], batch))
+    return _batch_object(request.app[BATCHES], batch)
 
 
-async def delete_batch(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/batches/{id}", scope=Scope.MANAGE)
+async def delete_batch(request: web.Request) -> BatchDeleted:
+    """Delete a batch that has ended, and its files."""
     batch_id = request.match_info["id"]
     await request.app[BATCHES].delete(owner_of(request), batch_id)
-    answer: BatchDeleted = {"id": batch_id, "object": "batch", "deleted": True}
-    return json_response(answer)
+    return {"id": batch_id, "object": "batch", "deleted": True}
 
 
 async def _batch(request: web.Request) -> Batch:
@@ -201,53 +219,3 @@ def _batch_object(store: Batches, batch: Batch) -> BatchObject:
         },
         "metadata": dict(batch.metadata),
     }
-
-
-_ALL = "/v1/batches"
-_ONE = f"{_ALL}/{{id}}"
-
-ROUTES = (
-    Route(
-        "POST",
-        _ALL,
-        create_batch,
-        "Run the requests of a file, below those of clients that wait.",
-        BatchObject,
-        request=BatchRequest,
-        scope=Scope.MANAGE,
-        uses_model=False,
-    ),
-    Route(
-        "GET",
-        _ALL,
-        list_batches,
-        "The batches of the API key.",
-        BatchList,
-        query={
-            "limit": f"How many batches to return: 20 by default, at most {_MOST_LISTED}.",
-            "order": "`desc` (the default) returns the newest batch first, `asc` the oldest.",
-            "after": "The id of a batch: return only the batches after it.",
-            **OWNER_QUERY,
-        },
-        uses_model=False,
-    ),
-    Route("GET", _ONE, get_batch, "A batch, and how far it has come.", BatchObject, uses_model=False),
-    Route(
-        "DELETE",
-        _ONE,
-        delete_batch,
-        "Delete a batch that has ended, and its files.",
-        BatchDeleted,
-        scope=Scope.MANAGE,
-        uses_model=False,
-    ),
-    Route(
-        "POST",
-        f"{_ONE}/cancel",
-        cancel_batch,
-        "Cancel a batch. The answers that it has are kept.",
-        BatchObject,
-        scope=Scope.MANAGE,
-        uses_model=False,
-    ),
-)

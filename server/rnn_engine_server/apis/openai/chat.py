@@ -38,8 +38,9 @@ from rnn_engine_server.apis.openai.schemas import (
     InputTokens,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import LEASE, json_response, long_json_response, read_body
-from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.bodies import LEASE, json_response
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 
@@ -204,8 +205,13 @@ def _call_id() -> str:
 _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
 
 
-async def chat_completions(request: web.Request) -> web.StreamResponse:
-    return await converse(request, await read_body(request, ChatRequest))
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/v1/chat/completions", "/chat/completions", answer=ChatCompletion, chunk=ChatCompletionChunk)
+async def chat_completions(request: web.Request, body: ChatRequest) -> web.StreamResponse:
+    """Continue a conversation."""
+    return await converse(request, body)
 
 
 async def converse(request: web.Request, body: ChatRequest) -> web.StreamResponse:
@@ -242,8 +248,10 @@ async def prepare_chat(
     return calls, form, starts[0].resolved
 
 
-async def count_input_tokens(request: web.Request) -> web.Response:
-    return await tell_input_tokens(request, await read_body(request, ChatRequest))
+@ROUTES.post("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", answer=InputTokens)
+async def count_input_tokens(request: web.Request, body: ChatRequest) -> web.Response:
+    """The number of tokens that the model would read for a chat, without running it."""
+    return await tell_input_tokens(request, body)
 
 
 async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Response:
@@ -258,8 +266,9 @@ class AppliedTemplate(TypedDict):
     prompt: str
 
 
-async def apply_template(request: web.Request) -> web.Response:
-    body = await read_body(request, ChatRequest)
+@ROUTES.post("/v1/apply-template", "/apply-template")
+async def apply_template(request: web.Request, body: ChatRequest) -> Long[AppliedTemplate]:
+    """What the model would read for a chat, without running it."""
     engine, limits = engine_of(request, body.cache_salt), request.app[SETTINGS].limits
     start = (await resolve_starts(engine, body))[0].resolved
     template = body.template_of(engine.info.chat_template)
@@ -267,7 +276,7 @@ async def apply_template(request: web.Request) -> web.Response:
     def make() -> AppliedTemplate:
         return {"prompt": render_chat(engine, limits, body, template, start).text}
 
-    return await long_json_response(request, _rendering_size(request, body, template), make)
+    return Long(_rendering_size(request, body, template), make)
 
 
 def _rendering_size(request: web.Request, body: ChatRequest, template: ChatTemplate) -> int:
@@ -403,35 +412,3 @@ def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
         return []
     replies = [message.content or "" for message in body.messages if message.role is Role.ASSISTANT]
     return [token for reply in replies for token in engine.tokenize(reply)]
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/chat/completions",
-        chat_completions,
-        "Continue a conversation.",
-        ChatCompletion,
-        request=ChatRequest,
-        chunk=ChatCompletionChunk,
-        also=("/chat/completions",),
-    ),
-    Route(
-        "POST",
-        "/v1/chat/completions/input_tokens",
-        count_input_tokens,
-        "The number of tokens that the model would read for a chat, without running it.",
-        InputTokens,
-        request=ChatRequest,
-        also=("/chat/completions/input_tokens",),
-    ),
-    Route(
-        "POST",
-        "/v1/apply-template",
-        apply_template,
-        "What the model would read for a chat, without running it.",
-        AppliedTemplate,
-        request=ChatRequest,
-        also=("/apply-template",),
-    ),
-)

@@ -17,8 +17,8 @@ from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, m
 from rnn_engine_server.apis.openai.dialect import CompletionTokens, answer
 from rnn_engine_server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import read_body
-from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
 
@@ -103,8 +103,13 @@ def _stop_token(finished: Finished) -> tuple[TokenInfo, ...]:
     return () if finished.stop_token is None else (finished.stop_token,)
 
 
-async def completions(request: web.Request) -> web.StreamResponse:
-    return await complete(request, await read_body(request, CompletionRequest), CompletionFormatter)
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/v1/completions", answer=Completion, chunk=Completion)
+async def completions(request: web.Request, body: CompletionRequest) -> web.StreamResponse:
+    """Continue texts or tokens."""
+    return await complete(request, body, CompletionFormatter)
 
 
 async def complete(
@@ -185,16 +190,3 @@ def _tokens(engine: EngineLike, prompt: AnyPrompt, start: WeightedState) -> Sequ
     """
     tokens = tokens_of(engine, prompt)
     return (tokens or empty_prompt(start.initial_state)) if isinstance(prompt, str) else tokens
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/completions",
-        completions,
-        "Continue texts or tokens.",
-        Completion,
-        request=CompletionRequest,
-        chunk=Completion,
-    ),
-)

@@ -30,8 +30,9 @@ from rnn_engine_server.apis.common.generation import (
 from rnn_engine_server.apis.common.messages import TEXT_PART, parse_content
 from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import read_body, to_json
-from rnn_engine_server.core.routing import SETTINGS, Route
+from rnn_engine_server.core.bodies import to_json
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import INTEGERS, RefusedError, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
@@ -231,8 +232,13 @@ def _numbers(vector: F32) -> Iterator[bytes]:
     yield b"]"
 
 
-async def embeddings(request: web.Request) -> web.StreamResponse:
-    return await answer_vectors(request, await read_body(request, EmbeddingsRequest))
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/v1/embeddings", answer=EmbeddingList)
+async def embeddings(request: web.Request, body: EmbeddingsRequest) -> web.StreamResponse:
+    """Vectors of texts or tokens."""
+    return await answer_vectors(request, body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,15 +336,3 @@ def _tokens(engine: EngineLike, field: str, prompt: AnyPrompt) -> Sequence[int]:
         raise InvalidRequestError(field, prompt if isinstance(prompt, str) else [], "at least one token")
     check_token_ids(f"{field} token", tokens, engine.info.shape.vocab_size)
     return tokens
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/embeddings",
-        embeddings,
-        "Vectors of texts or tokens.",
-        EmbeddingList,
-        request=EmbeddingsRequest,
-    ),
-)

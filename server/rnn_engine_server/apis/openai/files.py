@@ -18,8 +18,9 @@ from rnn_engine.errors import InvalidRequestError, check_text
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import body_pieces, json_response, page_ends, to_json
-from rnn_engine_server.core.routing import FORM, SETTINGS, Route
+from rnn_engine_server.core.bodies import body_pieces, page_ends, to_json
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import FORM, SETTINGS
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.store.files import FilePurpose, Files, NewFile, StoredFile, UploadPurpose
 
@@ -104,35 +105,54 @@ def file_object(stored: StoredFile) -> FileObject:
     return answer
 
 
-async def upload(request: web.Request) -> web.Response:
+ROUTES = RouteTable(uses_model=False)
+
+
+@ROUTES.post("/v1/files", form=FileUpload, scope=Scope.MANAGE)
+async def upload(request: web.Request) -> FileObject:
+    """Upload a file for a job."""
     _check_form(request)
     async with request.app[FILES].create(request[PRINCIPAL].name) as new:
         body = await _read_form(request, new)
         lifetime = _DEFAULT_LIFETIMES.get(body.purpose) if body.expires_after is None else body.expires_after.seconds
         new.describe(body.file, body.purpose, lifetime)
     assert new.stored is not None
-    return json_response(file_object(new.stored))
+    return file_object(new.stored)
 
 
-async def list_files(request: web.Request) -> web.Response:
+@ROUTES.get(
+    "/v1/files",
+    query={
+        "purpose": "Return only files with this purpose.",
+        "limit": f"How many files to return: {_MOST_LISTED} by default and at most.",
+        "order": "`desc` (the default) returns the newest file first, `asc` the oldest.",
+        "after": "The id of a file: return only the files after it.",
+        **OWNER_QUERY,
+    },
+)
+async def list_files(request: web.Request) -> FileList:
+    """The files of the API key."""
     purpose = request.query.get("purpose")
     if purpose is not None and purpose not in get_args(FilePurpose):
         raise InvalidRequestError("purpose", purpose, f"one of {', '.join(get_args(FilePurpose))}")
     cursor = query_cursor(request, _MOST_LISTED, _MOST_LISTED)
     found = await request.app[FILES].page(listed_owner(request), cursor, purpose)
-    answer: FileList = {
+    return {
         "object": "list",
         "data": list(map(file_object, found.items)),
         **page_ends(found.items, has_more=found.has_more),
     }
-    return json_response(answer)
 
 
-async def get_file(request: web.Request) -> web.Response:
-    return json_response(file_object(await _stored(request)))
+@ROUTES.get("/v1/files/{id}")
+async def get_file(request: web.Request) -> FileObject:
+    """What a file is."""
+    return file_object(await _stored(request))
 
 
+@ROUTES.get("/v1/files/{id}/content", answer=None, content_type="application/octet-stream")
 async def get_content(request: web.Request) -> web.StreamResponse:
+    """The content of a file."""
     stored = await _stored(request)
     response = web.StreamResponse(
         headers={hdrs.CONTENT_TYPE: "application/octet-stream", hdrs.CONTENT_DISPOSITION: "attachment"}
@@ -147,11 +167,12 @@ async def get_content(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def delete_file(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/files/{id}", scope=Scope.MANAGE)
+async def delete_file(request: web.Request) -> FileDeleted:
+    """Delete a file."""
     file_id = request.match_info["id"]
     await request.app[FILES].delete(owner_of(request), file_id)
-    answer: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
-    return json_response(answer)
+    return {"id": file_id, "object": "file", "deleted": True}
 
 
 async def _stored(request: web.Request) -> StoredFile:
@@ -288,54 +309,3 @@ def _nested(fields: dict[str, Any]) -> dict[str, Any]:
         else:
             raise InvalidRequestError(name, value, f"{outer} only once")
     return found
-
-
-_ALL = "/v1/files"
-_ONE = f"{_ALL}/{{id}}"
-
-ROUTES = (
-    Route(
-        "POST",
-        _ALL,
-        upload,
-        "Upload a file for a job.",
-        FileObject,
-        form=FileUpload,
-        scope=Scope.MANAGE,
-        uses_model=False,
-    ),
-    Route(
-        "GET",
-        _ALL,
-        list_files,
-        "The files of the API key.",
-        FileList,
-        query={
-            "purpose": "Return only files with this purpose.",
-            "limit": f"How many files to return: {_MOST_LISTED} by default and at most.",
-            "order": "`desc` (the default) returns the newest file first, `asc` the oldest.",
-            "after": "The id of a file: return only the files after it.",
-            **OWNER_QUERY,
-        },
-        uses_model=False,
-    ),
-    Route("GET", _ONE, get_file, "What a file is.", FileObject, uses_model=False),
-    Route(
-        "GET",
-        f"{_ONE}/content",
-        get_content,
-        "The content of a file.",
-        None,
-        content_type="application/octet-stream",
-        uses_model=False,
-    ),
-    Route(
-        "DELETE",
-        _ONE,
-        delete_file,
-        "Delete a file.",
-        FileDeleted,
-        scope=Scope.MANAGE,
-        uses_model=False,
-    ),
-)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Handler
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -18,8 +17,8 @@ from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metada
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, page_ends, query_page, read_body
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.bodies import json_response, page_ends, query_page
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.streams import DONE, EventStream, encode_event, send_until_closing
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
@@ -41,6 +40,11 @@ TUNINGS = web.AppKey("tunings", Tunings)
 TUNING_RUNNER = web.AppKey("tuning_runner", TuningRunner)
 
 _MOST_LISTED = 1000
+_PAGE = {
+    "limit": f"How many to return; at most {_MOST_LISTED}.",
+    "order": "`desc` (the default) returns the newest first, `asc` the oldest.",
+    "after": "The id of one: return only those after it.",
+}
 _SENT_EVENTS = 256  # of a stream, read at a time
 _MOST_SEED = 2**31 - 1
 _ANY_STATUS = (None, "true", "false")
@@ -244,8 +248,12 @@ class FineTuningCheckpointList(TypedDict):
     has_more: bool
 
 
-async def create_job(request: web.Request) -> web.Response:
-    body = await read_body(request, FineTuningRequest)
+ROUTES = RouteTable(uses_model=False)
+
+
+@ROUTES.post("/v1/fine_tuning/jobs", scope=Scope.MANAGE, uses_model=True)
+async def create_job(request: web.Request, body: FineTuningRequest) -> FineTuningJob:
+    """Tune the initial state of a model with the examples of a file."""
     asked, info, runner = body.asked, engine_of(request).info, request.app[TUNING_RUNNER]
     if request[MODEL_USE].state is not None:
         raise InvalidRequestError("model", body.model, "the name of a model without a state")
@@ -262,10 +270,19 @@ async def create_job(request: web.Request) -> web.Response:
         suffix=body.suffix,
         metadata=body.metadata,
     )
-    return _answer(request, await runner.begin(create))
+    return _job_object(request, await runner.begin(create))
 
 
-async def list_jobs(request: web.Request) -> web.Response:
+@ROUTES.get(
+    "/v1/fine_tuning/jobs",
+    query={
+        **_PAGE,
+        **OWNER_QUERY,
+        "metadata[NAME]": "Return only jobs whose metadata has this value under NAME.",
+    },
+)
+async def list_jobs(request: web.Request) -> FineTuningJobList:
+    """The fine-tuning jobs of the API key."""
     wanted = {
         name.removeprefix("metadata[").removesuffix("]"): value
         for name, value in request.query.items()
@@ -273,38 +290,53 @@ async def list_jobs(request: web.Request) -> web.Response:
     }
     cursor = query_cursor(request, 20, _MOST_LISTED)
     found = await request.app[TUNINGS].page(listed_owner(request), cursor, metadata=wanted)
-    answer: FineTuningJobList = {
+    return {
         "object": "list",
         "data": [_job_object(request, job) for job in found.items],
         "has_more": found.has_more,
     }
-    return json_response(answer)
 
 
-async def get_job(request: web.Request) -> web.Response:
-    return _answer(request, await _job(request))
+@ROUTES.get("/v1/fine_tuning/jobs/{id}")
+async def get_job(request: web.Request) -> FineTuningJob:
+    """How far a fine-tuning job is."""
+    return _job_object(request, await _job(request))
 
 
-async def cancel_job(request: web.Request) -> web.Response:
-    return _answer(request, await request.app[TUNING_RUNNER].cancel(await _job(request)))
+@ROUTES.post("/v1/fine_tuning/jobs/{id}/cancel", scope=Scope.MANAGE)
+async def cancel_job(request: web.Request) -> FineTuningJob:
+    """Cancel a fine-tuning job; its checkpoints stay."""
+    return _job_object(request, await request.app[TUNING_RUNNER].cancel(await _job(request)))
 
 
-async def pause_job(request: web.Request) -> web.Response:
-    return _answer(request, await request.app[TUNING_RUNNER].pause(await _job(request)))
+@ROUTES.post("/v1/fine_tuning/jobs/{id}/pause", scope=Scope.MANAGE)
+async def pause_job(request: web.Request) -> FineTuningJob:
+    """Pause a fine-tuning job."""
+    return _job_object(request, await request.app[TUNING_RUNNER].pause(await _job(request)))
 
 
-async def resume_job(request: web.Request) -> web.Response:
-    return _answer(request, await request.app[TUNING_RUNNER].resume(await _job(request)))
+@ROUTES.post("/v1/fine_tuning/jobs/{id}/resume", scope=Scope.MANAGE)
+async def resume_job(request: web.Request) -> FineTuningJob:
+    """Resume a paused fine-tuning job."""
+    return _job_object(request, await request.app[TUNING_RUNNER].resume(await _job(request)))
 
 
-async def delete_job(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/fine_tuning/jobs/{id}", scope=Scope.MANAGE)
+async def delete_job(request: web.Request) -> FineTuningJobDeleted:
+    """Delete a fine-tuning job that has ended; its states stay."""
     job_id = request.match_info["id"]
     await request.app[TUNINGS].delete(owner_of(request), job_id)
-    answer: FineTuningJobDeleted = {"id": job_id, "object": "fine_tuning.job", "deleted": True}
-    return json_response(answer)
+    return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
+@ROUTES.get(
+    "/v1/fine_tuning/jobs/{id}/events",
+    answer=FineTuningEventList,
+    chunk=FineTuningEvent,
+    query={**_PAGE, "stream": "`true` sends all events, the oldest first, and further ones when they happen."},
+)
 async def list_events(request: web.Request) -> web.StreamResponse:
+    """What has happened to a fine-tuning job."""
     job, stream = await _job(request), request.query.get("stream")
     if stream not in _ANY_STATUS:
         raise InvalidRequestError("stream", stream, "true or false")
@@ -316,15 +348,16 @@ async def list_events(request: web.Request) -> web.StreamResponse:
     return json_response(answer)
 
 
-async def list_checkpoints(request: web.Request) -> web.Response:
+@ROUTES.get("/v1/fine_tuning/jobs/{id}/checkpoints", query=_PAGE)
+async def list_checkpoints(request: web.Request) -> FineTuningCheckpointList:
+    """The newest checkpoints of a fine-tuning job."""
     job = await _job(request)
     page, has_more = query_page(request, {each.id: each for each in job.checkpoints}, 10, _MOST_LISTED)
-    answer: FineTuningCheckpointList = {
+    return {
         "object": "list",
         "data": [_checkpoint_object(job, checkpoint) for checkpoint in page],
         **page_ends(page, has_more=has_more),
     }
-    return json_response(answer)
 
 
 async def _stream_events(request: web.Request, job: TuningJob) -> web.StreamResponse:
@@ -356,10 +389,6 @@ async def _send(stream: EventStream, job: TuningJob, store: Tunings) -> None:
 
 async def _job(request: web.Request) -> TuningJob:
     return await request.app[TUNINGS].get(owner_of(request), request.match_info["id"])
-
-
-def _answer(request: web.Request, job: TuningJob) -> web.Response:
-    return json_response(_job_object(request, job))
 
 
 def _job_object(request: web.Request, job: TuningJob) -> FineTuningJob:
@@ -427,75 +456,3 @@ def _checkpoint_object(job: TuningJob, checkpoint: Checkpoint) -> FineTuningChec
             "full_valid_loss": checkpoint.valid_loss,
         },
     }
-
-
-_ALL = "/v1/fine_tuning/jobs"
-_ONE = f"{_ALL}/{{id}}"
-_PAGE = {
-    "limit": f"How many to return; at most {_MOST_LISTED}.",
-    "order": "`desc` (the default) returns the newest first, `asc` the oldest.",
-    "after": "The id of one: return only those after it.",
-}
-
-
-def _change(action: str, handler: Handler, summary: str) -> Route:
-    path = f"{_ONE}/{action}"
-    return Route("POST", path, handler, summary, FineTuningJob, scope=Scope.MANAGE, uses_model=False)
-
-
-ROUTES = (
-    Route(
-        "POST",
-        _ALL,
-        create_job,
-        "Tune the initial state of a model with the examples of a file.",
-        FineTuningJob,
-        FineTuningRequest,
-        scope=Scope.MANAGE,
-    ),
-    Route(
-        "GET",
-        _ALL,
-        list_jobs,
-        "The fine-tuning jobs of the API key.",
-        FineTuningJobList,
-        query={
-            **_PAGE,
-            **OWNER_QUERY,
-            "metadata[NAME]": "Return only jobs whose metadata has this value under NAME.",
-        },
-        uses_model=False,
-    ),
-    Route("GET", _ONE, get_job, "How far a fine-tuning job is.", FineTuningJob, uses_model=False),
-    Route(
-        "DELETE",
-        _ONE,
-        delete_job,
-        "Delete a fine-tuning job that has ended; its states stay.",
-        FineTuningJobDeleted,
-        scope=Scope.MANAGE,
-        uses_model=False,
-    ),
-    _change("cancel", cancel_job, "Cancel a fine-tuning job; its checkpoints stay."),
-    _change("pause", pause_job, "Pause a fine-tuning job."),
-    _change("resume", resume_job, "Resume a paused fine-tuning job."),
-    Route(
-        "GET",
-        f"{_ONE}/events",
-        list_events,
-        "What has happened to a fine-tuning job.",
-        FineTuningEventList,
-        chunk=FineTuningEvent,
-        query={**_PAGE, "stream": "`true` sends all events, the oldest first, and further ones when they happen."},
-        uses_model=False,
-    ),
-    Route(
-        "GET",
-        f"{_ONE}/checkpoints",
-        list_checkpoints,
-        "The newest checkpoints of a fine-tuning job.",
-        FineTuningCheckpointList,
-        query=_PAGE,
-        uses_model=False,
-    ),
-)

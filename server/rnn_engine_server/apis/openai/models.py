@@ -13,8 +13,8 @@ from rnn_engine.telemetry import HealthStatus
 from rnn_engine.types import EmbeddingTask
 from rnn_engine_server.auth.engine import engine_of, open_engines_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response
-from rnn_engine_server.core.routing import REST, SETTINGS, Route
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import REST, SETTINGS
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.models.registry import MODEL_USE, MODELS, ModelStatus, ServedModel
 from rnn_engine_server.store.tunings import TUNED_PREFIX
@@ -175,7 +175,12 @@ def _tuned_entry(model: ServedModel, named: NamedState, limits: Limits) -> Model
     return {**entry, "id": f"{model.name}:{named.name}", "created": int(named.created), "parent": model.name}
 
 
-async def list_models(request: web.Request) -> web.Response:
+ROUTES = RouteTable()
+
+
+@ROUTES.get("/v1/models", "/models", "/api/oai/models", "/api/oai/v1/models", uses_model=False)
+async def list_models(request: web.Request) -> ModelList:
+    """The models that are served."""
     limits = request.app[SETTINGS].limits
     models = [model for model in request.app[MODELS] if model.info is not None]
     tuned = [
@@ -184,50 +189,30 @@ async def list_models(request: web.Request) -> web.Response:
         for named in (await engine.states.list()).entries
         if named.plain_name.startswith(TUNED_PREFIX)
     ]
-    body: ModelList = {"object": "list", "data": [*(model_entry(model, limits) for model in models), *tuned]}
-    return json_response(body)
+    return {"object": "list", "data": [*(model_entry(model, limits) for model in models), *tuned]}
 
 
-async def get_model(request: web.Request) -> web.Response:
+@ROUTES.get(f"/v1/models/{{model:{REST}}}", uses_model=False)
+async def get_model(request: web.Request) -> ModelEntry:
+    """The model of that name."""
     model, state = request.app[MODELS].find_state(request.match_info["model"])
     limits = request.app[SETTINGS].limits
     if state is None:
-        return json_response(model_entry(model, limits))
+        return model_entry(model, limits)
     engine = open_engines_of(request).get(model.name)
     named = None if engine is None else await engine.states.find(state)
     if named is None:
         raise ModelNotFoundError(f"model: the model {model.name!r} has no state {state[:80]!r}, or is not loaded")
-    return json_response(_tuned_entry(model, named, limits))
+    return _tuned_entry(model, named, limits)
 
 
-async def delete_model(request: web.Request) -> web.Response:
+@ROUTES.delete(f"/v1/models/{{model:{REST}}}", scope=Scope.MANAGE)
+async def delete_model(request: web.Request) -> ModelDeleted:
+    """Delete a model that was tuned: its state."""
     name = request.match_info["model"]
     await request[MODEL_USE].choose(name)
     state = request[MODEL_USE].state
     if state is None:
         raise InvalidRequestError("model", name, "MODEL:STATE, a model that was tuned; others can't be deleted")
     await engine_of(request).states.delete(state)
-    body: ModelDeleted = {"id": name, "object": "model", "deleted": True}
-    return json_response(body)
-
-
-ROUTES = (
-    Route(
-        "GET",
-        "/v1/models",
-        list_models,
-        "The models that are served.",
-        ModelList,
-        uses_model=False,
-        also=("/models", "/api/oai/models", "/api/oai/v1/models"),
-    ),
-    Route("GET", f"/v1/models/{{model:{REST}}}", get_model, "The model of that name.", ModelEntry, uses_model=False),
-    Route(
-        "DELETE",
-        f"/v1/models/{{model:{REST}}}",
-        delete_model,
-        "Delete a model that was tuned: its state.",
-        ModelDeleted,
-        scope=Scope.MANAGE,
-    ),
-)
+    return {"id": name, "object": "model", "deleted": True}
