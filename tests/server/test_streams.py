@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,36 +13,37 @@ from hypothesis import strategies as st
 
 from rnn_engine.chat_template.answer import AnswerForm
 from rnn_engine.requests import GenerateRequest, TextDelta
-from rnn_engine_server.apis.common.answering import ChoiceFormatter
-from rnn_engine_server.apis.openai.chat import ChatFormatter
-from rnn_engine_server.apis.openai.completions import CompletionFormatter
-from rnn_engine_server.apis.openai.dialect import ChunkEncoder, ResponseEnvelope
+from rnn_engine_server.apis.openai.chat import ChatDialect
+from rnn_engine_server.apis.openai.completions import CompletionDialect
+from rnn_engine_server.apis.openai.dialect import ChoicesDialect
 from rnn_engine_server.apis.openai.schemas import ChatRequest, CompletionRequest
 from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.streams import encode_event
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Serve, events
 
-CHAT = ChatRequest.parse(b'{"messages": {"role": "user", "content": "a"}}')
 CALLS = [GenerateRequest([1]), GenerateRequest([2])]
-FORMATTERS: Sequence[ChoiceFormatter] = (
-    CompletionFormatter(FakeEngine(), CompletionRequest.parse(b'{"prompt": "a"}'), CALLS, ["", ""]),
-    ChatFormatter(
-        FakeEngine(), ChatRequest.parse(b'{"messages": {"role": "user", "content": "a"}}'), CALLS, AnswerForm()
-    ),
-)
+
+
+def dialects(include_usage: bool) -> Iterator[ChoicesDialect[Any]]:
+    engine = FakeEngine(model='a "model"')
+    fields = {"stream": True, "stream_options": {"include_usage": include_usage}}
+    completion = CompletionRequest.parse(to_json({"prompt": "a", **fields}))
+    yield CompletionDialect(engine, completion, CALLS, ["", ""])
+    chat = ChatRequest.parse(to_json({"messages": {"role": "user", "content": "a"}, **fields}))
+    yield ChatDialect(engine, chat, CALLS, AnswerForm())
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
-@pytest.mark.parametrize("formatter", FORMATTERS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: not text[0].isspace()))
-def test_text_is_encoded_as_any_event(formatter: ChoiceFormatter, include_usage: bool, text: str) -> None:
-    envelope = ResponseEnvelope(replace(FakeEngine().info, model='a "model"'), formatter)
-    encoder = ChunkEncoder(envelope, formatter, CALLS, include_usage=include_usage)
+def test_text_is_encoded_as_any_event(include_usage: bool, text: str) -> None:
     extra = {"usage": None} if include_usage else {}
-    for index in (0, 1, 0):
-        plain = encode_event(envelope.chunk([formatter.text_chunk(index, text)], extra))
-        assert encoder.encode(index, TextDelta(text, ())) == plain
+    for dialect in dialects(include_usage):
+        for index in (0, 1):
+            dialect.event(index, TextDelta("a", ()), {})  # what follows is content
+        for index in (0, 1, 0):
+            plain = encode_event(dialect.chunk([dialect.text_chunk(index, text)], extra))
+            assert dialect.event(index, TextDelta(text, ()), {}) == plain
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])

@@ -18,18 +18,18 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Numbered, ParallelRequests
 from rnn_engine.requests import Event, Finished, GenerateRequest, TextDelta, TokenInfo
-from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in, stop_text
+from rnn_engine_server.apis.common.answering import Dialect, Ended, answer_in, stop_text
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import CompletionTokens, chat_logprobs
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, CompletionLogprobs, CompletionRequest
 from rnn_engine_server.auth.admission import PRINCIPAL, client_of
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.kept import BoundedStore
 from rnn_engine_server.core.routing import EVENTS, SETTINGS
-from rnn_engine_server.core.schema import RefusedError, RequestBody, Usage
+from rnn_engine_server.core.schema import RefusedError, RequestBody
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.streams import encode_event
 from rnn_engine_server.telemetry.records import RECENT
@@ -422,27 +422,25 @@ class AbortableRequests(ParallelRequests):
                 del unfinished[index]
 
 
-class KoboldDialect:
-    """The `Dialect` that formats answers of KoboldCpp's API. With `trims`, stop strings are left out of the text."""
+class KoboldDialect(Dialect):
+    """Formats the answers of KoboldCpp's API. With `trims`, stop strings are left out of the text."""
 
     def __init__(self, generation: Generation, *, trims: bool) -> None:
         self._generation = generation
         self._trims = trims
 
-    def whole(
-        self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
-    ) -> Mapping[str, object]:
-        outcome = outcomes[kept[0]]
+    def whole(self, ended: Ended) -> Mapping[str, object]:
+        outcome = ended.first
         result: KoboldText = {
             "text": outcome.text + self._stop(outcome.end),
             "finish_reason": outcome.end.reason,
-            "prompt_tokens": usage["prompt_tokens"],
-            "completion_tokens": usage["completion_tokens"],
+            "prompt_tokens": ended.usage["prompt_tokens"],
+            "completion_tokens": ended.usage["completion_tokens"],
         }
         self._generation.describe(outcome.tokens)
         if self._generation.logprobs is not None:
             result["logprobs"] = self._generation.logprobs
-        return {"results": [result], **extra}
+        return {"results": [result], **ended.extra}
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
         match event:
@@ -453,11 +451,8 @@ class KoboldDialect:
                 return self._encode(self._stop(event), event.reason, extra)
         return b""
 
-    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
-        return b""
-
-    def failure(self, error: Exception) -> bytes:
-        return encode_event(kobold_error(describe(error))[1], "error")
+    def failure(self, failure: Failure) -> bytes:
+        return encode_event(kobold_error(failure)[1], "error")
 
     def _encode(self, text: str, reason: FinishWord | None, extra: Mapping[str, object]) -> bytes:
         event: KoboldEvent = {"token": text, "finish_reason": reason}

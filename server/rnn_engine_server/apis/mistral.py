@@ -8,10 +8,10 @@ from typing import ClassVar
 from aiohttp import web
 
 from rnn_engine.requests import Finished, TextDelta, TokenInfo
-from rnn_engine_server.apis.common.answering import ChoiceOutcome
+from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
 from rnn_engine_server.apis.openai.chat import chat_chunk
 from rnn_engine_server.apis.openai.completions import prepare_completions
-from rnn_engine_server.apis.openai.dialect import answer
+from rnn_engine_server.apis.openai.dialect import ChoicesDialect
 from rnn_engine_server.apis.openai.schemas import (
     ChatChoice,
     ChatChunkChoice,
@@ -36,11 +36,11 @@ class FimRequest(CompletionRequest):
     }
 
 
-class FimFormatter:
-    """The `ChoiceFormatter` that formats completions as messages of a chat, as Mistral does."""
+class FimDialect(ChoicesDialect[FimRequest]):
+    """Makes completions that are messages of a chat, as Mistral does."""
 
     id_prefix = "fim"
-    object = "chat.completion"
+    whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> ChatChunkChoice:  # noqa: ARG002
@@ -55,13 +55,13 @@ class FimFormatter:
     def closing(self, index: int, finished: Finished) -> ChatChunkChoice:
         return {**chat_chunk(index, {"content": ""}), "finish_reason": finished.reason, "seed": finished.seed}
 
-    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> ChatChoice:
+    def choice(self, index: int, outcome: ChoiceOutcome) -> ChatChoice:
         return {
             "index": index,
             "message": {"role": "assistant", "content": outcome.text, "refusal": None},
             "logprobs": None,
-            "finish_reason": finished.reason,
-            "seed": finished.seed,
+            "finish_reason": outcome.end.reason,
+            "seed": outcome.end.seed,
         }
 
 
@@ -73,4 +73,4 @@ async def fim_completions(request: web.Request, body: FimRequest) -> web.StreamR
     """Continue a text and answer with a message, as Mistral does. A `suffix` is refused: the model can't fill in."""
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
-    return await answer(request, body, FimFormatter(), calls, resolved)
+    return await answer_in(FimDialect(engine, body, calls), request, body, calls, resolved)

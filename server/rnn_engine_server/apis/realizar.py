@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from aiohttp import web
@@ -14,14 +15,14 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import BEGINNING, GenerateRequest
-from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_whole
+from rnn_engine_server.apis.common.answering import ChoiceOutcome, Ended, answer_whole
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
-from rnn_engine_server.core.schema import RequestBody, Usage
+from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import Limits
 
 
@@ -111,33 +112,20 @@ class BatchTokens(TypedDict):
     results: list[TokenizedText]
 
 
-class BatchDialect:
-    """Formats the answers to realizar's batches of prompts, which are not streamed: a `WholeDialect`."""
-
-    def __init__(self, info: EngineInfo) -> None:
-        self._info = info
-        self._begun = time.monotonic()
-
-    def whole(
-        self,
-        kept: Sequence[int],
-        outcomes: Sequence[ChoiceOutcome],
-        usage: Usage,  # noqa: ARG002
-        extra: Mapping[str, object],
-    ) -> Mapping[str, object]:
-        seconds = max(outcome.ended for outcome in outcomes) - self._begun
-        total = sum(outcome.end.completion_tokens for outcome in outcomes)
-        answer: BatchCompletion = {
-            "results": [_result(index, outcomes[place]) for index, place in enumerate(kept)],
-            "stats": {
-                "batch_size": len(outcomes),
-                "gpu_used": uses_gpu(self._info),
-                "total_tokens": total,
-                "processing_time_ms": seconds * 1000,
-                "throughput_tps": total / seconds if seconds > 0 else 0.0,
-            },
-        }
-        return {**answer, **extra}
+def _answer(info: EngineInfo, begun: float, ended: Ended) -> Mapping[str, object]:
+    seconds = max(outcome.ended for outcome in ended.outcomes) - begun
+    total = sum(outcome.end.completion_tokens for outcome in ended.outcomes)
+    answer: BatchCompletion = {
+        "results": [_result(index, ended.outcomes[place]) for index, place in enumerate(ended.kept)],
+        "stats": {
+            "batch_size": len(ended.outcomes),
+            "gpu_used": uses_gpu(info),
+            "total_tokens": total,
+            "processing_time_ms": seconds * 1000,
+            "throughput_tps": total / seconds if seconds > 0 else 0.0,
+        },
+    }
+    return {**answer, **ended.extra}
 
 
 def uses_gpu(info: EngineInfo) -> bool:
@@ -172,7 +160,7 @@ async def batch_completions(request: web.Request, body: BatchCompletionRequest) 
         raise InvalidRequestError("stream", True, "false, since a batch is answered as a whole")
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
-    return await answer_whole(BatchDialect(engine.info), request, body, calls, resolved)
+    return await answer_whole(partial(_answer, engine.info, time.monotonic()), request, body, calls, resolved)
 
 
 @ROUTES.post("/v1/batch/tokenize", "/batch/tokenize")

@@ -14,16 +14,16 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
-from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in, stop_text
+from rnn_engine_server.apis.common.answering import Body, ChoiceOutcome, Dialect, Ended, answer_in, stop_text
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, text_of
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import EVENTS, SETTINGS
-from rnn_engine_server.core.schema import RefusedError, Usage, only
+from rnn_engine_server.core.schema import RefusedError, only
 from rnn_engine_server.core.streams import encode_event
 
 _MAKES_RANDOM = ("temperature", "top_k", "top_p", "typical_p")
@@ -242,8 +242,8 @@ class _Stream:
     waiting: list[TokenInfo] = field(default_factory=list)  # at most the last token: it is sent with how it ended
 
 
-class TgiDialect:
-    """Formats the answers of text-generation-inference's API, whole or as streams: a `Dialect`.
+class TgiDialect(Dialect):
+    """Formats the answers of text-generation-inference's API, whole or as streams.
 
     With `listed`, an answer that is not streamed is a list of one object.
     """
@@ -254,26 +254,15 @@ class TgiDialect:
         self._listed = listed
         self._stream = _Stream()
 
-    def whole(
-        self,
-        kept: Sequence[int],
-        outcomes: Sequence[ChoiceOutcome],
-        usage: Usage,  # noqa: ARG002
-        extra: Mapping[str, object],
-    ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
-        best = outcomes[kept[0]]
+    def whole(self, ended: Ended) -> Body:
+        best = ended.first
         answer: TgiAnswer = {"generated_text": self._text(best)}
         if self._body.details or self._body.decoder_input_details:
-            rest = sorted(
-                (place for place in range(len(outcomes)) if place != kept[0]),
-                key=lambda place: -outcomes[place].mean_logprob,
-            )
-            others: list[TgiSequence] = [
-                {"generated_text": self._text(outcomes[place]), **self._details(outcomes[place])} for place in rest
-            ]
+            rest = sorted((each for each in ended.outcomes if each is not best), key=lambda each: -each.mean_logprob)
+            others: list[TgiSequence] = [{"generated_text": self._text(each), **self._details(each)} for each in rest]
             details = self._details(best)
             answer["details"] = TgiBestDetails({**details, "best_of_sequences": others}) if others else details
-        told = {**answer, **extra}
+        told = {**answer, **ended.extra}
         return [told] if self._listed else told
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
@@ -292,11 +281,8 @@ class TgiDialect:
                 pass
         return b""
 
-    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
-        return b""
-
-    def failure(self, error: Exception) -> bytes:
-        return encode_event(tgi_error(describe(error))[1])
+    def failure(self, failure: Failure) -> bytes:
+        return encode_event(tgi_error(failure)[1])
 
     def _last(self, finished: Finished, extra: Mapping[str, object]) -> bytes:
         stream = self._stream

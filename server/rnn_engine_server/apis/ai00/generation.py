@@ -13,7 +13,7 @@ from rnn_engine.requests import Finished, TextDelta, TokenInfo
 from rnn_engine.sampling.params import Ai00Nucleus
 from rnn_engine_server.apis.common.generation import JoinedPrompts, Stop
 from rnn_engine_server.apis.openai.chat import converse
-from rnn_engine_server.apis.openai.completions import CompletionFormatter, complete
+from rnn_engine_server.apis.openai.completions import CompletionDialect, complete
 from rnn_engine_server.apis.openai.schemas import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -78,7 +78,7 @@ class Ai00CompletionChunk(Completion):
     choices: list[Ai00CompletionChoice]  # type: ignore[misc]
 
 
-class Ai00CompletionFormatter(CompletionFormatter):
+class Ai00CompletionDialect(CompletionDialect):
     """Formats completions for ai00's clients: a field `delta` in each chunk of a stream repeats the chunk's text."""
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Ai00CompletionChoice | None:
@@ -105,7 +105,7 @@ ROUTES = RouteTable()
 @ROUTES.post("/api/oai/completions", answer=Completion, chunk=Ai00CompletionChunk)
 async def completions(request: web.Request, body: Ai00CompletionRequest) -> web.StreamResponse:
     """Continue a text, as ai00 does: the texts of a list are joined to one."""
-    return await complete(request, body, Ai00CompletionFormatter)
+    return await complete(request, body, Ai00CompletionDialect)
 
 
 @ROUTES.post("/api/oai/chat/completions", answer=ChatCompletion, chunk=ChatCompletionChunk)

@@ -24,11 +24,11 @@ from rnn_engine_server.apis.anthropic.schemas import (
     StopReason,
     TokenCount,
 )
-from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
+from rnn_engine_server.apis.common.answering import Dialect, Ended, answer_in
 from rnn_engine_server.apis.common.messages import call_arguments
 from rnn_engine_server.apis.openai.chat import prepare_chat
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import Usage
 from rnn_engine_server.core.streams import encode_event
@@ -53,8 +53,8 @@ _ERROR_TYPES = {
 }
 
 
-class AnthropicDialect:
-    """Formats an answer as Anthropic's message, or as the events of its stream: a `Dialect`.
+class AnthropicDialect(Dialect):
+    """Formats an answer as Anthropic's message, or as the events of its stream.
 
     `form` says which parts, such as thoughts and calls, to look for in the answer. `stops` are the client's own stop
     strings. `omits_thoughts` leaves the blocks of thoughts empty.
@@ -72,19 +72,13 @@ class AnthropicDialect:
         self._blocks = _BlockStream()
         self._started: Started | None = None
 
-    def whole(
-        self,
-        kept: Sequence[int],  # noqa: ARG002
-        outcomes: Sequence[ChoiceOutcome],
-        usage: Usage,  # noqa: ARG002
-        extra: Mapping[str, object],
-    ) -> Mapping[str, object]:
-        [outcome] = outcomes
+    def whole(self, ended: Ended) -> Mapping[str, object]:
+        outcome = ended.first
         reader = AnswerReader(self._form)
         pieces = [*reader.feed(outcome.text), *reader.finish()]
         blocks = _blocks(self._shown(whole_calls(reader, pieces)))
         reason, stop = self._end(reader, outcome.end)
-        return {**self._message(blocks, reason, stop, _usage(outcome.started, outcome.end)), **extra}
+        return {**self._message(blocks, reason, stop, _usage(outcome.started, outcome.end)), **ended.extra}
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
         match event:
@@ -111,8 +105,8 @@ class AnthropicDialect:
     def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
         return _encode({"type": "message_stop"})
 
-    def failure(self, error: Exception) -> bytes:
-        return _encode(error_body(describe(error)))
+    def failure(self, failure: Failure) -> bytes:
+        return _encode(error_body(failure))
 
     def _message(
         self, blocks: Sequence[AnthropicBlock], reason: StopReason | None, stop: str | None, usage: AnthropicUsage

@@ -1,16 +1,17 @@
 """Run the engine requests of one HTTP request that generates text, and answer it at once or as a stream.
 
-The protocols by which an API formats its answer come first, with helpers for its token counts and times.
+The base class of what gives an answer the form of an API comes first, with helpers for token counts and times.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from aiohttp import web
 
@@ -30,10 +31,10 @@ from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.common.states import EndSaver, ResolvedState
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import LEASE, LEFT_OUT, long_json_response
-from rnn_engine_server.core.errors import describe
+from rnn_engine_server.core.errors import Failure, describe
 from rnn_engine_server.core.routing import DEADLINE, SETTINGS
 from rnn_engine_server.core.schema import Timings, Usage
-from rnn_engine_server.core.streams import EVENT_STREAM, EventStream, comment
+from rnn_engine_server.core.streams import EVENT_STREAM, EventStream, comment, encode_event
 from rnn_engine_server.core.workers import work
 
 
@@ -181,9 +182,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-# The choices of an answer: what they are made from, and the protocol that each kind of answer implements.
-
-Choice: TypeAlias = Mapping[str, object]
+# What an answer is made from, and the base class of what makes it in the form of an API.
 
 
 @dataclass(slots=True)
@@ -238,78 +237,46 @@ def stop_text(finished: Finished) -> str:
     return finished.stop.decode() if isinstance(finished.stop, bytes) else ""
 
 
-class ChoiceFormatter(Protocol):
-    """The interface for making OpenAI's choice objects from an answer's events, whole or as chunks of a stream.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What an answer that is not streamed is made from."""
 
-    For each choice the methods are called in the order of its events.
-    """
-
-    @property
-    def id_prefix(self) -> str: ...
-
-    @property
-    def object(self) -> str: ...
+    outcomes: Sequence[ChoiceOutcome]  # one for each engine request
+    kept: Sequence[int]  # the indices of those to return, in their order
+    usage: Usage
+    extra: Mapping[str, object]  # fields to add to the answer
 
     @property
-    def chunk_object(self) -> str: ...
-
-    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Choice | None:
-        """Return a stream's first chunk for choice `index`, before its text, or None if there is nothing to send.
-
-        `prompt` has the scored tokens of the prompt; it is empty if the prompt was not scored.
-        """
-        ...
-
-    def delta(self, index: int, delta: TextDelta) -> Choice | str | None:
-        """Return a stream's chunk with more text of choice `index`, or None if there is nothing to send yet.
-
-        A string stands for the chunk that `text_chunk` makes of it.
-        """
-        ...
-
-    def text_chunk(self, index: int, text: str) -> Choice:
-        """Return a stream's chunk that has more text of choice `index` and nothing else."""
-        ...
-
-    def closing(self, index: int, finished: Finished) -> Choice:
-        """Return a stream's last chunk for choice `index`, with the reason why its text ended."""
-        ...
-
-    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> Choice:
-        """Return choice `index` of an answer that is not streamed."""
-        ...
+    def first(self) -> ChoiceOutcome:
+        """The first outcome to return: the only one, or the best of several answers."""
+        return self.outcomes[self.kept[0]]
 
 
-class WholeDialect(Protocol):
-    """The interface for making an API's answer that is not streamed from the outcomes of its engine requests."""
-
-    def whole(
-        self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
-    ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
-        """Return the body of an answer that is not streamed, with the fields `extra` added.
-
-        `outcomes` has one entry for each engine request; `kept` are the indices of those to return.
-        """
-        ...
+Body: TypeAlias = Mapping[str, object] | Sequence[Mapping[str, object]]
+"""The body of an answer."""
 
 
-class Dialect(WholeDialect, Protocol):
-    """The interface for making an API's answers, either whole or as the events of a stream."""
+class Dialect(ABC):
+    """Makes an API's answer to one HTTP request: a body of the outcomes, or a stream of the events."""
 
+    @abstractmethod
+    def whole(self, ended: Ended) -> Body:
+        """Return the body of an answer that is not streamed."""
+
+    @abstractmethod
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
         """Return the bytes to send in a stream for an event of engine request `index`, with the fields `extra` added.
 
         The bytes may be empty. The method is called for every event, in the order of the events.
         """
-        ...
 
-    def ending(self, usage: Usage) -> bytes:
-        """Return the bytes that end a stream which has not failed."""
-        ...
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        """Return the bytes that end a stream which has not failed; by default none."""
+        return b""
 
-    def failure(self, error: Exception) -> bytes:
-        """Return the encoded last event of a stream that ends because of `error`."""
-        ...
+    def failure(self, failure: Failure) -> bytes:
+        """Return the encoded last event of a stream that fails."""
+        return encode_event(failure.body)
 
 
 Keep: TypeAlias = Callable[[], Awaitable[None]]
@@ -338,7 +305,7 @@ async def answer_in(
     answer. Raises InvalidRequestError or OverloadedError before any of them runs.
     """
     if not body.stream:
-        return await answer_whole(dialect, request, body, calls, resolved, run=run, keep=keep)
+        return await answer_whole(dialect.whole, request, body, calls, resolved, run=run, keep=keep)
     running, end = await _prepare(request, body, calls, resolved, run)
     async with running, EventStream(request, stream_type, keep_alive) as stream:
         return await _Streaming(stream, request, dialect, Tally(body.copies), end, keep).run(running)
@@ -393,7 +360,7 @@ class _End:
 
 
 async def answer_whole(
-    dialect: WholeDialect,
+    make_body: Callable[[Ended], Body],
     request: web.Request,
     body: GenerationBody,
     calls: Sequence[GenerateRequest],
@@ -402,9 +369,9 @@ async def answer_whole(
     run: RunRequests = ParallelRequests,
     keep: Keep | None = None,
 ) -> web.Response:
-    """Run the engine requests `calls`, and return one answer when all have ended.
+    """Run the engine requests `calls`, and return the answer that `make_body` makes of them when all have ended.
 
-    See `answer_in` for the arguments.
+    See `answer_in` for the other arguments.
     """
     running, end = await _prepare(request, body, calls, resolved, run)
     tally = Tally(body.copies)
@@ -418,8 +385,8 @@ async def answer_whole(
                 _note_left_out(request, event)
                 saved = await end.note(event)
 
-    def make() -> Mapping[str, object] | Sequence[Mapping[str, object]]:
-        return dialect.whole(list(_best(outcomes, body.copies, body.n)), outcomes, tally.usage(), saved)
+    def make() -> Body:
+        return make_body(Ended(outcomes, list(_best(outcomes, body.copies, body.n)), tally.usage(), saved))
 
     size = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in outcomes) * (1 + (body.alternatives or 0))
     response = await long_json_response(request, size + request[LEASE].num_bytes, make)
@@ -484,7 +451,7 @@ class _Streaming:
         except Exception as error:
             if not await self._stream.is_too_late_for_status():
                 raise
-            failure = partial(self._dialect.failure, error)
+            failure = partial(self._dialect.failure, describe(error))
             await self._stream.write(await work(self._request, self._request[LEASE].num_bytes, failure))
         return await self._stream.close()
 

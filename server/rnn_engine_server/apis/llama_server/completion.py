@@ -14,16 +14,15 @@ from typing_extensions import TypedDict
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import PARAMETERS
-from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome, answer_in
+from rnn_engine_server.apis.common.answering import AnswerClock, Body, Dialect, Ended, answer_in
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, note_slot, text_of
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.errors import describe
 from rnn_engine_server.core.handlers import RouteTable
-from rnn_engine_server.core.schema import ErrorBody, PromptProgressBody, Timings, Usage, only
+from rnn_engine_server.core.schema import ErrorBody, PromptProgressBody, Timings, only
 from rnn_engine_server.core.streams import encode_event
 
 
@@ -169,22 +168,16 @@ class _Progress:
         return self.clock.started
 
 
-class LlamaDialect:
-    """Formats the answers of llama-server's `/completion`, whole or as streams: a `Dialect`."""
+class LlamaDialect(Dialect):
+    """Formats the answers of llama-server's `/completion`, whole or as streams."""
 
     def __init__(self, engine: EngineLike, body: LlamaCompletionRequest) -> None:
         self._engine = engine
         self._body = body
         self._progress: dict[int, _Progress] = {}
 
-    def whole(
-        self,
-        kept: Sequence[int],
-        outcomes: Sequence[ChoiceOutcome],
-        usage: Usage,  # noqa: ARG002
-        extra: Mapping[str, object],
-    ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
-        answers = [self._whole(index, place, outcomes[place], extra) for index, place in enumerate(kept)]
+    def whole(self, ended: Ended) -> Body:
+        answers = [self._whole(index, place, ended) for index, place in enumerate(ended.kept)]
         return answers[0] if len(answers) == 1 else answers
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
@@ -206,15 +199,8 @@ class LlamaDialect:
                 pass
         return b""
 
-    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
-        return b""
-
-    def failure(self, error: Exception) -> bytes:
-        return encode_event(describe(error).body)
-
-    def _whole(
-        self, index: int, place: int, outcome: ChoiceOutcome, extra: Mapping[str, object]
-    ) -> Mapping[str, object]:
+    def _whole(self, index: int, place: int, ended: Ended) -> Mapping[str, object]:
+        outcome = ended.outcomes[place]
         assert outcome.started is not None
         text = text_of(self._engine, self._body.prompt[place // self._body.copies]) if self._body.echo else ""
         answer = self._last(index, place, outcome.started, outcome.end, has_new_line="\n" in outcome.text)
@@ -225,7 +211,7 @@ class LlamaDialect:
             answer["completion_probabilities"] = self._drawn(outcome.drawn, TokenTexts())
         if self._body.scores_prompt:
             answer["prompt_probabilities"] = self._scored(outcome.prompt)
-        return self._chosen({**answer, **outcome.times, **extra})
+        return self._chosen({**answer, **outcome.times, **ended.extra})
 
     def _last(
         self, index: int, place: int, started: Started, finished: Finished, *, has_new_line: bool

@@ -16,7 +16,7 @@ from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta
-from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
+from rnn_engine_server.apis.common.answering import Dialect, Ended, answer_in
 from rnn_engine_server.apis.common.messages import call_arguments
 from rnn_engine_server.apis.ollama.schemas import (
     Embedded,
@@ -42,10 +42,9 @@ from rnn_engine_server.apis.openai.embeddings import find_vectors
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import json_response, to_json
-from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
-from rnn_engine_server.core.schema import Usage
 from rnn_engine_server.models.registry import MODELS, ServedModel
 
 LINES = "application/x-ndjson"
@@ -54,8 +53,8 @@ LINES = "application/x-ndjson"
 AnswerKind: TypeAlias = Literal["message", "response"]
 
 
-class OllamaDialect:
-    """Formats the answers of Ollama's chats and generations, whole or as streams of lines: a `Dialect`.
+class OllamaDialect(Dialect):
+    """Formats the answers of Ollama's chats and generations, whole or as streams of lines.
 
     Chats have the field `message`, generations `response`. `form` says which parts, such as thoughts and calls, to look
     for in the answer; None means that it is only text.
@@ -69,18 +68,12 @@ class OllamaDialect:
         self._call: list[str] = []  # the name of the call that has begun, and the pieces of its arguments
         self._started: Started | None = None
 
-    def whole(
-        self,
-        kept: Sequence[int],  # noqa: ARG002
-        outcomes: Sequence[ChoiceOutcome],
-        usage: Usage,  # noqa: ARG002
-        extra: Mapping[str, object],
-    ) -> Mapping[str, object]:
-        [outcome] = outcomes
+    def whole(self, ended: Ended) -> Mapping[str, object]:
+        outcome = ended.first
         reader = AnswerReader(self._form)
         pieces = [*reader.feed(outcome.text), *reader.finish()]
         said = self._said(whole_calls(reader, pieces), last=True)
-        return {**self._line(said), **_end(outcome.started, outcome.end, outcome.ended), **extra}
+        return {**self._line(said), **_end(outcome.started, outcome.end, outcome.ended), **ended.extra}
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
         match event:
@@ -97,11 +90,8 @@ class OllamaDialect:
                 pass
         return b""
 
-    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
-        return b""
-
-    def failure(self, error: Exception) -> bytes:
-        return encode_line({"error": describe(error).message})
+    def failure(self, failure: Failure) -> bytes:
+        return encode_line({"error": failure.message})
 
     def keep_alive(self) -> bytes:
         """Return a line of a stream that adds nothing to the answer."""

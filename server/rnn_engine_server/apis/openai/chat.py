@@ -19,10 +19,10 @@ from rnn_engine.loading.parts import MAX_LOGPROBS
 from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, text_before_chat, tool_grammar
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
 from rnn_engine.sampling.masks import Thinking
-from rnn_engine_server.apis.common.answering import ChoiceOutcome
+from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
 from rnn_engine_server.apis.common.generation import note_slot, prompt_logprobs, text_of
 from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
-from rnn_engine_server.apis.openai.dialect import ContentTokens, answer, chat_logprobs
+from rnn_engine_server.apis.openai.dialect import ChoicesDialect, ContentTokens, chat_logprobs
 from rnn_engine_server.apis.openai.schemas import (
     AnsweredCall,
     AssistantMessage,
@@ -45,24 +45,23 @@ from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 
 
-class ChatFormatter:
-    """Makes OpenAI's choices of chat completions from an answer's events. Choice number i answers `calls[i]`.
+class ChatDialect(ChoicesDialect[ChatRequest]):
+    """Makes OpenAI's choices of chat completions.
 
     `form` says which parts, such as thoughts and calls, to look for in an answer. The white space with which the model
-    begins after the prompt's `Assistant:` is no part of an answer.
+    begins after the prompt's `Assistant:` is no part of an answer. `read` is the prompt's text, for `verbose`.
     """
 
     id_prefix = "chatcmpl"
-    object = "chat.completion"
+    whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, engine: EngineLike, body: ChatRequest, calls: Sequence[GenerateRequest], form: AnswerForm
+        self, engine: EngineLike, body: ChatRequest, calls: Sequence[GenerateRequest], form: AnswerForm, read: str = ""
     ) -> None:
-        self._engine = engine
-        self._body = body
-        self._calls = calls
+        super().__init__(engine, body, calls)
         self._form = form
+        self._read = read
         self._readers = [AnswerReader(form) for _ in calls]
         self._tokens = [ContentTokens() for _ in calls]
         self._wants_tokens = body.logprobs or body.return_token_ids
@@ -98,8 +97,8 @@ class ChatFormatter:
             choice["logprobs"] = self._logprobs(self._tokens[index].divide((), pieces))
         return {**choice, "finish_reason": self._finish_word(reader, finished), "seed": finished.seed}
 
-    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> ChatChoice:
-        reader = AnswerReader(self._form)
+    def choice(self, index: int, outcome: ChoiceOutcome) -> ChatChoice:
+        reader, finished = AnswerReader(self._form), outcome.end
         pieces = [*reader.feed(outcome.text), *reader.finish()]
         entries = ContentTokens().divide(outcome.tokens, pieces) if self._body.logprobs else []
         choice: ChatChoice = {
@@ -113,6 +112,14 @@ class ChatFormatter:
             choice["prompt_token_ids"] = list(self._calls[index].prompt)
             choice["token_ids"] = [info.token for info in outcome.tokens]
         return choice
+
+    def more(self, first: ChoiceOutcome) -> Mapping[str, object]:
+        fields: dict[str, object] = {"__verbose": {"prompt": self._read}} if self._body.verbose else {}
+        if self._body.return_token_ids:
+            fields["prompt_token_ids"] = list(self._calls[0].prompt)  # where vLLM has them
+        if self._body.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(self._engine, first.prompt, self._body.prompt_logprobs)
+        return fields
 
     def _without_tokens(self, index: int, pieces: Sequence[Piece]) -> ChatChunkChoice | str | None:
         delta = self._delta_of(index, pieces)
@@ -221,16 +228,7 @@ async def converse(request: web.Request, body: ChatRequest) -> web.StreamRespons
     await note_slot(request, engine, body, calls)
     prompt = calls[0].prompt
     read = await work(request, len(prompt), lambda: text_of(engine, tuple(prompt))) if body.verbose else ""
-
-    def extra(first: ChoiceOutcome) -> Mapping[str, object]:
-        fields: dict[str, object] = {"__verbose": {"prompt": read}} if body.verbose else {}
-        if body.return_token_ids:
-            fields["prompt_token_ids"] = list(prompt)  # where vLLM has them
-        if body.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(engine, first.prompt, body.prompt_logprobs)
-        return fields
-
-    return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved, extra)
+    return await answer_in(ChatDialect(engine, body, calls, form, read), request, body, calls, resolved)
 
 
 async def prepare_chat(

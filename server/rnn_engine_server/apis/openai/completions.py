@@ -11,10 +11,10 @@ from aiohttp import web
 from rnn_engine.errors import check_range, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
-from rnn_engine_server.apis.common.answering import ChoiceOutcome
+from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
 from rnn_engine_server.apis.common.generation import AnyPrompt, prompt_logprobs, text_of, tokens_of
 from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
-from rnn_engine_server.apis.openai.dialect import CompletionTokens, answer
+from rnn_engine_server.apis.openai.dialect import ChoicesDialect, CompletionTokens
 from rnn_engine_server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.handlers import RouteTable
@@ -23,14 +23,11 @@ from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
 
 
-class CompletionFormatter:
-    """Makes OpenAI's choices of text completions from an answer's events.
-
-    A `ChoiceFormatter`. Choice i answers `calls[i]`; choices of prompt p begin with `echoes[p]`.
-    """
+class CompletionDialect(ChoicesDialect[CompletionRequest]):
+    """Makes OpenAI's choices of text completions. The choices of prompt p begin with `echoes[p]`."""
 
     id_prefix = "cmpl"
-    object = "text_completion"
+    whole_object = "text_completion"
     chunk_object = "text_completion"
 
     def __init__(
@@ -40,9 +37,7 @@ class CompletionFormatter:
         calls: Sequence[GenerateRequest],
         echoes: Sequence[str],
     ) -> None:
-        self._engine = engine
-        self._body = body
-        self._calls = calls
+        super().__init__(engine, body, calls)
         self._echoes = echoes
         self._tokens = [CompletionTokens(engine, as_ids=body.return_tokens_as_token_ids) for _ in calls]
 
@@ -65,7 +60,8 @@ class CompletionFormatter:
         choice = self._choice(index, "", _stop_token(finished))
         return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
 
-    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> CompletionChoice:
+    def choice(self, index: int, outcome: ChoiceOutcome) -> CompletionChoice:
+        finished = outcome.end
         tokens = [*(outcome.prompt if self._body.echo else ()), *outcome.tokens, *_stop_token(finished)]
         choice = self._choice(index, self._echo(index) + outcome.text, tokens)
         choice = self._with_ids(self._with_prompt_ids(choice, index), outcome.tokens)
@@ -109,17 +105,17 @@ ROUTES = RouteTable()
 @ROUTES.post("/v1/completions", answer=Completion, chunk=Completion)
 async def completions(request: web.Request, body: CompletionRequest) -> web.StreamResponse:
     """Continue texts or tokens."""
-    return await complete(request, body, CompletionFormatter)
+    return await complete(request, body, CompletionDialect)
 
 
 async def complete(
-    request: web.Request, body: CompletionRequest, formatter: type[CompletionFormatter]
+    request: web.Request, body: CompletionRequest, dialect: type[CompletionDialect]
 ) -> web.StreamResponse:
     """Generate continuations of the prompts in `body`, and send them as the answer."""
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
     echoes = await work(request, sum(map(len, body.prompt)) if body.echo else 0, partial(_echoes, engine, body))
-    return await answer(request, body, formatter(engine, body, calls, echoes), calls, resolved)
+    return await answer_in(dialect(engine, body, calls, echoes), request, body, calls, resolved)
 
 
 async def prepare_completions(

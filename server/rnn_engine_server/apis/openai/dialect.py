@@ -6,13 +6,12 @@ import codecs
 import hashlib
 import time
 import uuid
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring
-from typing import TypeAlias
-
-from aiohttp import web
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 from rnn_engine.chat_template.answer import AnswerPart, Piece
 from rnn_engine.interface import EngineInfo, EngineLike
@@ -26,19 +25,9 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine_server.apis.common.answering import (
-    AnswerClock,
-    Choice,
-    ChoiceFormatter,
-    ChoiceOutcome,
-    RunningTally,
-    answer_in,
-)
+from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome, Dialect, Ended, RunningTally
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, GenerationBody
-from rnn_engine_server.apis.common.states import ResolvedState
 from rnn_engine_server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
-from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.errors import describe
 from rnn_engine_server.core.schema import Usage
 from rnn_engine_server.core.streams import DONE, encode_event
 
@@ -170,186 +159,135 @@ def _entry(token: int, data: bytes, logprob: float, as_id: bool) -> TokenLogprob
     return {"token": token_text(token, data, as_id=as_id), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
 
 
+# Generations answered as OpenAI does: choices in an object, or in the chunks of a stream.
+
+
 _PLACE = uuid.uuid4().hex  # stands for a text in an event that is encoded before the text is known
-_NOTHING: Mapping[str, object] = {}
+
+Body = TypeVar("Body", bound=GenerationBody)
+Choice: TypeAlias = Mapping[str, object]
 
 
-class ResponseEnvelope:
-    """Builds OpenAI's response objects around choices. All objects of one answer have the same id, time and model."""
+class ChoicesDialect(Dialect, Generic[Body]):
+    """Makes OpenAI's objects with choices. Choice i answers `calls[i]`; the objects of an answer have the same id.
 
-    def __init__(self, info: EngineInfo, formatter: ChoiceFormatter) -> None:
-        self._formatter = formatter
+    Subclasses make the choices. For each choice their methods are called in the order of its events.
+    """
+
+    id_prefix: ClassVar[str]
+    whole_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    def __init__(self, engine: EngineLike, body: Body, calls: Sequence[GenerateRequest]) -> None:
+        self._engine = engine
+        self._body = body
+        self._calls = calls
         self._common = {
-            "id": f"{formatter.id_prefix}-{uuid.uuid4().hex}",
+            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": info.model,
-            "system_fingerprint": _fingerprint(info),
+            "model": engine.info.model,
+            "system_fingerprint": _fingerprint(engine.info),
         }
+        self._clocks = [AnswerClock(with_each=body.tells_times) for _ in calls]
+        self._tally = RunningTally(body.copies) if body.tells_usage else None
+        self._no_usage: Mapping[str, object] = {"usage": None} if body.include_usage else {}
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and after its text
+        self._last_times: Mapping[str, object] = {}
 
-    def whole(self, choices: Sequence[Choice], usage: Usage, extra: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the body of an answer that is not streamed."""
-        return {"object": self._formatter.object, **self._common, "choices": choices, "usage": usage, **extra}
+    @abstractmethod
+    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Choice | None:
+        """Return a stream's first chunk for choice `index`, before its text, or None if there is nothing to send.
+
+        `prompt` has the scored tokens of the prompt; it is empty if the prompt was not scored.
+        """
+
+    @abstractmethod
+    def delta(self, index: int, delta: TextDelta) -> Choice | str | None:
+        """Return a stream's chunk with more text of choice `index`, or None if there is nothing to send yet.
+
+        A string stands for the chunk that `text_chunk` makes of it.
+        """
+
+    @abstractmethod
+    def text_chunk(self, index: int, text: str) -> Choice:
+        """Return a stream's chunk that has more text of choice `index` and nothing else."""
+
+    @abstractmethod
+    def closing(self, index: int, finished: Finished) -> Choice:
+        """Return a stream's last chunk for choice `index`, with the reason why its text ended."""
+
+    @abstractmethod
+    def choice(self, index: int, outcome: ChoiceOutcome) -> Choice:
+        """Return choice `index` of an answer that is not streamed."""
+
+    def more(self, first: ChoiceOutcome) -> Mapping[str, object]:  # noqa: ARG002
+        """Return the fields beside the choices of an answer that is not streamed, from the first choice's outcome."""
+        return {}
+
+    def whole(self, ended: Ended) -> Mapping[str, object]:
+        choices = [
+            {**self.choice(place, ended.outcomes[place]), "index": index} for index, place in enumerate(ended.kept)
+        ]
+        first = ended.outcomes[0]
+        times = first.times if len(self._calls) == 1 else {}
+        answer = {"object": self.whole_object, **self._common, "choices": choices, "usage": ended.usage}
+        return {**answer, **times, **ended.extra, **self.more(first)}
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
+        """Return the event that is sent for an engine event.
+
+        Most events hold a few characters of text and are otherwise equal, so the parts around the text are encoded once
+        for each choice.
+        """
+        told = self._clocks[index].tell(event)
+        if isinstance(event, Finished) and len(self._calls) == 1:
+            self._last_times = told
+        if self._tally is not None:
+            self._tally.add(index, event)
+            extra = {"usage": self._tally.usage(), **extra}
+        extra = {**told, **extra}
+        if isinstance(event, PromptProgress):
+            return encode_event(self.chunk([], extra))
+        choice = self._next(index, event)
+        if choice is None:
+            return b""
+        if isinstance(choice, str):
+            if not extra:
+                before, after = self._around(index)
+                return before + encode_basestring(choice).encode() + after
+            choice = self.text_chunk(index, choice)
+        return encode_event(self.chunk([choice], {**self._no_usage, **extra}))
+
+    def ending(self, usage: Usage) -> bytes:
+        if not self._body.include_usage:
+            return DONE
+        return encode_event(self.chunk([], {"usage": usage, **self._last_times})) + DONE
 
     def chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
         """Return the body of one event of a stream, with the given choices and the fields `extra`."""
-        return {"object": self._formatter.chunk_object, **self._common, "choices": choices, **extra}
+        return {"object": self.chunk_object, **self._common, "choices": choices, **extra}
+
+    def _next(self, index: int, event: Started | PromptScored | TextDelta | Finished) -> Choice | str | None:
+        match event:
+            case TextDelta():
+                return self.delta(index, event)
+            case Started():
+                return None if self._calls[index].score_from is not None else self.opening(index, ())
+            case PromptScored():
+                return self.opening(index, event.tokens)
+            case Finished():
+                return self.closing(index, event)
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        """Return what stands before and after the text in an event that has only text of choice `index`."""
+        if index not in self._around_text:
+            event = encode_event(self.chunk([self.text_chunk(index, _PLACE)], self._no_usage))
+            before, _, after = event.partition(encode_basestring(_PLACE).encode())
+            self._around_text[index] = before, after
+        return self._around_text[index]
 
 
 def _fingerprint(info: EngineInfo) -> str:
     """Return the `system_fingerprint`: a text that changes if equal requests with equal seeds may get other answers."""
     parts = (info.model, info.shape, info.weights, info.device, info.loras)
     return f"b{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
-
-
-class ChunkEncoder:
-    """Encodes the events of engine requests as server-sent events with OpenAI's chunks. Choice i answers `calls[i]`.
-
-    Most events hold a few characters of text and are otherwise equal, so the parts around the text are encoded once for
-    each choice.
-    """
-
-    def __init__(
-        self,
-        envelope: ResponseEnvelope,
-        formatter: ChoiceFormatter,
-        calls: Sequence[GenerateRequest],
-        *,
-        include_usage: bool,
-    ) -> None:
-        self._envelope = envelope
-        self._formatter = formatter
-        self._calls = calls
-        self._extra = {"usage": None} if include_usage else _NOTHING
-        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and after its text
-
-    def encode(self, index: int, event: Event, extra: Mapping[str, object] = _NOTHING) -> bytes:
-        """Return the server-sent event, in bytes, for an engine event of choice `index`.
-
-        The fields `extra` are added to it. The bytes are empty if there is nothing to send for the event.
-        """
-        if isinstance(event, PromptProgress):
-            return encode_event(self._envelope.chunk([], extra))
-        if isinstance(event, TextDelta):
-            choice = self._formatter.delta(index, event)
-            if isinstance(choice, str):
-                if not extra:
-                    return self._encode_text(index, choice)
-                choice = self._formatter.text_chunk(index, choice)
-        else:
-            choice = self._choice(index, event)
-        if choice is None:
-            return b""
-        return encode_event(self._envelope.chunk([choice], {**self._extra, **extra}))
-
-    def encode_usage(self, usage: Usage, extra: Mapping[str, object]) -> bytes:
-        """Return the encoded event that has the token counts of an answer and no choices."""
-        return encode_event(self._envelope.chunk([], {"usage": usage, **extra}))
-
-    def _encode_text(self, index: int, text: str) -> bytes:
-        around = self._around_text.get(index)
-        if around is None:
-            around = self._around_text[index] = self._split_event(index)
-        return around[0] + encode_basestring(text).encode() + around[1]
-
-    def _split_event(self, index: int) -> tuple[bytes, bytes]:
-        event = encode_event(self._envelope.chunk([self._formatter.text_chunk(index, _PLACE)], self._extra))
-        before, _, after = event.partition(encode_basestring(_PLACE).encode())
-        return before, after
-
-    def _choice(self, index: int, event: Started | PromptScored | Finished) -> Choice | None:
-        match event:
-            case Started():
-                scored = self._calls[index].score_from is not None
-                return None if scored else self._formatter.opening(index, ())
-            case PromptScored():
-                return self._formatter.opening(index, event.tokens)
-            case Finished():
-                return self._formatter.closing(index, event)
-
-
-# Generations answered as OpenAI does: choices in an object, or in the chunks of a stream.
-
-
-Extra: TypeAlias = Callable[[ChoiceOutcome], Mapping[str, object]]
-"""Returns the fields of an answer beside its choices, from the outcome of the first one."""
-
-
-class OpenAIDialect:
-    """Formats the answers of OpenAI's completions and chats, whole or as streams: a `Dialect`."""
-
-    def __init__(
-        self,
-        info: EngineInfo,
-        formatter: ChoiceFormatter,
-        calls: Sequence[GenerateRequest],
-        *,
-        include_usage: bool,
-        times_each: bool,
-        tally: RunningTally | None = None,
-        extra: Extra,
-    ) -> None:
-        """Format the answers to the engine requests `calls`.
-
-        With `times_each`, each stream event has the times, not only a choice's last one; with a `tally`, it has the
-        token counts so far. `extra` returns further fields of an answer that is not streamed.
-        """
-        self._envelope = ResponseEnvelope(info, formatter)
-        self._formatter = formatter
-        self._encoder = ChunkEncoder(self._envelope, formatter, calls, include_usage=include_usage)
-        self._include_usage = include_usage
-        self._extra = extra
-        self._is_single = len(calls) == 1
-        self._clocks = [AnswerClock(with_each=times_each) for _ in calls]
-        self._tally = tally
-        self._last_times: Mapping[str, object] = {}
-
-    def whole(
-        self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
-    ) -> Mapping[str, object]:
-        choices = [
-            {**self._formatter.whole(place, outcomes[place], outcomes[place].end), "index": index}
-            for index, place in enumerate(kept)
-        ]
-        if self._is_single:
-            extra = {**outcomes[0].times, **extra}
-        return self._envelope.whole(choices, usage, {**extra, **self._extra(outcomes[0])})
-
-    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
-        told = self._clocks[index].tell(event)
-        if isinstance(event, Finished) and self._is_single:
-            self._last_times = told
-        if self._tally is not None:
-            self._tally.add(index, event)
-            extra = {"usage": self._tally.usage(), **extra}
-        return self._encoder.encode(index, event, {**told, **extra})
-
-    def ending(self, usage: Usage) -> bytes:
-        return (self._encoder.encode_usage(usage, self._last_times) if self._include_usage else b"") + DONE
-
-    def failure(self, error: Exception) -> bytes:
-        return encode_event(describe(error).body)
-
-
-async def answer(
-    request: web.Request,
-    body: GenerationBody,
-    formatter: ChoiceFormatter,
-    calls: Sequence[GenerateRequest],
-    resolved: ResolvedState,
-    extra: Extra = lambda _: {},
-) -> web.StreamResponse:
-    """Run the engine requests `calls`, one for each choice, and answer in OpenAI's form.
-
-    See `answer_in`. `extra` returns further fields of an answer that is not streamed.
-    """
-    info = engine_of(request, body.cache_salt).info
-    dialect = OpenAIDialect(
-        info,
-        formatter,
-        calls,
-        include_usage=body.include_usage,
-        times_each=body.tells_times,
-        tally=RunningTally(body.copies) if body.tells_usage else None,
-        extra=extra,
-    )
-    return await answer_in(dialect, request, body, calls, resolved)

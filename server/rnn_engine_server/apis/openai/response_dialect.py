@@ -13,13 +13,12 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.chat_prompt import ToolChoice
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome
+from rnn_engine_server.apis.common.answering import AnswerClock, Dialect, Ended
 from rnn_engine_server.apis.openai.background import BackgroundRun
 from rnn_engine_server.apis.openai.dialect import ContentTokens, chat_logprobs
 from rnn_engine_server.apis.openai.response_schemas import ResponsesRequest, ResponseUsage
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob
-from rnn_engine_server.core.errors import describe
-from rnn_engine_server.core.schema import Usage
+from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.streams import encode_event
 
 ItemType: TypeAlias = Literal["message", "reasoning", "function_call"]
@@ -142,8 +141,8 @@ def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**item, "content": []} if "content" in item else item
 
 
-class ResponsesDialect:
-    """Formats the answers of /v1/responses, whole or as streams: a `Dialect`.
+class ResponsesDialect(Dialect):
+    """Formats the answers of /v1/responses, whole or as streams.
 
     `form` says which parts, such as thoughts and calls, to look for in the answer; `sampling` has the sampling
     parameters. `run` is the run of a response in the background.
@@ -173,18 +172,12 @@ class ResponsesDialect:
         self._is_open = False
         self.response: Mapping[str, Any] | None = None  # once it has ended
 
-    def whole(
-        self,
-        kept: Sequence[int],  # noqa: ARG002
-        outcomes: Sequence[ChoiceOutcome],
-        usage: Usage,  # noqa: ARG002
-        extra: Mapping[str, object],
-    ) -> Mapping[str, object]:
-        [outcome] = outcomes
+    def whole(self, ended: Ended) -> Mapping[str, object]:
+        outcome = ended.first
         self._started = outcome.started
         list(self._take(self._reader.feed(outcome.text), outcome.tokens))
         list(self._end(outcome.end))
-        return self._finished(outcome.end, extra)
+        return self._finished(outcome.end, ended.extra)
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
         opening = b"" if self._is_open else self._open()
@@ -206,11 +199,7 @@ class ResponsesDialect:
             case PromptScored():
                 return b""
 
-    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
-        return b""
-
-    def failure(self, error: Exception) -> bytes:
-        failure = describe(error)
+    def failure(self, failure: Failure) -> bytes:
         told = {"code": failure.code or failure.type, "message": failure.message}
         self.response = {**self._response("failed"), "error": told}
         return self._encode({"type": "response.failed", "response": self.response})
