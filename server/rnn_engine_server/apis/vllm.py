@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
@@ -17,7 +17,6 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.relevance import Method, Relevance, method
 from rnn_engine.types import EmbeddingTask
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import STRINGS
 from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
 from rnn_engine_server.apis.openai.embeddings import (
     EmbeddingsRequest,
@@ -28,7 +27,7 @@ from rnn_engine_server.apis.openai.embeddings import (
 )
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.schema import STRING, RefusedError, Usage
+from rnn_engine_server.core.schema import STRING, STRINGS, Parsed, RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK
 
@@ -42,9 +41,7 @@ def _parse_texts(value: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-Texts: TypeAlias = Annotated[
-    tuple[str, ...], PlainValidator(_parse_texts), WithJsonSchema({"anyOf": [STRING, STRINGS]})
-]
+Texts: TypeAlias = Annotated[tuple[str, ...], Parsed(_parse_texts, STRING, STRINGS)]
 
 
 class ScoreRequest(RelevanceBody):

@@ -5,15 +5,26 @@ from __future__ import annotations
 import codecs
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar, NotRequired, Self
+from typing import Any, ClassVar, NotRequired, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
-from pydantic_core import ErrorDetails, from_json
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, from_json
 from typing_extensions import TypedDict, TypeIs
 
 from rnn_engine.errors import InvalidRequestError
@@ -240,8 +251,33 @@ def _advice(name: str, known: frozenset[str]) -> str:
     return f"the known fields are {', '.join(sorted(known))}"
 
 
-STRING = {"type": "string"}
-INTEGERS = {"type": "array", "items": {"type": "integer"}}
+# JSON schemas of the forms that values may have.
+Schema: TypeAlias = dict[str, Any]
+NULL: Schema = {"type": "null"}
+BOOLEAN: Schema = {"type": "boolean"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+STRING: Schema = {"type": "string"}
+OBJECT: Schema = {"type": "object"}
+INTEGERS: Schema = {"type": "array", "items": INTEGER}
+STRINGS: Schema = {"type": "array", "items": STRING}
+
+
+class Parsed:
+    """Annotates a type whose values pydantic makes by `parse`, from JSON that has one of some `forms`: JSON schemas.
+
+    `parse` raises RefusedError for other values. It may take pydantic's ValidationInfo, too.
+    """
+
+    def __init__(self, parse: Callable[..., object], *forms: Schema) -> None:
+        self._validator = PlainValidator(parse)
+        self._schema = forms[0] if len(forms) == 1 else {"anyOf": list(forms)}
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return self._validator.__get_pydantic_core_schema__(source, handler)
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> Schema:
+        return deepcopy(self._schema)  # pydantic adds to it
 
 
 def is_integers(value: object) -> TypeIs[list[int]]:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.operations.embedding import Layers, run_states
@@ -17,10 +17,10 @@ from rnn_engine.operations.onnx_embedder import Embedder
 from rnn_engine.operations.parallel import Cost
 from rnn_engine.requests import BEGINNING
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import JOINED_SCHEMA, AnyPrompt, check_prompts, parse_joined
+from rnn_engine_server.apis.common.generation import PROMPT_FORMS, AnyPrompt, check_prompts, parse_joined
 from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
 from rnn_engine_server.apis.openai.embeddings import (
-    LAYER_SCHEMA,
+    LAYER_FORMS,
     EmbeddingList,
     EmbeddingsRequest,
     Encoding,
@@ -33,7 +33,7 @@ from rnn_engine_server.apis.openai.embeddings import (
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
-from rnn_engine_server.core.schema import RequestBody, Usage
+from rnn_engine_server.core.schema import NULL, Parsed, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import work
 from rnn_engine_server.models.registry import EMBEDDER
@@ -44,7 +44,7 @@ def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
     return tuple(BEGINNING if prompt == "" else prompt for prompt in parse_joined(value))
 
 
-_Inputs: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(_parse_inputs), WithJsonSchema(JOINED_SCHEMA)]
+_Inputs: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(_parse_inputs, *PROMPT_FORMS, NULL)]
 _INPUT = (
     "A text or token ids. The texts of a list are joined to one; a list of lists of token ids has an entry for "
     "each. An empty input stands for token 0."
@@ -83,8 +83,7 @@ class Ai00EmbeddingsRequest(EmbeddingsRequest):
     input: _Inputs = Field(default=(BEGINNING,), description=_INPUT)
     layer: Annotated[
         Layers | None,
-        PlainValidator(_parse_layer),
-        WithJsonSchema({"anyOf": [*LAYER_SCHEMA["anyOf"], {"type": "null"}]}),
+        Parsed(_parse_layer, *LAYER_FORMS, NULL),
     ] = Field(  # type: ignore[assignment]
         default=0,
         description="The number of a layer, counted from the end if negative; a list of numbers, whose vectors are "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
 
-from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import Role
@@ -31,7 +31,17 @@ from rnn_engine_server.apis.common.messages import (
 )
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.apis.openai.schemas import TranslatedChat
-from rnn_engine_server.core.schema import STRING, ErrorDetail, RefusedError, RequestBody, only
+from rnn_engine_server.core.schema import (
+    NULL,
+    OBJECT,
+    STRING,
+    ErrorDetail,
+    Parsed,
+    RefusedError,
+    RequestBody,
+    Schema,
+    only,
+)
 from rnn_engine_server.core.settings import Limits
 
 _TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the model reads and writes text only"
@@ -140,11 +150,9 @@ def _parse_system(value: object, info: Info) -> Content:
     return replace(content, turns=(Turn(tuple(text for text in texts if not text.startswith(_BILLING))),))
 
 
-_BLOCKS = {"anyOf": [STRING, {"type": "array", "items": {"type": "object"}}]}
-Blocks: TypeAlias = Annotated[Content, PlainValidator(_parse_content), WithJsonSchema(_BLOCKS)]
-SystemBlocks: TypeAlias = Annotated[
-    Content, PlainValidator(_parse_system), WithJsonSchema({"anyOf": [*_BLOCKS["anyOf"], {"type": "null"}]})
-]
+_BLOCKS: tuple[Schema, ...] = (STRING, {"type": "array", "items": OBJECT})
+Blocks: TypeAlias = Annotated[Content, Parsed(_parse_content, *_BLOCKS)]
+SystemBlocks: TypeAlias = Annotated[Content, Parsed(_parse_system, *_BLOCKS, NULL)]
 
 
 class AnthropicMessage(RequestBody):
@@ -263,11 +271,7 @@ def _parse_format(value: object) -> Grammar | None:
     raise RefusedError(value, '{"type": "json_schema", "schema": ...} or null')
 
 
-OutputFormat: TypeAlias = Annotated[
-    Grammar | None,
-    PlainValidator(_parse_format),
-    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
-]
+OutputFormat: TypeAlias = Annotated[Grammar | None, Parsed(_parse_format, OBJECT, NULL)]
 
 
 class OutputConfig(RequestBody):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from aiohttp import web
-from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, FailFast, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.bounds import MAX_DRAFT
@@ -20,7 +20,18 @@ from rnn_engine_server.apis.common.sampling import GrammarBody
 from rnn_engine_server.apis.common.states import SaveAs
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.core.kept import SLOT_PROMPTS, pack
-from rnn_engine_server.core.schema import INTEGERS, STRING, RefusedError, RequestBody, is_integers
+from rnn_engine_server.core.schema import (
+    INTEGER,
+    INTEGERS,
+    NULL,
+    STRING,
+    STRINGS,
+    Parsed,
+    RefusedError,
+    RequestBody,
+    Schema,
+    is_integers,
+)
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import work
 from rnn_engine_states.named.entry import NamedState
@@ -40,7 +51,7 @@ class MixedPrompt:
 
 AnyPrompt: TypeAlias = Prompt | MixedPrompt
 
-_PROMPT_FORMS = (
+_PROMPT_WORDS = (
     "a string, a list of token ids, which may have strings between them if it is the only prompt, or a list of "
     "such prompts"
 )
@@ -51,7 +62,7 @@ def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
     if isinstance(value, list) and value and not any(type(item) is int for item in value):
         return tuple(_parse_prompt(item, value) for item in value)
     if value == []:
-        raise RefusedError(value, _PROMPT_FORMS)
+        raise RefusedError(value, _PROMPT_WORDS)
     return (_parse_prompt(value, value),)
 
 
@@ -79,7 +90,7 @@ def _parse_prompt(value: object, whole: object) -> AnyPrompt:
             return text
         case {"prompt_string": str()}:
             raise RefusedError(value, "a prompt without multimodal_data, since the model reads text only")
-    raise RefusedError(whole, _PROMPT_FORMS)
+    raise RefusedError(whole, _PROMPT_WORDS)
 
 
 def _parse_input(value: object) -> Prompt:
@@ -90,18 +101,13 @@ def _parse_input(value: object) -> Prompt:
     raise RefusedError(value, "a text or a list of token ids")
 
 
-STRINGS = {"type": "array", "items": STRING}
-_MIXED = {"type": "array", "items": {"anyOf": [{"type": "integer"}, STRING]}}
+_MIXED = {"type": "array", "items": {"anyOf": [INTEGER, STRING]}}
 _OBJECT = {"type": "object", "required": ["prompt_string"], "properties": {"prompt_string": STRING}}
-_PROMPTS = [STRING, _MIXED, _OBJECT, {"type": "array", "items": {"anyOf": [_MIXED, _OBJECT]}}]
-Prompts: TypeAlias = Annotated[
-    tuple[AnyPrompt, ...], PlainValidator(parse_prompts), WithJsonSchema({"anyOf": _PROMPTS})
-]
-PROMPTS_SCHEMA = {"anyOf": _PROMPTS}
-JOINED_SCHEMA = {"anyOf": [*_PROMPTS, {"type": "null"}]}
-JoinedPrompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(parse_joined), WithJsonSchema(JOINED_SCHEMA)]
+PROMPT_FORMS: tuple[Schema, ...] = (STRING, _MIXED, _OBJECT, {"type": "array", "items": {"anyOf": [_MIXED, _OBJECT]}})
+Prompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(parse_prompts, *PROMPT_FORMS)]
+JoinedPrompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(parse_joined, *PROMPT_FORMS, NULL)]
 """Prompts as ai00 takes them: the texts of a list are joined to one prompt, and null is an empty prompt."""
-Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
+Input: TypeAlias = Annotated[Prompt, Parsed(_parse_input, STRING, INTEGERS)]
 
 
 def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt], most: int | None = None) -> None:
@@ -149,11 +155,7 @@ def _parse_stop(value: object) -> tuple[str, ...]:
     return tuple(stops)
 
 
-Stop: TypeAlias = Annotated[
-    tuple[str, ...],
-    PlainValidator(_parse_stop),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
-]
+Stop: TypeAlias = Annotated[tuple[str, ...], Parsed(_parse_stop, STRING, STRINGS, NULL)]
 
 _NO_LIMIT = -1
 

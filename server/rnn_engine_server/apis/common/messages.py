@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import BeforeValidator, FailFast, Field, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import BeforeValidator, FailFast, Field, ValidationInfo
 from pydantic_core import from_json
 
 from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Role, Tool, ToolCall, find_role
@@ -20,7 +20,16 @@ from rnn_engine_server.apis.common.histories import (
     part_text,
     tool_text,
 )
-from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody, UnknownFields
+from rnn_engine_server.core.schema import (
+    BOOLEAN,
+    NULL,
+    OBJECT,
+    STRING,
+    Parsed,
+    RefusedError,
+    RequestBody,
+    UnknownFields,
+)
 
 _OTHER_TYPES = ("image_url", "input_image", "image", "input_audio", "audio", "video_url", "file", "input_file")
 
@@ -94,18 +103,10 @@ def _parse_cache(value: object) -> bool:
 
 TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": STRING}}
 _EPHEMERAL = {"type": "object", "properties": {"type": {"const": "ephemeral"}}}
-Content: TypeAlias = Annotated[
-    str | None,
-    PlainValidator(parse_content),
-    WithJsonSchema({"anyOf": [STRING, {"type": "array", "items": TEXT_PART}, {"type": "null"}]}),
-]
-CacheFlag: TypeAlias = Annotated[
-    bool,
-    PlainValidator(_parse_cache),
-    WithJsonSchema({"anyOf": [{"type": "boolean"}, _EPHEMERAL]}),
-]
+Content: TypeAlias = Annotated[str | None, Parsed(parse_content, STRING, {"type": "array", "items": TEXT_PART}, NULL)]
+CacheFlag: TypeAlias = Annotated[bool, Parsed(_parse_cache, BOOLEAN, _EPHEMERAL)]
 _ROLES = {"type": "string", "pattern": f"^({'|'.join([*ROLE_WORDS, *map(str.capitalize, ROLE_WORDS)])})$"}
-RoleWord: TypeAlias = Annotated[Role, PlainValidator(parse_role), WithJsonSchema(_ROLES)]
+RoleWord: TypeAlias = Annotated[Role, Parsed(parse_role, _ROLES)]
 
 _MOST_VALUES: Final = 1 << 18  # of a call's arguments: reading more as JSON would hold up all others
 
@@ -250,7 +251,7 @@ def _parse_parameters(value: object, info: ValidationInfo[UnknownFields | None])
     return _ANY
 
 
-Parameters: TypeAlias = Annotated[dict[str, Any], PlainValidator(_parse_parameters), WithJsonSchema({"type": "object"})]
+Parameters: TypeAlias = Annotated[dict[str, Any], Parsed(_parse_parameters, OBJECT)]
 
 ToolName: TypeAlias = Annotated[
     str,
@@ -342,11 +343,7 @@ def _parse_name(value: object) -> str:
     raise RefusedError(value, '{"type": "function", "function": {"name": "..."}}')
 
 
-Choice: TypeAlias = Annotated[
-    ToolChoice,
-    PlainValidator(_parse_choice),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
-]
+Choice: TypeAlias = Annotated[ToolChoice, Parsed(_parse_choice, STRING, OBJECT, NULL)]
 
 
 class ToolFields(RequestBody):

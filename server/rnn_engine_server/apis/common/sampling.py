@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import Field, PlainValidator, WithJsonSchema, create_model
+from pydantic import Field, ValidationInfo, create_model
 from pydantic_core import from_json
 
 from rnn_engine.chat_template.tools import to_json
@@ -30,13 +30,23 @@ from rnn_engine.sampling.params import (
     parse_ai00,
 )
 from rnn_engine_server.apis.common.states import MixBody
-from rnn_engine_server.core.schema import INTEGERS, STRING, RefusedError, is_integers
+from rnn_engine_server.core.schema import (
+    INTEGER,
+    INTEGERS,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    STRINGS,
+    Parsed,
+    RefusedError,
+    is_integers,
+)
 from rnn_engine_server.core.settings import Limits
 
 _BIAS_FORMS = (
     'an object such as {"65530": -1.5, "text": false} or a list of pairs such as [[65530, -1.5], ["text", false]]'
 )
-_STRINGS = {"type": "array", "items": STRING}
 
 
 def _parse_bias(value: object) -> dict[int | str, float]:
@@ -109,8 +119,8 @@ def _parse_words(value: object) -> tuple[str | tuple[int, ...], ...]:
     return tuple(word if isinstance(word, str) else tuple(word) for word in value)
 
 
-def _refusing(parse: Callable[[object], Any], of: str) -> PlainValidator:
-    """Return a pydantic validator that parses a value with `parse` and raises RefusedError if `parse` refuses it.
+def _refusing(parse: Callable[[object], Any], of: str) -> Callable[[object], Any]:
+    """Return a function that parses a value with `parse` and raises RefusedError if `parse` refuses it.
 
     `parse` raises InvalidRequestError. The RefusedError has the place of the value below the field `of`. Null stays
     None.
@@ -124,43 +134,22 @@ def _refusing(parse: Callable[[object], Any], of: str) -> PlainValidator:
         except InvalidRequestError as error:
             raise RefusedError(error.value, error.allowed, below=error.field.removeprefix(of)[1:] or None) from None
 
-    return PlainValidator(check)
+    return check
 
 
+_BIASES = (
+    {"type": "object", "additionalProperties": {"anyOf": [NUMBER, {"const": False}]}},
+    {"type": "array", "items": {"type": "array"}},
+)
 # How values of some types are written in JSON, for types that do not imply it.
 _JSON_TYPES: Mapping[Any, Any] = MappingProxyType(
     {
-        TokenBias: Annotated[
-            TokenBias,
-            PlainValidator(_parse_bias),
-            WithJsonSchema(
-                {
-                    "anyOf": [
-                        {"type": "object", "additionalProperties": {"anyOf": [{"type": "number"}, {"const": False}]}},
-                        {"type": "array", "items": {"type": "array"}},
-                    ]
-                }
-            ),
-        ],
-        Seed: Annotated[
-            Seed, PlainValidator(_parse_seed), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "null"}]})
-        ],
-        Texts: Annotated[Texts, PlainValidator(_parse_texts), WithJsonSchema(_STRINGS)],
-        Words: Annotated[
-            Words,
-            PlainValidator(_parse_words),
-            WithJsonSchema({"type": "array", "items": {"anyOf": [STRING, INTEGERS]}}),
-        ],
-        StepNames: Annotated[
-            StepNames,
-            _refusing(parse_order, "samplers"),
-            WithJsonSchema({"anyOf": [_STRINGS, STRING, {"type": "null"}]}),
-        ],
-        SamplerChoice: Annotated[
-            SamplerChoice,
-            _refusing(parse_ai00, "sampler"),
-            WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
-        ],
+        TokenBias: Annotated[TokenBias, Parsed(_parse_bias, *_BIASES)],
+        Seed: Annotated[Seed, Parsed(_parse_seed, INTEGER, NULL)],
+        Texts: Annotated[Texts, Parsed(_parse_texts, STRINGS)],
+        Words: Annotated[Words, Parsed(_parse_words, {"type": "array", "items": {"anyOf": [STRING, INTEGERS]}})],
+        StepNames: Annotated[StepNames, Parsed(_refusing(parse_order, "samplers"), STRINGS, STRING, NULL)],
+        SamplerChoice: Annotated[SamplerChoice, Parsed(_refusing(parse_ai00, "sampler"), OBJECT, NULL)],
     }
 )
 
@@ -387,31 +376,29 @@ def _json_object(value: object, name: str) -> Grammar:
     return Grammar("json_object", field=name)
 
 
-def _regex(value: object, name: str) -> Grammar:
-    if not isinstance(value, str):
-        raise RefusedError(value, "a regular expression as a string")
-    return Grammar("regex", value, name)
-
-
 def _choice(value: object, name: str) -> Grammar:
     if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
         raise RefusedError(value, "a list of strings that is not empty")
     return choice_grammar(value, name)
 
 
-def _written(value: object, name: str) -> Grammar:
-    if not isinstance(value, str):
-        raise RefusedError(value, "a grammar as a string")
-    return written_grammar(value, name)
+Parse: TypeAlias = Callable[[Any, str], Grammar]
+"""Returns the grammar in a value of the field with this name. Raises RefusedError."""
 
 
-def _kbnf(value: object, name: str) -> Grammar:
-    if not isinstance(value, str):
-        raise RefusedError(value, "a grammar of kbnf as a string")
-    return Grammar("kbnf", value, name)
+def _of_text(what: str, make: Callable[[str, str], Grammar]) -> Parse:
+    def parse(value: object, name: str) -> Grammar:
+        if not isinstance(value, str):
+            raise RefusedError(value, f"{what} as a string")
+        return make(value, name)
+
+    return parse
 
 
-_STRUCTURED: Mapping[str, Callable[[Any, str], Grammar]] = {
+_regex = _of_text("a regular expression", partial(Grammar, "regex"))
+_written = _of_text("a grammar", written_grammar)
+_kbnf = _of_text("a grammar of kbnf", partial(Grammar, "kbnf"))
+_STRUCTURED: Mapping[str, Parse] = {
     "json": _json,
     "json_object": _json_object,
     "regex": _regex,
@@ -419,35 +406,10 @@ _STRUCTURED: Mapping[str, Callable[[Any, str], Grammar]] = {
     "grammar": _written,
 }
 
-_NULL = {"type": "null"}
-_OBJECT = {"type": "object"}
-_SCHEMA = {"anyOf": [_OBJECT, STRING, _NULL]}
-_TEXT = {"anyOf": [STRING, _NULL]}
 
-ResponseFormat: TypeAlias = Annotated[
-    Grammar | None, PlainValidator(_response_format), WithJsonSchema({"anyOf": [_OBJECT, _NULL]})
-]
-StructuredOutputs: TypeAlias = Annotated[
-    Grammar | None, PlainValidator(_structured_outputs), WithJsonSchema({"anyOf": [_OBJECT, _NULL]})
-]
-AnyGrammar: TypeAlias = Annotated[Grammar | None, PlainValidator(_grammar), WithJsonSchema(_SCHEMA)]
-JsonSchema: TypeAlias = Annotated[
-    Grammar | None, PlainValidator(partial(_json, name="json_schema")), WithJsonSchema(_SCHEMA)
-]
-GuidedJson: TypeAlias = Annotated[
-    Grammar | None, PlainValidator(partial(_json, name="guided_json")), WithJsonSchema(_SCHEMA)
-]
-GuidedRegex: TypeAlias = Annotated[
-    Grammar | None, PlainValidator(partial(_regex, name="guided_regex")), WithJsonSchema(_TEXT)
-]
-GuidedChoice: TypeAlias = Annotated[
-    Grammar | None,
-    PlainValidator(partial(_choice, name="guided_choice")),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": STRING}, _NULL]}),
-]
-GuidedGrammar: TypeAlias = Annotated[
-    Grammar | None, PlainValidator(partial(_written, name="guided_grammar")), WithJsonSchema(_TEXT)
-]
+def _named(parse: Parse) -> Callable[[Any, ValidationInfo], Grammar]:
+    """Return a function for pydantic that parses a field of any name."""
+    return lambda value, info: parse(value, str(info.field_name))
 
 
 def _token_ids(value: object) -> Grammar | None:
@@ -459,27 +421,16 @@ def _token_ids(value: object) -> Grammar | None:
     return Grammar("tokens", to_json(sorted(set(value))), "allowed_token_ids", is_written=False)
 
 
-AllowedTokenIds: TypeAlias = Annotated[
-    Grammar | None,
-    PlainValidator(_token_ids),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}, _NULL]}),
-]
-BnfSchema: TypeAlias = Annotated[
-    Grammar | None, PlainValidator(partial(_kbnf, name="bnf_schema")), WithJsonSchema(_TEXT)
-]
-
-GRAMMAR_FIELDS = (
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "allowed_token_ids",
-    "guided_grammar",
-    "grammar",
-    "json_schema",
-    "bnf_schema",
-)
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+ResponseFormat: TypeAlias = Annotated[Grammar | None, Parsed(_response_format, OBJECT, NULL)]
+StructuredOutputs: TypeAlias = Annotated[Grammar | None, Parsed(_structured_outputs, OBJECT, NULL)]
+AnyGrammar: TypeAlias = Annotated[Grammar | None, Parsed(_grammar, OBJECT, STRING, NULL)]
+JsonSchema: TypeAlias = Annotated[Grammar | None, Parsed(_named(_json), OBJECT, STRING, NULL)]
+Regex: TypeAlias = Annotated[Grammar | None, Parsed(_named(_regex), STRING, NULL)]
+ChosenText: TypeAlias = Annotated[Grammar | None, Parsed(_named(_choice), STRINGS, NULL)]
+AllowedTokenIds: TypeAlias = Annotated[Grammar | None, Parsed(_token_ids, _IDS, NULL)]
+WrittenGrammar: TypeAlias = Annotated[Grammar | None, Parsed(_named(_written), STRING, NULL)]
+BnfSchema: TypeAlias = Annotated[Grammar | None, Parsed(_named(_kbnf), STRING, NULL)]
 
 
 class GrammarBody(SamplingBody):
@@ -498,16 +449,16 @@ class GrammarBody(SamplingBody):
     structured_outputs: StructuredOutputs = Field(
         default=None, description="An object with `json`, `json_object`, `regex`, `choice` or `grammar`."
     )
-    guided_json: GuidedJson = Field(default=None, description="A JSON schema that the answer follows.")
-    guided_regex: GuidedRegex = Field(
+    guided_json: JsonSchema = Field(default=None, description="A JSON schema that the answer follows.")
+    guided_regex: Regex = Field(
         default=None, description="A regular expression that the whole answer matches, in the syntax of Rust's `regex`."
     )
-    guided_choice: GuidedChoice = Field(default=None, description="Texts. The answer is one of them.")
+    guided_choice: ChosenText = Field(default=None, description="Texts. The answer is one of them.")
     allowed_token_ids: AllowedTokenIds = Field(
         default=None,
         description="Ids of tokens. The answer has only these; it can only end early if one of them ends it.",
     )
-    guided_grammar: GuidedGrammar = Field(
+    guided_grammar: WrittenGrammar = Field(
         default=None, description="A grammar that the answer follows: llama.cpp's GBNF, or llguidance's Lark."
     )
     grammar: AnyGrammar = Field(
@@ -523,7 +474,7 @@ class GrammarBody(SamplingBody):
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
         super().model_post_init(context)
-        given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
+        given = [name for name in _GRAMMAR_FIELDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequestError(given[1], getattr(self, given[1]).text, f"null, since {given[0]} is given, too")
 
@@ -535,4 +486,7 @@ class GrammarBody(SamplingBody):
     @property
     def answer_grammar(self) -> Grammar | None:
         """The grammar that the answer follows; None allows any text."""
-        return next((one for name in GRAMMAR_FIELDS if (one := getattr(self, name)) is not None), None)
+        return next((one for name in _GRAMMAR_FIELDS if (one := getattr(self, name)) is not None), None)
+
+
+_GRAMMAR_FIELDS = [name for name in GrammarBody.model_fields if name not in SamplingBody.model_fields]

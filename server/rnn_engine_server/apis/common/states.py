@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
@@ -19,7 +19,7 @@ from rnn_engine.operations.naming import check_room, settle_end
 from rnn_engine.requests import Finished, GenerateRequest, MixedState, StateMix, TokenInfo
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32, InitialState
-from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody, is_integers
+from rnn_engine_server.core.schema import NULL, STRING, Parsed, RefusedError, RequestBody, is_integers
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.reading import StateForm
@@ -140,11 +140,7 @@ _INLINE = {
     "properties": {"data": {"type": "array", "items": {"type": "number"}}, "shape": {"type": "array"}},
 }
 _PATH = {"type": "object", "properties": {"path": {"type": "string"}}}
-State: TypeAlias = Annotated[
-    StateRef | None,
-    PlainValidator(_parse_state),
-    WithJsonSchema({"anyOf": [STRING, _INLINE, _PATH, {"type": "null"}]}),
-]
+State: TypeAlias = Annotated[StateRef | None, Parsed(_parse_state, STRING, _INLINE, _PATH, NULL)]
 _WEIGHTED = {
     "type": "object",
     "properties": {"name": STRING, "id": STRING, "weight": {"type": "number"}, "prompt": STRING},
@@ -152,8 +148,7 @@ _WEIGHTED = {
 }
 States: TypeAlias = Annotated[
     StateRef | tuple[WeightedRef, ...] | None,
-    PlainValidator(_parse_states),
-    WithJsonSchema({"anyOf": [STRING, _INLINE, _PATH, {"type": "array", "items": _WEIGHTED}, {"type": "null"}]}),
+    Parsed(_parse_states, STRING, _INLINE, _PATH, {"type": "array", "items": _WEIGHTED}, NULL),
 ]
 
 _STATE_FORMS = (

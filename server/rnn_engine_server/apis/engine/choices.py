@@ -8,20 +8,20 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal, NotRequired, TypeAlias
 
 from aiohttp import web
-from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices, total_cost
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import STRINGS, Prompt, check_prompts, text_of
+from rnn_engine_server.apis.common.generation import Prompt, check_prompts, text_of
 from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
-from rnn_engine_server.core.schema import INTEGERS, STRING, RefusedError, Usage, is_integers
+from rnn_engine_server.core.schema import INTEGERS, NULL, STRING, STRINGS, Parsed, RefusedError, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
 
@@ -48,8 +48,7 @@ def _parse_choice(value: object) -> Prompt:
     raise RefusedError(value, "a string or a list of token ids, not empty")
 
 
-_CONTEXT_SCHEMA = {"anyOf": [STRING, STRINGS, INTEGERS, {"type": "null"}]}
-_Choice: TypeAlias = Annotated[Prompt, PlainValidator(_parse_choice), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
+_Choice: TypeAlias = Annotated[Prompt, Parsed(_parse_choice, STRING, INTEGERS)]
 
 
 class ChoosesRequest(ModelBody):
@@ -57,7 +56,7 @@ class ChoosesRequest(ModelBody):
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
-    input: Annotated[Prompt, PlainValidator(_parse_context), WithJsonSchema(_CONTEXT_SCHEMA)] = Field(
+    input: Annotated[Prompt, Parsed(_parse_context, STRING, STRINGS, INTEGERS, NULL)] = Field(
         default="", description="The text that the choices follow. Empty: token 0, or the end of the text in `state`."
     )
     choices: Annotated[list[_Choice], FailFast()] = Field(

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
-from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
@@ -32,7 +32,7 @@ from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import LEASE
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS
-from rnn_engine_server.core.schema import INTEGERS, RefusedError, RequestBody, Usage
+from rnn_engine_server.core.schema import INTEGERS, NULL, Parsed, RefusedError, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import work
 from rnn_engine_states.named.entry import NamedState
@@ -88,9 +88,7 @@ _EMBEDDINGS = {
     "type": "object",
     "properties": {"data": {"type": "array", "items": {"type": "number"}}, "shape": INTEGERS},
 }
-GivenEmbeddings: TypeAlias = Annotated[
-    F32, PlainValidator(_parse_embeddings), WithJsonSchema({"anyOf": [_EMBEDDINGS, {"type": "null"}]})
-]
+GivenEmbeddings: TypeAlias = Annotated[F32, Parsed(_parse_embeddings, _EMBEDDINGS, NULL)]
 
 
 class AdvanceStateRequest(RequestBody):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import Role
@@ -29,7 +29,7 @@ from rnn_engine_server.apis.common.messages import (
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest
 from rnn_engine_server.apis.openai.schemas import CompletionRequest, TranslatedChat, shared_fields
-from rnn_engine_server.core.schema import ErrorDetail, RefusedError, RequestBody, only
+from rnn_engine_server.core.schema import NULL, OBJECT, ErrorDetail, Parsed, RefusedError, RequestBody, only
 from rnn_engine_server.core.settings import Limits
 
 _TEXT_ONLY = "the model reads and writes text only"
@@ -80,11 +80,7 @@ def _parse_format(value: object) -> Grammar | None:
     raise RefusedError(value, '"json" or a JSON schema')
 
 
-Format: TypeAlias = Annotated[
-    Grammar | None,
-    PlainValidator(_parse_format),
-    WithJsonSchema({"anyOf": [{"const": "json"}, {"type": "object"}, {"type": "null"}]}),
-]
+Format: TypeAlias = Annotated[Grammar | None, Parsed(_parse_format, {"const": "json"}, OBJECT, NULL)]
 Images: TypeAlias = Annotated[list[Any], only([], because=_TEXT_ONLY)]
 
 

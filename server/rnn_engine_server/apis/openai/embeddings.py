@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, check_token_ids
@@ -20,7 +20,7 @@ from rnn_engine.operations.parallel import Cost
 from rnn_engine.types import F32, EmbeddingTask, ModelShape
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import (
-    PROMPTS_SCHEMA,
+    PROMPT_FORMS,
     AnyPrompt,
     Prompts,
     check_prompts,
@@ -33,7 +33,7 @@ from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import SETTINGS
-from rnn_engine_server.core.schema import INTEGERS, RefusedError, Usage, is_integers
+from rnn_engine_server.core.schema import INTEGER, INTEGERS, Parsed, RefusedError, Schema, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
 
@@ -88,11 +88,9 @@ def _plain_input(value: object) -> object:
 
 _PARTS = {"type": "object", "properties": {"content": {"type": "array", "items": TEXT_PART}}}
 Inputs: TypeAlias = Annotated[
-    tuple[AnyPrompt, ...],
-    PlainValidator(_parse_inputs),
-    WithJsonSchema({"anyOf": [*PROMPTS_SCHEMA["anyOf"], _PARTS, {"type": "array", "items": _PARTS}]}),
+    tuple[AnyPrompt, ...], Parsed(_parse_inputs, *PROMPT_FORMS, _PARTS, {"type": "array", "items": _PARTS})
 ]
-LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, INTEGERS, {"enum": ["all", "mean"]}]}
+LAYER_FORMS: tuple[Schema, ...] = (INTEGER, INTEGERS, {"enum": ["all", "mean"]})
 
 
 class EmbeddingsRequest(ModelBody):
@@ -107,7 +105,7 @@ class EmbeddingsRequest(ModelBody):
     encoding_format: Encoding = Field(
         default="float", description="Numbers, or their bytes (f32, little-endian) as base64."
     )
-    layer: Annotated[Layers, PlainValidator(parse_layer), WithJsonSchema(LAYER_SCHEMA)] = Field(
+    layer: Annotated[Layers, Parsed(parse_layer, *LAYER_FORMS)] = Field(
         default=_DEFAULT.layer,
         description="The number of a layer, counted from the end if negative; a list of numbers, whose vectors are "
         "joined; `all`, joined; or their `mean`.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, TypeAlias
 
-from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, FailFast, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import ChatTemplate, Conversation, Role, WorldTemplate
@@ -29,6 +29,7 @@ from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.core.schema import (
     STRING,
     ErrorDetail,
+    Parsed,
     PromptProgressBody,
     RefusedError,
     RequestBody,
@@ -156,11 +157,7 @@ def _parse_names(value: object) -> dict[Role, str]:
     return {parse_role(role): name for role, name in value.items()}
 
 
-Names: TypeAlias = Annotated[
-    dict[Role, str],
-    PlainValidator(_parse_names),
-    WithJsonSchema({"type": "object", "additionalProperties": STRING}),
-]
+Names: TypeAlias = Annotated[dict[Role, str], Parsed(_parse_names, {"type": "object", "additionalProperties": STRING})]
 
 
 class TemplateBody(RequestBody):
