@@ -49,18 +49,19 @@ _DEFAULT_RANGE = 320  # tokens that the repetition penalty counts
 class KoboldRequest(CompletionRequest):
     """A text to continue, with KoboldCpp's field names. The fields of completions mean the same here."""
 
-    ignored: ClassVar = CompletionRequest.ignored | {
-        "max_context_length",
-        "quiet",
-        "sampler_full_determinism",
-        "use_authors_note",
-        "use_memory",
-        "use_story",
-        "use_userscripts",
-        "use_world_info",
-    }
+    ignored: ClassVar = frozenset(
+        {
+            "max_context_length",
+            "quiet",
+            "sampler_full_determinism",
+            "use_authors_note",
+            "use_memory",
+            "use_story",
+            "use_userscripts",
+            "use_world_info",
+        }
+    )
     neutral: ClassVar = {
-        **{name: values for name, values in CompletionRequest.neutral.items() if name not in ("tfs", "top_a")},
         "audio": ([],),
         "bypass_eos": (False,),
         "grammar_retain_state": (False,),
@@ -70,14 +71,12 @@ class KoboldRequest(CompletionRequest):
         "render_special": (False,),
     }
     lacking: ClassVar = {
-        **CompletionRequest.lacking,
         "rep_pen_slope": (1,),
         "smoothing_curve": (1,),
         "tfs": (1,),
         "top_a": (0,),
     }
     aliases: ClassVar = {
-        **CompletionRequest.aliases,
         "ban_eos_token": "ignore_eos",
         "max_length": "max_tokens",
         "sampler_seed": "seed",

@@ -28,7 +28,6 @@ class FimRequest(CompletionRequest):
     refused unless it is empty."""
 
     neutral: ClassVar = {
-        **CompletionRequest.neutral,
         "echo": (False,),
         "logprobs": (),
         "prompt_logprobs": (0,),

@@ -32,8 +32,8 @@ class BatchCompletionRequest(CompletionRequest):
     The fields of completions mean the same here.
     """
 
-    neutral: ClassVar = {**CompletionRequest.neutral, "prompt_logprobs": (0,)}
-    aliases: ClassVar = {**CompletionRequest.aliases, "prompts": "prompt"}
+    neutral: ClassVar = {"prompt_logprobs": (0,)}
+    aliases: ClassVar = {"prompts": "prompt"}
 
 
 class BatchResult(TypedDict):

@@ -27,8 +27,8 @@ class TeiEmbedRequest(EmbeddingsRequest):
     """A request for vectors of texts, in text-embeddings-inference's words. The other fields are those of
     /v1/embeddings."""
 
-    ignored: ClassVar = EmbeddingsRequest.ignored | _WITHOUT_EFFECT
-    aliases: ClassVar = {**EmbeddingsRequest.aliases, "inputs": "input"}
+    ignored: ClassVar = _WITHOUT_EFFECT
+    aliases: ClassVar = {"inputs": "input"}
 
     encoding_format: Literal["float"] = Field(default="float", description="Only numbers.")
     prompt_name: PromptName = Field(default=None, description="Only null.")

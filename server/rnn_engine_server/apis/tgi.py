@@ -39,7 +39,6 @@ class TgiRequest(CompletionRequest):
     """
 
     aliases: ClassVar = {
-        **CompletionRequest.aliases,
         "inputs": "prompt",
         "max_new_tokens": "max_tokens",
         "return_full_text": "echo",
@@ -47,7 +46,7 @@ class TgiRequest(CompletionRequest):
         "truncate": "truncate_prompt_tokens",
     }
 
-    neutral: ClassVar = {**CompletionRequest.neutral, "prompt_logprobs": (0,)}
+    neutral: ClassVar = {"prompt_logprobs": (0,)}
     unfolded: ClassVar = {
         "parameters": {"type": ["object", "null"], "description": "All fields except `stream` may be in here."},
         "do_sample": {

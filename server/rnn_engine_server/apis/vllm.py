@@ -31,7 +31,7 @@ from rnn_engine_server.core.schema import STRING, STRINGS, Parsed, RefusedError,
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK
 
-_POOLING = {"request_id", "priority", "add_special_tokens"}
+_POOLING = frozenset({"request_id", "priority", "add_special_tokens"})
 
 
 def _parse_texts(value: object) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ def _parse_task(value: object) -> object:
 class PoolingRequest(EmbeddingsRequest):
     """A request for vectors of texts, in vLLM's words. The fields of /v1/embeddings mean the same here."""
 
-    ignored: ClassVar = EmbeddingsRequest.ignored | _POOLING
+    ignored: ClassVar = _POOLING
     neutral: ClassVar = {"truncate_prompt_tokens": (-1,), "use_activation": (True,)}
 
     task: Annotated[EmbeddingTask | None, BeforeValidator(_parse_task)] = Field(

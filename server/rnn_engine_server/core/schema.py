@@ -10,8 +10,9 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
+from inspect import get_annotations
 from types import MappingProxyType
-from typing import Any, ClassVar, NotRequired, Self, TypeAlias
+from typing import Any, ClassVar, NotRequired, Self, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -30,9 +31,7 @@ from typing_extensions import TypedDict, TypeIs
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.core.settings import Limits
 
-NO_ALIASES: Mapping[str, str] = MappingProxyType({})
-NO_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType({})
-NO_UNFOLDED: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+T = TypeVar("T")
 _DEFAULT_LIMITS = Limits()
 _MAYBE_INFINITE = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{200}")  # found in every number from 1e300 on
 _MOST_NAMES = 30  # of fields that an error lists
@@ -105,6 +104,35 @@ def _find_infinite(value: object, place: str = "") -> str | None:
     return next((found for name, part in parts if (found := _find_infinite(part, f"{place}.{name}"))), None)
 
 
+# JSON schemas of the forms that values may have.
+Schema: TypeAlias = dict[str, Any]
+NULL: Schema = {"type": "null"}
+BOOLEAN: Schema = {"type": "boolean"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+STRING: Schema = {"type": "string"}
+OBJECT: Schema = {"type": "object"}
+INTEGERS: Schema = {"type": "array", "items": INTEGER}
+STRINGS: Schema = {"type": "array", "items": STRING}
+
+
+class Parsed:
+    """Annotates a type whose values pydantic makes by `parse`, from JSON that has one of some `forms`: JSON schemas.
+
+    `parse` raises RefusedError for other values. It may take pydantic's ValidationInfo, too.
+    """
+
+    def __init__(self, parse: Callable[..., object], *forms: Schema) -> None:
+        self._validator = PlainValidator(parse)
+        self._schema = forms[0] if len(forms) == 1 else {"anyOf": list(forms)}
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return self._validator.__get_pydantic_core_schema__(source, handler)
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> Schema:
+        return deepcopy(self._schema)  # pydantic adds to it
+
+
 class RequestBody(BaseModel):
     """The base class of JSON request bodies. Values are checked strictly: none is converted to another type silently.
 
@@ -115,14 +143,27 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
+    # What a body accepts beside its fields. A subclass adds to what its bases have, unless it has a field of that name.
     ignored: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted and have no effect here
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NO_NEUTRAL  # other systems' field -> values without effect
-    lacking: ClassVar[Mapping[str, tuple[object, ...]]] = NO_NEUTRAL  # the same, but unknown with any other value
-    aliases: ClassVar[Mapping[str, str]] = NO_ALIASES  # another name of a field -> the field
-    unfolded: ClassVar[Mapping[str, Mapping[str, Any]]] = NO_UNFOLDED  # what `_unfold` takes away -> its JSON schema
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # other systems' field -> values without effect
+    lacking: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # the same, but unknown with any other value
+    aliases: ClassVar[Mapping[str, str]] = {}  # another name of a field -> the field
+    unfolded: ClassVar[Mapping[str, Schema]] = {}  # what `_unfold` takes away -> its JSON schema
+
     keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has another meaning
     may_be_empty: ClassVar[bool] = False  # a body without bytes stands for an object without fields
     always_strict: ClassVar[bool] = False  # refuse unknown fields in any case, since what is done can't be undone
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401
+        own = vars(cls)
+        named = {*get_annotations(cls), *own.get("neutral", ()), *own.get("lacking", ())}
+        bases = [base for base in reversed(cls.__bases__) if issubclass(base, RequestBody)]
+        cls.ignored = frozenset().union(*(base.ignored for base in bases)) - named | own.get("ignored", frozenset())
+        for table in ("neutral", "lacking", "aliases", "unfolded"):
+            found = {name: value for base in bases for name, value in getattr(base, table).items()}
+            kept = {name: value for name, value in found.items() if name not in named or table == "aliases"}
+            setattr(cls, table, kept | own.get(table, {}))
 
     @classmethod
     def parse(
@@ -251,35 +292,6 @@ def _advice(name: str, known: frozenset[str]) -> str:
     return f"the known fields are {', '.join(sorted(known))}"
 
 
-# JSON schemas of the forms that values may have.
-Schema: TypeAlias = dict[str, Any]
-NULL: Schema = {"type": "null"}
-BOOLEAN: Schema = {"type": "boolean"}
-INTEGER: Schema = {"type": "integer"}
-NUMBER: Schema = {"type": "number"}
-STRING: Schema = {"type": "string"}
-OBJECT: Schema = {"type": "object"}
-INTEGERS: Schema = {"type": "array", "items": INTEGER}
-STRINGS: Schema = {"type": "array", "items": STRING}
-
-
-class Parsed:
-    """Annotates a type whose values pydantic makes by `parse`, from JSON that has one of some `forms`: JSON schemas.
-
-    `parse` raises RefusedError for other values. It may take pydantic's ValidationInfo, too.
-    """
-
-    def __init__(self, parse: Callable[..., object], *forms: Schema) -> None:
-        self._validator = PlainValidator(parse)
-        self._schema = forms[0] if len(forms) == 1 else {"anyOf": list(forms)}
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return self._validator.__get_pydantic_core_schema__(source, handler)
-
-    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> Schema:
-        return deepcopy(self._schema)  # pydantic adds to it
-
-
 def is_integers(value: object) -> TypeIs[list[int]]:
     """Return True if `value` is a list of integers; booleans do not count as integers."""
     return isinstance(value, list) and all(type(item) is int for item in value)
@@ -359,6 +371,15 @@ def _value_at(data: object, place: Sequence[int | str]) -> object:
 def _allowed(error: ErrorDetails) -> str:
     expected = _EXPECTED.get(error["type"])
     return error["msg"] if expected is None else expected.format(**error.get("ctx", {}))
+
+
+def described(kind: type[T], source: object, /, **others: object) -> T:
+    """Return a part of an answer: `others`, and for the further fields of the TypedDict `kind` attributes of `source`.
+
+    The attributes have the names of the fields.
+    """
+    names = kind.__annotations__.keys()
+    return kind(**{name: others[name] if name in others else getattr(source, name) for name in names})
 
 
 class ErrorDetail(TypedDict):

@@ -22,7 +22,7 @@ from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner
 from rnn_engine_server.apis.openai.batches import BATCHES, RUNNER
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import query_count, to_json
+from rnn_engine_server.core.bodies import PageEnds, query_count, to_json
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import Limits
@@ -99,13 +99,10 @@ class MessageBatch(TypedDict):
     results_url: str | None
 
 
-class MessageBatchList(TypedDict):
+class MessageBatchList(PageEnds):
     """Batches, the newest first. If `has_more`, the last one's id is `after_id` for the next page."""
 
     data: list[MessageBatch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedMessageBatch(TypedDict):

@@ -19,12 +19,10 @@ from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.common.histories import Info, history, leave_out, part_text, tool_text
 from rnn_engine_server.apis.common.messages import (
     CalledFunction,
-    FunctionBody,
     Message,
+    NamedTool,
     Parameters,
-    ToolBody,
     ToolCallBody,
-    ToolName,
     check_tool_type,
     client_tools,
     earlier_arguments,
@@ -196,35 +194,20 @@ class AnthropicMessage(RequestBody):
         )
 
 
-class AnthropicTool(RequestBody):
+class AnthropicTool(NamedTool):
     """A function that the model may ask its client to call."""
 
     ignored: ClassVar = frozenset({"allowed_callers", "cache_control", "eager_input_streaming", "input_examples"})
 
     type: Literal["custom"] | None = Field(default=None, description="Only `custom`.")
-    name: ToolName
-    description: str = Field(default="", description="What the tool is for.")
     defer_loading: bool = Field(
         default=False, description="Offer the tool only once a result has a `tool_reference` block with its name."
-    )
-    strict: bool | None = Field(
-        default=None,
-        description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
-        "keyword, which `X-Left-Out` then names.",
     )
     input_schema: Parameters = Field(description="The JSON schema of the input, which every call follows.")
 
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
         return check_tool_type(fields, None, "custom")
-
-    @property
-    def body(self) -> ToolBody:
-        """The tool in the format of OpenAI's requests."""
-        function = FunctionBody.model_construct(
-            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
-        )
-        return ToolBody.model_construct(type="function", function=function)
 
 
 class ToolChoiceBody(RequestBody):
@@ -286,17 +269,19 @@ class OutputConfig(RequestBody):
 class AnthropicConversation(GenerationBody):
     """A conversation in Anthropic's format: the fields that `/v1/messages` and the count of tokens share."""
 
-    ignored: ClassVar = GenerationBody.ignored | {
-        "cache_control",
-        "container",
-        "diagnostics",
-        "inference_geo",
-        "speed",
-        "user_profile_id",
-        "workspace_id",
-    }
-    neutral: ClassVar = {**GenerationBody.neutral, "mcp_servers": ([],), "thread": ()}
-    aliases: ClassVar = {**GenerationBody.aliases, "stop_sequences": "stop"}
+    ignored: ClassVar = frozenset(
+        {
+            "cache_control",
+            "container",
+            "diagnostics",
+            "inference_geo",
+            "speed",
+            "user_profile_id",
+            "workspace_id",
+        }
+    )
+    neutral: ClassVar = {"mcp_servers": ([],), "thread": ()}
+    aliases: ClassVar = {"stop_sequences": "stop"}
 
     messages: Annotated[list[AnthropicMessage], FailFast(), history(_leave_out_of)] = Field(
         min_length=1,
@@ -349,7 +334,8 @@ class AnthropicConversation(GenerationBody):
             fields["reasoning_effort"] = "xhigh" if self.output_config.effort == "max" else self.output_config.effort
         turns = [turn for message in self.messages for turn in message.content.turns]
         loaded = {name for turn in turns for name in turn.loaded}
-        tools = [tool.body for tool in self.tools if not tool.defer_loading or tool.name in loaded]
+        offered = [tool for tool in self.tools if not tool.defer_loading or tool.name in loaded]
+        tools = [tool.as_function(tool.input_schema) for tool in offered]
         return TranslatedChat.of(self, messages=[*self._system, *self._turns], tools=tools, **fields)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -48,41 +49,24 @@ class Tally:
         self._copies = copies
         self._prompt_tokens = 0
         self._cached_tokens = 0
-        self._completion_tokens = 0
+        self._completion_tokens: Counter[int] = Counter()  # by choice
 
     def add(self, choice: int, event: Event) -> None:
         """Add the token counts that are in `event`, an event of choice number `choice`.
 
         A prompt counts once, for its first choice.
         """
-        if isinstance(event, Finished):
-            self._completion_tokens += event.completion_tokens
+        if isinstance(event, TextDelta):
+            self._completion_tokens[choice] += len(event.tokens)
+        elif isinstance(event, Finished):
+            self._completion_tokens[choice] = event.completion_tokens
         elif isinstance(event, Started) and choice % self._copies == 0:
             self._prompt_tokens += event.prompt_tokens
             self._cached_tokens += event.cached_tokens
 
     def usage(self) -> Usage:
         """Return the token counts of the answer, from all events so far."""
-        return _usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
-
-
-class RunningTally(Tally):
-    """Counts an answer's tokens as they arrive, and not only when a choice ends."""
-
-    def __init__(self, copies: int) -> None:
-        super().__init__(copies)
-        self._so_far: dict[int, int] = {}  # the tokens of each choice that has not ended
-
-    def add(self, choice: int, event: Event) -> None:
-        super().add(choice, event)
-        if isinstance(event, TextDelta):
-            self._so_far[choice] = self._so_far.get(choice, 0) + len(event.tokens)
-        elif isinstance(event, Finished):
-            self._so_far.pop(choice, None)
-
-    def usage(self) -> Usage:
-        completion_tokens = self._completion_tokens + sum(self._so_far.values())
-        return _usage(self._prompt_tokens, self._cached_tokens, completion_tokens)
+        return _usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens.total())
 
 
 def usage_of(costs: Sequence[Cost]) -> Usage:
@@ -306,9 +290,9 @@ async def answer_in(
     """
     if not body.stream:
         return await answer_whole(dialect.whole, request, body, calls, resolved, run=run, keep=keep)
-    running, end = await _prepare(request, body, calls, resolved, run)
+    running, saver = await _prepare(request, body, calls, resolved, run)
     async with running, EventStream(request, stream_type, keep_alive) as stream:
-        return await _Streaming(stream, request, dialect, Tally(body.copies), end, keep).run(running)
+        return await _Streaming(stream, request, dialect, Tally(body.copies), saver, keep).run(running)
 
 
 async def _prepare(
@@ -317,11 +301,8 @@ async def _prepare(
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
     run: RunRequests,
-) -> tuple[ParallelRequests, _End]:
-    """Return the engine requests for `calls`, which have not started, and the object that saves a state after them.
-
-    That object, an `_End`, does nothing unless `body` asks to save the state.
-    """
+) -> tuple[ParallelRequests, EndSaver | None]:
+    """Return the engine requests for `calls`, which have not started, and what saves a state after them, if wanted."""
     engine = engine_of(request, body.cache_salt)
     seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
     deadline = min(time.monotonic() + seconds, request.get(DEADLINE, math.inf))
@@ -329,34 +310,7 @@ async def _prepare(
     saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)
     if saver is not None:
         calls = [saver.call]
-    return run(engine, calls, engine.info.num_slots), _End(saver)
-
-
-class _End:
-    """Saves the state at the end of a generation if the client wants that, and makes the answer's fields about it.
-
-    The client wants it if `saver` is given.
-    """
-
-    def __init__(self, saver: EndSaver | None) -> None:
-        self.is_wanted = saver is not None
-        self._saver = saver
-        self._outcome = ChoiceOutcome()
-
-    async def note(self, event: Event) -> Mapping[str, object]:
-        """Process the next event of the engine request, and save the state if the event is the last one.
-
-        Return the answer's fields about the saved state, or about the error of saving it; none before the last event.
-        """
-        if self._saver is None:
-            return {}
-        self._outcome.add(event)
-        if not isinstance(event, Finished):
-            return {}
-        try:
-            return {"saved_state": await self._saver.save(self._outcome.tokens, event)}
-        except Exception as error:  # the answer is complete: send it without its state
-            return {"saved_state": None, "save_error": describe(error).body["error"]}
+    return run(engine, calls, engine.info.num_slots), saver
 
 
 async def answer_whole(
@@ -373,7 +327,7 @@ async def answer_whole(
 
     See `answer_in` for the other arguments.
     """
-    running, end = await _prepare(request, body, calls, resolved, run)
+    running, saver = await _prepare(request, body, calls, resolved, run)
     tally = Tally(body.copies)
     outcomes = [ChoiceOutcome() for _ in running.requests]
     saved: Mapping[str, object] = {}
@@ -383,7 +337,8 @@ async def answer_whole(
                 tally.add(index, event)
                 outcomes[index].add(event)
                 _note_left_out(request, event)
-                saved = await end.note(event)
+                if saver is not None:
+                    saved = await saver.note(event)
 
     def make() -> Body:
         return make_body(Ended(outcomes, list(_best(outcomes, body.copies, body.n)), tally.usage(), saved))
@@ -422,14 +377,14 @@ class _Streaming:
         request: web.Request,
         dialect: Dialect,
         tally: Tally,
-        end: _End,
+        saver: EndSaver | None,
         keep: Keep | None,
     ) -> None:
         self._request = request
         self._stream = stream
         self._dialect = dialect
         self._tally = tally
-        self._end = end
+        self._saver = saver
         self._keep = keep
 
     async def run(self, running: ParallelRequests) -> web.StreamResponse:
@@ -465,11 +420,11 @@ class _Streaming:
         for index, event in events:
             self._tally.add(index, event)
             saved: Mapping[str, object] = {}
-            if self._end.is_wanted:
+            if self._saver is not None:
                 if isinstance(event, Finished):
                     await self._stream.write(b"".join(parts))  # saving takes a while
                     parts.clear()
-                saved = await self._end.note(event)
+                saved = await self._saver.note(event)
             encode = partial(self._dialect.event, index, event, saved)
             parts.append(encode() if isinstance(event, TextDelta) else await self._encode(event, encode))
             if isinstance(event, Finished) and self._keep is not None:

@@ -187,7 +187,6 @@ class GenerationBody(GrammarBody):
     lacking: ClassVar = {"prompt_logprobs": (0,), "store": (False,)}
 
     aliases: ClassVar = {
-        **GrammarBody.aliases,
         "max_new_tokens": "max_tokens",
         "n_predict": "max_tokens",
         "num_predict": "max_tokens",
@@ -378,10 +377,6 @@ def _null_for_all(value: object) -> object:
 
 class PromptBody(ProgressBody):
     """The request fields about a prompt's tokens, which completions and chats have as with vLLM."""
-
-    neutral: ClassVar = {
-        name: values for name, values in ProgressBody.neutral.items() if name != "truncate_prompt_tokens"
-    }
 
     truncate_prompt_tokens: Annotated[int | None, BeforeValidator(_null_for_all)] = Field(
         default=None,

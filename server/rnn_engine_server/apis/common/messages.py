@@ -262,7 +262,9 @@ ToolName: TypeAlias = Annotated[
 ]
 
 
-class FunctionBody(RequestBody):
+class NamedTool(RequestBody):
+    """The fields of a tool that all APIs have. Subclasses add the schema of the arguments."""
+
     name: ToolName
     description: str = Field(default="", description="What the tool is for.")
     strict: bool | None = Field(
@@ -270,6 +272,16 @@ class FunctionBody(RequestBody):
         description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
         "keyword, which `X-Left-Out` then names.",
     )
+
+    def as_function(self, parameters: dict[str, Any]) -> ToolBody:
+        """Return the tool in the form that chat completions have, with this JSON schema of its arguments."""
+        function = FunctionBody.model_construct(
+            name=self.name, description=self.description, strict=self.strict, parameters=parameters
+        )
+        return ToolBody.model_construct(type="function", function=function)
+
+
+class FunctionBody(NamedTool):
     parameters: Parameters = Field(
         default=_ANY, description="The JSON schema of the arguments, which every call follows."
     )
@@ -304,15 +316,20 @@ def check_tool_type(fields: dict[str, object], *allowed: str | None) -> dict[str
     return fields
 
 
-class ToolBody(RequestBody):
-    """A function that the model may ask its client to call."""
+class FunctionType(RequestBody):
+    """The type of a tool, which must be a function."""
 
     type: Literal["function"] = Field(description="Only `function`.")
-    function: FunctionBody = Field(description="The function that the model may call.")
 
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
         return check_tool_type(fields, "function")
+
+
+class ToolBody(FunctionType):
+    """A function that the model may ask its client to call."""
+
+    function: FunctionBody = Field(description="The function that the model may call.")
 
 
 def _parse_choice(value: object) -> ToolChoice:

@@ -436,7 +436,7 @@ BnfSchema: TypeAlias = Annotated[Grammar | None, Parsed(_named(_kbnf), STRING, N
 class GrammarBody(SamplingBody):
     """The request fields that restrict an answer to a grammar. At most one such field may be set."""
 
-    aliases: ClassVar = {**SamplingBody.aliases, "ebnf": "guided_grammar", "regex": "guided_regex"}
+    aliases: ClassVar = {"ebnf": "guided_grammar", "regex": "guided_regex"}
 
     response_format: ResponseFormat = Field(
         default=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
@@ -16,10 +16,11 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import check_room, settle_end
-from rnn_engine.requests import Finished, GenerateRequest, MixedState, StateMix, TokenInfo
+from rnn_engine.requests import Event, Finished, GenerateRequest, MixedState, StateMix, TextDelta, TokenInfo
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32, InitialState
-from rnn_engine_server.core.schema import NULL, STRING, Parsed, RefusedError, RequestBody, is_integers
+from rnn_engine_server.core.errors import describe
+from rnn_engine_server.core.schema import NULL, STRING, Parsed, RefusedError, RequestBody, described, is_integers
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.reading import StateForm
@@ -288,23 +289,18 @@ class StateEntry(TypedDict):
 def state_entry(named: NamedState) -> StateEntry:
     """Return the description of a named state that clients get."""
     frozen = named.frozen
-    return {
-        "object": "state",
-        "id": str(named.id),
-        "name": named.name,
-        "form": named.form,
-        "source": named.source,
-        "created": int(named.created),
-        "digest": frozen.digest,
-        "num_tokens": frozen.num_tokens,
-        "has_shifts": frozen.has_shifts,
-        "has_logits": frozen.logits is not None,
-        "bytes": frozen.num_bytes,
-        "owner": named.owner,
-        "persistent": named.persistent,
-        "read_only": named.read_only,
-        "expires_in": named.expires_in,
-    }
+    return described(
+        StateEntry,
+        named,
+        object="state",
+        id=str(named.id),
+        created=int(named.created),
+        digest=frozen.digest,
+        num_tokens=frozen.num_tokens,
+        has_shifts=frozen.has_shifts,
+        has_logits=frozen.logits is not None,
+        bytes=frozen.num_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -402,6 +398,7 @@ class EndSaver:
         self._engine = engine
         self._wanted = wanted
         self._resolved = resolved
+        self._tokens: list[TokenInfo] = []  # of the answer
         self.call = replace(call, keep_end=True)
 
     @classmethod
@@ -434,11 +431,25 @@ class EndSaver:
             )
         return saver
 
-    async def save(self, tokens: Sequence[TokenInfo], finished: Finished) -> StateEntry:
-        """Save the state after the generated `tokens` as a named state, and return its description."""
+    async def note(self, event: Event) -> Mapping[str, object]:
+        """Process the next event of the engine request, and save the state if the event is the last one.
+
+        Return the answer's fields about the saved state, or about the error of saving it; none before the last event.
+        """
+        if isinstance(event, TextDelta):
+            self._tokens.extend(event.tokens)
+        if not isinstance(event, Finished):
+            return {}
+        try:
+            return {"saved_state": await self._save(event)}
+        except Exception as error:  # the answer is complete: send it without its state
+            return {"saved_state": None, "save_error": describe(error).body["error"]}
+
+    async def _save(self, finished: Finished) -> StateEntry:
+        """Save the state after the answer as a named state, and return its description."""
         assert finished.end is not None  # it was asked for
         states, old = self._engine.states, self._continued
-        text = _text_of(tokens, finished)
+        text = _text_of(self._tokens, finished)
         frozen = await settle_end(self._engine, self._resolved.frozen, self.call, finished.end, text)
         if old is not None:
             return state_entry(await states.compare_and_set(old, frozen, source="answer"))

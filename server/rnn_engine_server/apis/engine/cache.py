@@ -14,8 +14,9 @@ from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import query_count
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY
+from rnn_engine_server.core.schema import described
 from rnn_engine_states.cache.browse import HEAD_TOKENS, SnapshotNode, TreeNode, TreeQuery
-from rnn_engine_states.cache.config import CacheStats, TierStats
+from rnn_engine_states.cache.config import CacheStats
 
 KindName = Literal["prompt_end", "turn", "branch", "mark", "generation_end", "waypoint"]
 MissName = Literal[
@@ -175,38 +176,8 @@ class CacheDropped(TypedDict):
 
 def cache_totals(stats: CacheStats) -> CacheTotals:
     """Return the cache's counts since its start, in the form in which clients get them."""
-    return {
-        "look_ups": stats.look_ups,
-        "hits": stats.hits,
-        "exact_hits": stats.exact_hits,
-        "tokens_looked_up": stats.tokens_looked_up,
-        "tokens_saved": stats.tokens_saved,
-        "misses": {reason.value: count for reason, count in stats.misses.items()},
-        "checkpoints": stats.checkpoints,
-        "path_marks": stats.ghosts,
-        "not_stored": stats.not_stored,
-        "writes_refused": stats.writes_refused,
-        "lost_files": stats.lost_files,
-        "failed_writes": stats.failed_writes,
-        "device_logits_bytes": stats.device_logits_bytes,
-        "index_bytes": stats.index_bytes,
-        "index_capacity": stats.index_capacity,
-    }
-
-
-def cache_tier(stats: TierStats) -> CacheTier:
-    """Return the contents and counts of one tier of the cache, in the form in which clients get them."""
-    return {
-        "tier": stats.tier,
-        "capacity": stats.capacity,
-        "used": stats.used,
-        "copies": stats.copies,
-        "hits": stats.hits,
-        "stored": stats.stored,
-        "promotions": stats.promotions,
-        "demotions": stats.demotions,
-        "evictions": stats.evictions,
-    }
+    misses = {reason.value: count for reason, count in stats.misses.items()}
+    return described(CacheTotals, stats, misses=misses, path_marks=stats.ghosts)
 
 
 _DEFAULT_NODES, _MOST_NODES = 100, 1000
@@ -227,7 +198,7 @@ async def get_cache(request: web.Request) -> Cache:
         "object": "cache",
         "enabled": stats is not None,
         "totals": None if stats is None else cache_totals(stats),
-        "tiers": [] if stats is None else [cache_tier(tier) for tier in stats.tiers],
+        "tiers": [] if stats is None else [described(CacheTier, tier) for tier in stats.tiers],
         "nodes": [_node(engine, number, node) for number, node in enumerate(nodes)],
     }
 
@@ -239,21 +210,10 @@ async def drop_cache(request: web.Request) -> CacheDropped:
 
 
 def _node(engine: EngineLike, number: int, node: SnapshotNode) -> CacheNode:
-    return {
-        "id": number,
-        "parent": node.parent,
-        "root": node.root,
-        "start": node.start,
-        "length": node.length,
-        "tokens": list(node.head),
-        "text": engine.detokenize(node.head).decode(errors="replace"),
-        "kind": node.kind.value,
-        "bytes": node.sizes,
-        "hits": node.hits,
-        "saves": node.saves,
-        "has_logits": node.has_logits,
-        "in_use": node.in_use,
-    }
+    text = engine.detokenize(node.head).decode(errors="replace")
+    return described(
+        CacheNode, node, id=number, tokens=list(node.head), text=text, kind=node.kind.value, bytes=node.sizes
+    )
 
 
 _DEFAULT_TREE, _MOST_LEVELS, _MOST_TEXT = 200, 1000, 200
@@ -322,21 +282,16 @@ def _query(request: web.Request) -> TreeQuery:
 
 def _tree_node(node: TreeNode) -> CacheTreeNode:
     position = node.position
-    return {
-        "id": position.id,
-        "parent": node.parent,
-        "root": position.root,
-        "start": node.start,
-        "length": position.length,
-        "text": node.text,
-        "whole": node.is_whole,
-        "kind": position.kind.value,
-        "bytes": position.sizes,
-        "hits": position.hits,
-        "saves": position.saves,
-        "has_logits": position.has_logits,
-        "in_use": position.in_use,
-        "idle_seconds": round(position.idle_seconds, 1),
-        "match": node.is_match,
-        "children": node.num_children,
-    }
+    return described(
+        CacheTreeNode,
+        position,
+        parent=node.parent,
+        start=node.start,
+        text=node.text,
+        whole=node.is_whole,
+        kind=position.kind.value,
+        bytes=position.sizes,
+        idle_seconds=round(position.idle_seconds, 1),
+        match=node.is_match,
+        children=node.num_children,
+    )

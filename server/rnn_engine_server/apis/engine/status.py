@@ -18,7 +18,7 @@ from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.sampling.params import PARAMETERS
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
 from rnn_engine_server.apis.common.generation import GenerationBody
-from rnn_engine_server.apis.engine.cache import CacheTier, CacheTotals, cache_tier, cache_totals
+from rnn_engine_server.apis.engine.cache import CacheTier, CacheTotals, cache_totals
 from rnn_engine_server.apis.openai.models import HealthBody, Readiness
 from rnn_engine_server.auth.engine import engine_of, open_engines_of
 from rnn_engine_server.connections.connection import CONNECTIONS
@@ -26,6 +26,7 @@ from rnn_engine_server.core.bodies import BUDGET, json_response, query_seconds
 from rnn_engine_server.core.errors import retry_headers
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import EVENTS, LIFECYCLE, SETTINGS
+from rnn_engine_server.core.schema import described
 from rnn_engine_server.core.streams import send_repeatedly
 from rnn_engine_server.models.registry import MODELS, ModelStatus, ServedModel
 from rnn_engine_server.telemetry.metrics import METRICS
@@ -186,7 +187,7 @@ def engine_status(name: str, engine: EngineLike) -> EngineStatus:
         "tokens": _tokens(counters),
         "steps": _steps(counters),
         "cache": None if cache is None else cache_totals(cache),
-        "tiers": [] if cache is None else [cache_tier(tier) for tier in cache.tiers],
+        "tiers": [] if cache is None else [described(CacheTier, tier) for tier in cache.tiers],
         "memory": list(_memory(info, cache, engine.states.usage())),
     }
 
@@ -198,17 +199,7 @@ def readiness(health: Health) -> Readiness:
 
 def _slot(use: SlotUse) -> SlotStatus:
     phase: SlotPhase = "prompt" if use.run_tokens < use.prompt_tokens else "decode"
-    return {
-        "slot": use.slot,
-        "request": use.request,
-        "phase": "paused" if use.paused else phase,
-        "owner": use.scope or None,
-        "prompt_tokens": use.prompt_tokens,
-        "cached_tokens": use.cached_tokens,
-        "run_tokens": use.run_tokens,
-        "generated_tokens": use.generated_tokens,
-        "max_tokens": use.max_tokens,
-    }
+    return described(SlotStatus, use, phase="paused" if use.paused else phase, owner=use.scope or None)
 
 
 def _tokens(counters: EngineCounters) -> TokenCounts:
@@ -305,7 +296,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 def _progress(model: ServedModel) -> LoadingStatus | None:
     progress = model.progress
-    return None if progress is None else {"what": progress.what, "done": progress.done, "total": progress.total}
+    return None if progress is None else described(LoadingStatus, progress)
 
 
 # Health of the server: whether it takes requests, why not, and how busy it is.

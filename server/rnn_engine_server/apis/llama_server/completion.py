@@ -32,20 +32,21 @@ class LlamaCompletionRequest(CompletionRequest):
     Fields that OpenAI has as well mean the same.
     """
 
-    ignored: ClassVar = CompletionRequest.ignored | {
-        "backend_sampling",
-        "cache_prompt",
-        "grammar_lazy",
-        "grammar_triggers",
-        "n_cache_reuse",
-        "n_discard",
-        "n_keep",
-        "preserved_tokens",
-        "t_max_prompt_ms",
-    }
-    neutral: ClassVar = {**CompletionRequest.neutral, "prompt_logprobs": (0,)}
+    ignored: ClassVar = frozenset(
+        {
+            "backend_sampling",
+            "cache_prompt",
+            "grammar_lazy",
+            "grammar_triggers",
+            "n_cache_reuse",
+            "n_discard",
+            "n_keep",
+            "preserved_tokens",
+            "t_max_prompt_ms",
+        }
+    )
+    neutral: ClassVar = {"prompt_logprobs": (0,)}
     aliases: ClassVar = {
-        **CompletionRequest.aliases,
         "max_completion_tokens": "max_tokens",
         "n_probs": "logprobs",
         "n_cmpl": "n",
@@ -57,17 +58,10 @@ class LlamaCompletionRequest(CompletionRequest):
         description="Return only these fields of the answer, and of a stream's last event. `generation_settings/seed` "
         "is a field within another, and is returned under that whole name. Null or empty: all.",
     )
-    min_keep: Annotated[int, only(0, because="no sampler keeps tokens against its own rule")] = Field(
-        default=0, description="Only 0."
-    )
-    n_indent: Annotated[int, only(0, because="the model knows no lines")] = Field(default=0, description="Only 0.")
     post_sampling_probs: Annotated[
         Literal[False], only(False, because="probabilities are returned as the model gives them, before sampling")
     ] = Field(default=False, description="Only false.")
     image_data: Annotated[list[Any], only([], because="the model reads text only")] = Field(
-        default=[], description="Only an empty list."
-    )
-    lora: Annotated[list[Any], only([], because="LoRAs are merged when the model is loaded")] = Field(
         default=[], description="Only an empty list."
     )
 

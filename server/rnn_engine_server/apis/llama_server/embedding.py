@@ -16,7 +16,7 @@ from rnn_engine_server.core.schema import only
 class LlamaEmbeddingRequest(EmbeddingsRequest):
     """A request for vectors of texts, with llama-server's field names. The other fields are those of /v1/embeddings."""
 
-    aliases: ClassVar = {**EmbeddingsRequest.aliases, "content": "input"}
+    aliases: ClassVar = {"content": "input"}
 
     encoding_format: Literal["float"] = Field(default="float", description="Only numbers.")
     embd_normalize: Annotated[int | None, only(None, -1, 2, because="vectors are scaled to length 1 or not at all")] = (

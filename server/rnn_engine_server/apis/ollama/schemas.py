@@ -40,24 +40,26 @@ ModelName: TypeAlias = Annotated[str, AfterValidator(lambda name: name.removesuf
 class OllamaOptions(GenerationBody):
     """Options for generating an answer: Ollama's own, and the fields of this server."""
 
-    ignored: ClassVar = GenerationBody.ignored | {
-        "draft_num_predict",
-        "embedding_only",
-        "f16_kv",
-        "logits_all",
-        "low_vram",
-        "main_gpu",
-        "num_batch",
-        "num_ctx",
-        "num_gpu",
-        "num_keep",
-        "num_thread",
-        "numa",
-        "penalize_newline",
-        "use_mlock",
-        "use_mmap",
-        "vocab_only",
-    }
+    ignored: ClassVar = frozenset(
+        {
+            "draft_num_predict",
+            "embedding_only",
+            "f16_kv",
+            "logits_all",
+            "low_vram",
+            "main_gpu",
+            "num_batch",
+            "num_ctx",
+            "num_gpu",
+            "num_keep",
+            "num_thread",
+            "numa",
+            "penalize_newline",
+            "use_mlock",
+            "use_mmap",
+            "vocab_only",
+        }
+    )
 
     max_tokens: Annotated[int, AfterValidator(lambda count: max(count, -1))] = Field(
         default=-1, description="The most tokens to generate; -1 and -2: as many as the limits allow."
@@ -284,7 +286,7 @@ class PullStatus(TypedDict):
 class EmbedRequest(EmbeddingsRequest):
     """A request for vectors of texts. No text is cut, so `truncate` has no effect, nor have `options`."""
 
-    ignored: ClassVar = EmbeddingsRequest.ignored | {"keep_alive", "options", "truncate"}
+    ignored: ClassVar = frozenset({"keep_alive", "options", "truncate"})
 
     model: ModelName | None = Field(default=None, description="The model's name; null is the default one.")
     encoding_format: Literal["float"] = Field(default="float", description="Only numbers.")
@@ -293,7 +295,7 @@ class EmbedRequest(EmbeddingsRequest):
 class OlderEmbedRequest(EmbedRequest):
     """A request for the vector of one text, to Ollama's older route for embeddings."""
 
-    aliases: ClassVar = {**EmbedRequest.aliases, "prompt": "input"}
+    aliases: ClassVar = {"prompt": "input"}
 
 
 class Embedded(TypedDict):

@@ -15,7 +15,7 @@ from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metada
 from rnn_engine_server.apis.openai.response_schemas import InputTokensDetails, OutputTokensDetails
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import page_ends
+from rnn_engine_server.core.bodies import PageEnds, page_ends
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.jobs.runner import BatchRunner
@@ -106,14 +106,11 @@ class BatchObject(TypedDict):
     metadata: dict[str, str]
 
 
-class BatchList(TypedDict):
+class BatchList(PageEnds):
     """Batches, the newest first. If `has_more`, the last one's id is `after` for the next page."""
 
     object: Literal["list"]
     data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class BatchDeleted(TypedDict):

@@ -25,7 +25,7 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome, Dialect, Ended, RunningTally
+from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome, Dialect, Ended, Tally
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, GenerationBody
 from rnn_engine_server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
 from rnn_engine_server.core.schema import Usage
@@ -189,7 +189,7 @@ class ChoicesDialect(Dialect, Generic[Body]):
             "system_fingerprint": _fingerprint(engine.info),
         }
         self._clocks = [AnswerClock(with_each=body.tells_times) for _ in calls]
-        self._tally = RunningTally(body.copies) if body.tells_usage else None
+        self._tally = Tally(body.copies) if body.tells_usage else None
         self._no_usage: Mapping[str, object] = {"usage": None} if body.include_usage else {}
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and after its text
         self._last_times: Mapping[str, object] = {}

@@ -18,7 +18,7 @@ from rnn_engine.errors import InvalidRequestError, check_text
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import body_pieces, page_ends, to_json
+from rnn_engine_server.core.bodies import PageEnds, body_pieces, page_ends, to_json
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import FORM, SETTINGS
 from rnn_engine_server.core.schema import RequestBody
@@ -72,14 +72,11 @@ class FileObject(TypedDict):
     sha256: str
 
 
-class FileList(TypedDict):
+class FileList(PageEnds):
     """Files. If `has_more`, the last one's id is `after` for the next page."""
 
     object: Literal["list"]
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class FileDeleted(TypedDict):

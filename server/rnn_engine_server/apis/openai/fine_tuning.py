@@ -17,7 +17,7 @@ from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metada
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, page_ends, query_page
+from rnn_engine_server.core.bodies import PageEnds, json_response, page_ends, query_page
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.streams import DONE, EventStream, encode_event, send_until_closing
@@ -238,14 +238,11 @@ class FineTuningCheckpoint(TypedDict):
     metrics: CheckpointMetrics
 
 
-class FineTuningCheckpointList(TypedDict):
+class FineTuningCheckpointList(PageEnds):
     """The newest checkpoints of a job. If `has_more`, the last one's id is `after` for the next page."""
 
     object: Literal["list"]
     data: list[FineTuningCheckpoint]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 ROUTES = RouteTable(uses_model=False)

@@ -17,11 +17,8 @@ from rnn_engine_server.apis.common.messages import (
     MOST_TOOLS,
     Choice,
     FunctionBody,
+    FunctionType,
     Message,
-    Parameters,
-    ToolBody,
-    ToolName,
-    check_tool_type,
     client_tools,
 )
 from rnn_engine_server.apis.common.states import StateEntry
@@ -34,6 +31,7 @@ from rnn_engine_server.apis.openai.response_items import (
     messages_of,
 )
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, TranslatedChat
+from rnn_engine_server.core.bodies import PageEnds
 from rnn_engine_server.core.schema import ErrorDetail, PromptProgressBody, RefusedError, RequestBody, Timings, only
 from rnn_engine_server.core.settings import Limits
 
@@ -41,33 +39,8 @@ _LOGPROBS = "message.output_text.logprobs"
 _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "name": ..., "schema": ...}'
 
 
-class ResponseTool(RequestBody):
+class ResponseTool(FunctionBody, FunctionType):
     """A function that the model may ask its client to call."""
-
-    type: Literal["function"] = Field(description="Only `function`.")
-    name: ToolName
-    description: str = Field(default="", description="What the tool is for.")
-    strict: bool | None = Field(
-        default=None,
-        description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
-        "keyword, which `X-Left-Out` then names.",
-    )
-    parameters: Parameters = Field(
-        default={"type": "object", "properties": {}},
-        description="The JSON schema of the arguments, which every call follows.",
-    )
-
-    @classmethod
-    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
-        return check_tool_type(fields, "function")
-
-    @property
-    def body(self) -> ToolBody:
-        """The tool in the form that chat completions have for tools."""
-        function = FunctionBody.model_construct(
-            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
-        )
-        return ToolBody.model_construct(type="function", function=function)
 
 
 def _grammar_of(value: dict[str, Any]) -> Grammar | None:
@@ -115,9 +88,9 @@ class ReasoningBody(RequestBody):
 class ResponsesRequest(ProgressBody):
     """A request to continue a conversation. It has OpenAI's own fields and those of this server."""
 
-    ignored: ClassVar = (ProgressBody.ignored - {"metadata"}) | {"max_tool_calls", "truncation"}
-    neutral: ClassVar = {**ProgressBody.neutral, "context_management": (), "image": (), "moderation": (), "prompt": ()}
-    aliases: ClassVar = {**ProgressBody.aliases, "max_output_tokens": "max_tokens"}
+    ignored: ClassVar = frozenset({"max_tool_calls", "truncation"})
+    neutral: ClassVar = {"context_management": (), "image": (), "moderation": (), "prompt": ()}
+    aliases: ClassVar = {"max_output_tokens": "max_tokens"}
 
     input: Items = Field(
         default=[],
@@ -208,7 +181,7 @@ class ResponsesRequest(ProgressBody):
         return TranslatedChat.of(
             self,
             messages=[*system, *messages_of(conversation)],
-            tools=[tool.body for tool in self.tools],
+            tools=[tool.as_function(tool.parameters) for tool in self.tools],
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=self.reasoning.effort,
@@ -358,24 +331,18 @@ class ResponseEvent(TypedDict):
     logprobs: NotRequired[list[ChatTokenLogprob]]
 
 
-class ResponseItemList(TypedDict):
+class ResponseItemList(PageEnds):
     """A page of the items of a conversation, or of those in a response's input."""
 
     object: Literal["list"]
     data: list[ResponseItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
-class ResponseList(TypedDict):
+class ResponseList(PageEnds):
     """A page of the responses that are kept."""
 
     object: Literal["list"]
     data: list[Response]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedResponse(TypedDict):

@@ -43,7 +43,7 @@ from rnn_engine_server.core.settings import Limits
 class CompletionRequest(PromptBody):
     """A request to continue texts or tokens."""
 
-    ignored: ClassVar = PromptBody.ignored | {"add_special_tokens", "request_id"}
+    ignored: ClassVar = frozenset({"add_special_tokens", "request_id"})
 
     prompt: Prompts = Field(
         description="What to continue. A list of prompts makes a list of choices, prompt by prompt."
@@ -180,15 +180,16 @@ _REASONING = {"enabled": "enable_thinking", "effort": "reasoning_effort", "max_t
 class ChatRequest(PromptBody, ToolFields):
     """A request for the next message of a conversation."""
 
-    ignored: ClassVar = PromptBody.ignored | {
-        "cache_prompt",
-        "n_keep",
-        "prediction",
-        "request_id",
-        "verbosity",
-    }
+    ignored: ClassVar = frozenset(
+        {
+            "cache_prompt",
+            "n_keep",
+            "prediction",
+            "request_id",
+            "verbosity",
+        }
+    )
     neutral: ClassVar = {
-        **PromptBody.neutral,
         "add_special_tokens": (False,),
         "best_of": (1,),
         "chat_template": (),
@@ -199,8 +200,6 @@ class ChatRequest(PromptBody, ToolFields):
         "web_search_options": (),
     }
     aliases: ClassVar = {
-        **PromptBody.aliases,
-        **ToolFields.aliases,
         "max_completion_tokens": "max_tokens",
         "thinking_token_budget": "thinking_budget_tokens",
     }
