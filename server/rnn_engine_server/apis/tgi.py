@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Annotated, ClassVar, Literal, NotRequired, TypeAlias
 
@@ -230,17 +229,6 @@ def _error(failure: Failure, kind: ErrorType) -> TgiError:
     return {"error": failure.message, "error_type": kind}
 
 
-@dataclass(slots=True)
-class _Stream:
-    """The state of a streamed answer while it is sent: its text so far, and the token that waits for the last event."""
-
-    started: Started | None = None
-    text: str = ""
-    sent: int = 0
-    texts: TokenTexts = field(default_factory=TokenTexts)
-    waiting: list[TokenInfo] = field(default_factory=list)  # at most the last token: it is sent with how it ended
-
-
 class TgiDialect(Dialect):
     """Formats the answers of text-generation-inference's API, whole or as streams.
 
@@ -251,7 +239,12 @@ class TgiDialect(Dialect):
         self._engine = engine
         self._body = body
         self._listed = listed
-        self._stream = _Stream()
+        # Of a stream:
+        self._started: Started | None = None
+        self._sent_text = ""
+        self._num_sent = 0
+        self._texts = TokenTexts()
+        self._waiting: list[TokenInfo] = []  # at most the last token: it is sent with how the answer ended
 
     def whole(self, ended: Ended) -> Body:
         best = ended.first
@@ -265,15 +258,14 @@ class TgiDialect(Dialect):
         return [told] if self._listed else told
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
-        stream = self._stream
         match event:
             case Started():
-                stream.started = event
+                self._started = event
             case TextDelta():
-                stream.text += event.text
-                tokens = [*stream.waiting, *event.tokens]
-                stream.waiting = tokens[-1:]
-                return b"".join(map(encode_event, self._events(self._told(tokens[:-1], stream.texts))))
+                self._sent_text += event.text
+                tokens = [*self._waiting, *event.tokens]
+                self._waiting = tokens[-1:]
+                return b"".join(map(encode_event, self._events(self._told(tokens[:-1], self._texts))))
             case Finished():
                 return self._last(event, extra)
             case PromptScored():
@@ -284,24 +276,23 @@ class TgiDialect(Dialect):
         return encode_event(tgi_error(failure)[1])
 
     def _last(self, finished: Finished, extra: Mapping[str, object]) -> bytes:
-        stream = self._stream
-        tokens = stream.waiting
+        tokens = self._waiting
         if not tokens and finished.stop_token is None:
             tokens = [TokenInfo(0, b"", None)]  # a grammar may end a text without one
-        *before, last = self._events(self._told(tokens, stream.texts, finished))
-        last["generated_text"] = self._echo + stream.text + stop_text(finished)
+        *before, last = self._events(self._told(tokens, self._texts, finished))
+        last["generated_text"] = self._echo + self._sent_text + stop_text(finished)
         last["details"] = {
             "finish_reason": _finish_word(finished),
             "generated_tokens": finished.completion_tokens,
             "seed": finished.seed,
-            "input_length": 0 if stream.started is None else stream.started.prompt_tokens,
+            "input_length": 0 if self._started is None else self._started.prompt_tokens,
         }
         return b"".join(map(encode_event, before)) + encode_event({**last, **extra})
 
     def _events(self, told: Iterable[tuple[TgiToken, list[TgiToken]]]) -> Iterator[TgiEvent]:
         for token, tops in told:
-            self._stream.sent += 1
-            event: TgiEvent = {"index": self._stream.sent, "token": token, "generated_text": None, "details": None}
+            self._num_sent += 1
+            event: TgiEvent = {"index": self._num_sent, "token": token, "generated_text": None, "details": None}
             if self._body.logprobs:
                 event["top_tokens"] = tops
             yield event

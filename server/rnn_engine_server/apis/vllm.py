@@ -20,10 +20,8 @@ from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
 from rnn_engine_server.apis.openai.embeddings import (
     EmbeddingsRequest,
-    VectorEntry,
-    find_vectors,
     parse_task,
-    send_vectors,
+    send_found,
 )
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.handlers import Long, RouteTable
@@ -165,9 +163,4 @@ async def tell_version(_request: web.Request) -> ServerVersion:
 @ROUTES.post("/pooling", answer=PoolingList)
 async def pooling(request: web.Request, body: PoolingRequest) -> web.StreamResponse:
     """Vectors of texts or tokens, in vLLM's form."""
-    found = await find_vectors(request, body)
-    entries = [
-        VectorEntry({"object": "pooling", "index": index}, "data", embedding.vector)
-        for index, embedding in enumerate(found.embeddings)
-    ]
-    return await send_vectors(request, found.model, entries, body.encoding_format, usage_of(found.costs))
+    return await send_found(request, body, "pooling", "data")

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from pathlib import Path
-from typing import Self, get_args
+from typing import Any, Self, TypeAlias, get_args
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -38,22 +39,26 @@ from rnn_engine_states.shared.config import StoreCounters
 PREFIX = "rnn_engine_"  # of all names
 
 
-def gauge(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
-    """Return a Prometheus gauge with one value, or with one for each value of `label`."""
-    family = GaugeMetricFamily(PREFIX + name, text, labels=(label,) if label else ())
-    for labels, value in _labelled(values):
-        family.add_metric(labels, value)
-    return family
+Values: TypeAlias = float | Mapping[Any, float]
+"""One value, or one for each value of a label."""
 
 
-def counter(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
-    """Return a Prometheus counter with one value, or with one for each value of `label`.
+def gauge(name: str, text: str, values: Values, label: str = "") -> Metric:
+    """Return a Prometheus gauge."""
+    return _with_values(GaugeMetricFamily(PREFIX + name, text, labels=(label,) if label else ()), values)
 
-    Its name gets the ending `_total`.
-    """
-    family = CounterMetricFamily(PREFIX + name, text, labels=(label,) if label else ())
-    for labels, value in _labelled(values):
-        family.add_metric(labels, value)
+
+def counter(name: str, text: str, values: Values, label: str = "") -> Metric:
+    """Return a Prometheus counter. Its name gets the ending `_total`."""
+    return _with_values(CounterMetricFamily(PREFIX + name, text, labels=(label,) if label else ()), values)
+
+
+def _with_values(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+    if not isinstance(values, Mapping):
+        family.add_metric((), values)
+        return family
+    for key, value in values.items():
+        family.add_metric((key.value if isinstance(key, Enum) else key,), value)
     return family
 
 
@@ -70,13 +75,6 @@ def histograms(name: str, text: str, values: Mapping[str, Histogram], label: str
     for value, one in values.items():
         family.add_metric((value,), _buckets(one), one.sum)
     return family
-
-
-def _labelled(values: float | Mapping[str, float]) -> Iterator[tuple[tuple[str, ...], float]]:
-    if isinstance(values, Mapping):
-        yield from (((name,), value) for name, value in values.items())
-    else:
-        yield (), values
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
@@ -212,9 +210,8 @@ def _free_bytes(folders: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
 
 
 def _requests(counters: EngineCounters) -> Iterator[Metric]:
-    outcomes = {outcome.value: count for outcome, count in counters.outcomes.items()}
     text = "Requests to the engine, by how they ended. One HTTP request may make several, such as one for each choice."
-    yield counter("requests", text, outcomes, "outcome")
+    yield counter("requests", text, counters.outcomes, "outcome")
     yield histogram("queue_seconds", "Time from a request's arrival until it gets a slot.", counters.queue_seconds)
     text = "Time from a request's arrival until its first token is drawn."
     yield histogram("time_to_first_token_seconds", text, counters.first_token_seconds)
@@ -279,7 +276,7 @@ def _http(http: HttpCounters) -> Iterator[Metric]:
     text = "Time from the head of an HTTP request to the end of its answer."
     yield histograms("http_request_duration_seconds", text, dict(http.seconds), "route")
     text = "HTTP requests whose answer was cut short or refused, by cause."
-    yield counter("http_requests_aborted", text, {str(cause): count for cause, count in http.aborted.items()}, "cause")
+    yield counter("http_requests_aborted", text, http.aborted, "cause")
     text = (
         "Requests that were refused because too little of their client's quota for a minute was left, by the kind "
         "of quota."
@@ -289,9 +286,8 @@ def _http(http: HttpCounters) -> Iterator[Metric]:
 
 def _connections(connections: ConnectionCounters, budget: MemoryBudget) -> Iterator[Metric]:
     yield gauge("connections", "Open connections.", connections.open)
-    reasons = {str(reason): count for reason, count in connections.closed.items()}
     text = "Connections that the server closed or refused, by reason."
-    yield counter("connections_closed", text, reasons, "reason")
+    yield counter("connections_closed", text, connections.closed, "reason")
     yield gauge("request_memory_bytes", "Host memory that the bodies of running requests take.", budget.held)
     yield gauge(
         "request_memory_capacity_bytes", "The most host memory for the bodies of running requests.", budget.capacity
@@ -304,42 +300,30 @@ def _kept(kept: Mapping[str, KeptUsage]) -> Iterator[Metric]:
         "collections on the disk, prompts of slots and vectors that were searched in host memory."
     )
     yield gauge("kept_bytes", text, {kind: usage.num_bytes for kind, usage in kept.items()}, "kind")
-    yield gauge(
-        "kept_values",
-        "Values that are kept of requests for later ones. Those of vectors are collections.",
-        {kind: usage.values for kind, usage in kept.items()},
-        "kind",
-    )
+    text = "Values that are kept of requests for later ones. Those of vectors are collections."
+    yield gauge("kept_values", text, {kind: usage.values for kind, usage in kept.items()}, "kind")
     text = "Values of earlier requests that were dropped to make room."
     yield counter("kept_evictions", text, {kind: usage.evictions for kind, usage in kept.items()}, "kind")
 
 
 def _cache(stats: CacheStats) -> Iterator[Metric]:
-    tiers = stats.tiers
-    yield gauge("cache_entries", "States that the cache keeps.", {tier.tier: tier.copies for tier in tiers}, "tier")
-    yield gauge(
-        "cache_bytes", "Bytes of states that the cache keeps.", {tier.tier: tier.used for tier in tiers}, "tier"
-    )
-    yield gauge(
-        "cache_capacity_bytes",
-        "The most bytes of states that the cache keeps.",
-        {tier.tier: tier.capacity for tier in tiers},
-        "tier",
-    )
+    def tiers(name: str) -> Mapping[str, float]:
+        return {tier.tier: getattr(tier, name) for tier in stats.tiers}
+
+    yield gauge("cache_entries", "States that the cache keeps.", tiers("copies"), "tier")
+    yield gauge("cache_bytes", "Bytes of states that the cache keeps.", tiers("used"), "tier")
+    yield gauge("cache_capacity_bytes", "The most bytes of states that the cache keeps.", tiers("capacity"), "tier")
     text = "Look-ups that found a state, by the quickest tier that had it."
-    yield counter("cache_hits", text, {tier.tier: tier.hits for tier in tiers}, "tier")
-    text = "Look-ups that found no state, by reason."
-    yield counter("cache_misses", text, {reason.value: count for reason, count in stats.misses.items()}, "reason")
+    yield counter("cache_hits", text, tiers("hits"), "tier")
+    yield counter("cache_misses", "Look-ups that found no state, by reason.", stats.misses, "reason")
     yield counter("cache_exact_hits", "Look-ups that found a state of the whole prompt.", stats.exact_hits)
     yield counter("cache_looked_up_tokens", "Tokens of the prompts that were looked up.", stats.tokens_looked_up)
     yield counter("cache_saved_tokens", "Tokens of looked-up prompts that need not be run.", stats.tokens_saved)
-    yield counter("cache_stored", "New states that a tier accepted.", {one.tier: one.stored for one in tiers}, "tier")
-    text = "Copies that a tier got because of a hit."
-    yield counter("cache_promotions", text, {tier.tier: tier.promotions for tier in tiers}, "tier")
+    yield counter("cache_stored", "New states that a tier accepted.", tiers("stored"), "tier")
+    yield counter("cache_promotions", "Copies that a tier got because of a hit.", tiers("promotions"), "tier")
     text = "Copies that a tier got because a quicker one was full."
-    yield counter("cache_demotions", text, {tier.tier: tier.demotions for tier in tiers}, "tier")
-    text = "Copies that were evicted from a tier."
-    yield counter("cache_evictions", text, {tier.tier: tier.evictions for tier in tiers}, "tier")
+    yield counter("cache_demotions", text, tiers("demotions"), "tier")
+    yield counter("cache_evictions", "Copies that were evicted from a tier.", tiers("evictions"), "tier")
     yield counter("cache_not_stored", "States for which no tier had room.", stats.not_stored)
     text = "Copies that were not written to disk, because too many waited to be."
     yield counter("cache_refused_writes", text, stats.writes_refused)
@@ -356,9 +340,8 @@ def _cache(stats: CacheStats) -> Iterator[Metric]:
 
 
 def _store(store: StoreCounters | None) -> Iterator[Metric]:
-    outcomes = {} if store is None else {outcome.value: count for outcome, count in store.outcomes.items()}
     text = "Operations on the store that servers share, by how they ended; absent without --store."
-    yield counter("store_operations", text, outcomes, "outcome")
+    yield counter("store_operations", text, {} if store is None else store.outcomes, "outcome")
     moved = {} if store is None else {"read": store.read_bytes, "written": store.written_bytes}
     yield counter("store_bytes", "Bytes of states that were read from and written to the store.", moved, "direction")
     yield counter("store_seconds", "Time that operations on the store took.", {} if store is None else store.seconds)
@@ -389,9 +372,7 @@ def _jobs(jobs: StoreReadings) -> Iterator[Metric]:
     yield gauge("job_database_bytes", "Bytes of the database of jobs; unused ones are used again.", database, "kind")
     yield gauge("job_events", "Events of fine-tuning jobs.", jobs.num_events)
     yield gauge("job_file_capacity_bytes", "The most bytes of the files of jobs.", jobs.file_capacity)
-    yield gauge(
-        "batches", "Batches, by their status.", {str(name): num for name, num in jobs.batches.items()}, "status"
-    )
+    yield gauge("batches", "Batches, by their status.", jobs.batches, "status")
     lines, usage = jobs.lines, jobs.lines.usage
     outcomes = {"completed": lines.completed, "failed": lines.failed - lines.not_run, "not_run": lines.not_run}
     text = "Lines of batches that are finished. Those that were not run had expired or were cancelled."
@@ -405,8 +386,7 @@ def _jobs(jobs: StoreReadings) -> Iterator[Metric]:
 
 
 def _tunings(jobs: StoreReadings) -> Iterator[Metric]:
-    statuses = {str(name): num for name, num in jobs.tunings.items()}
-    yield gauge("tunings", "Fine-tuning jobs, by their status.", statuses, "status")
+    yield gauge("tunings", "Fine-tuning jobs, by their status.", jobs.tunings, "status")
     yield counter("tuning_updates", "Updates of states by fine-tuning jobs, without those of searches.", jobs.updates)
     yield counter("tuning_tokens", "Tokens that these updates have run.", jobs.tokens)
 

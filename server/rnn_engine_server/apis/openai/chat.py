@@ -216,13 +216,8 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v1/chat/completions", "/chat/completions", answer=ChatCompletion, chunk=ChatCompletionChunk)
-async def chat_completions(request: web.Request, body: ChatRequest) -> web.StreamResponse:
-    """Continue a conversation."""
-    return await converse(request, body)
-
-
 async def converse(request: web.Request, body: ChatRequest) -> web.StreamResponse:
-    """Generate the next message of the conversation in `body`, and send it as the answer."""
+    """Continue a conversation."""
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body)
     await note_slot(request, engine, body, calls)
@@ -247,13 +242,8 @@ async def prepare_chat(
 
 
 @ROUTES.post("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", answer=InputTokens)
-async def count_input_tokens(request: web.Request, body: ChatRequest) -> web.Response:
-    """The number of tokens that the model would read for a chat, without running it."""
-    return await tell_input_tokens(request, body)
-
-
 async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Response:
-    """Answer with the number of tokens in the prompt of a chat, without running the model."""
+    """The number of tokens that the model would read for a chat, without running it."""
     [call, *_], _, _ = await prepare_chat(request, engine_of(request, chat.cache_salt), chat)
     return json_response({"object": "response.input_tokens", "input_tokens": len(call.prompt)})
 

@@ -230,15 +230,6 @@ def _numbers(vector: F32) -> Iterator[bytes]:
     yield b"]"
 
 
-ROUTES = RouteTable()
-
-
-@ROUTES.post("/v1/embeddings", answer=EmbeddingList)
-async def embeddings(request: web.Request, body: EmbeddingsRequest) -> web.StreamResponse:
-    """Vectors of texts or tokens."""
-    return await answer_vectors(request, body)
-
-
 @dataclass(frozen=True, slots=True)
 class FoundVectors:
     """The vectors for one embeddings request, in the order of its inputs, with the token counts of all that was run."""
@@ -259,11 +250,20 @@ class FoundVectors:
         return [[next(vectors).vector.tolist() for _ in range(size)] for size in self.sizes]
 
 
+ROUTES = RouteTable()
+
+
+@ROUTES.post("/v1/embeddings", answer=EmbeddingList)
 async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.StreamResponse:
-    """Run the inputs of the embeddings request `body` and answer with their vectors."""
+    """Vectors of texts or tokens."""
+    return await send_found(request, body, "embedding", "embedding")
+
+
+async def send_found(request: web.Request, body: EmbeddingsRequest, kind: str, name: str) -> web.StreamResponse:
+    """Run the inputs of `body` and answer with their vectors, in entries of a `kind` with numbers in a field `name`."""
     found = await find_vectors(request, body)
     entries = [
-        VectorEntry({"object": "embedding", "index": index}, "embedding", embedding.vector)
+        VectorEntry({"object": kind, "index": index}, name, embedding.vector)
         for index, embedding in enumerate(found.embeddings)
     ]
     return await send_vectors(request, found.model, entries, body.encoding_format, usage_of(found.costs))
