@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 import threading
 from collections import deque
@@ -19,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from rnn_engine.errors import NotFoundError, StateError, StorageError
+from rnn_engine.errors import NotFoundError, StateError, StorageError, check_process
 
 T = TypeVar("T")
 
@@ -126,6 +127,7 @@ class Database:
         """
         self.was_damaged = False  # when it was opened; then rows may be lost
         self._what = what
+        self._process = os.getpid()
         self._find_path = find_path or (lambda: _MEMORY)
         self._schema = schema
         self._lasting = lasting
@@ -166,14 +168,14 @@ class Database:
         return self._start(self._writer, None, lambda: self._write(change, frees, flushes=True)).result()
 
     def write_soon(self, change: Callable[[Transaction], object], *, frees: bool = False) -> None:
-        """Do as `write`, but do not wait. A failure is logged; after `close` nothing happens."""
+        """Do as `write`, without a wait for it or for the disk. A failure is logged; after `close` nothing happens."""
 
         def report(done: Future[object]) -> None:
             if (error := done.exception()) is not None:
                 _log.warning("%s", error)
 
         with suppress(NotFoundError):
-            writing = self._start(self._writer, None, lambda: self._write(change, frees, flushes=True))
+            writing = self._start(self._writer, None, lambda: self._write(change, frees, flushes=False))
             writing.add_done_callback(report)
 
     def close(self) -> None:
@@ -193,6 +195,7 @@ class Database:
         return pages * size, free * size
 
     def _start(self, threads: _FairThreads, owner: str | None, function: Callable[[], T]) -> Future[T]:
+        check_process(self._process, "database")
         try:
             return threads.submit(owner, function)
         except RuntimeError:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.database import Database, Transaction
-from rnn_engine.errors import StateError, StorageError
+from rnn_engine.errors import EngineClosedError, NotFoundError, StateError, StorageError
 
 FIRST = ("CREATE TABLE things (name TEXT)",)
 SECOND = ("ALTER TABLE things ADD COLUMN size INTEGER NOT NULL DEFAULT 3", "CREATE TABLE others (name TEXT)")
@@ -126,3 +126,30 @@ def test_a_deletion_gives_up_the_reserve_and_overwriting(database: Database, tmp
     seen.append((True, 1))
     database.write_now(fail_once)
     assert seen[-1] == (True, 1)
+
+
+def test_a_database_in_memory_is_one_for_all_threads() -> None:
+    database = Database("the shop", None, [FIRST], lasting=False)
+    database.write_now(partial(add, name="a"))
+    assert (count(database), database.num_bytes[0] > 0) == (1, True)
+    database.close()
+    with pytest.raises(NotFoundError, match="the shop was closed meanwhile"):
+        count(database)
+
+
+def test_a_change_that_nobody_waits_for_is_made_or_its_failure_logged(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    database.write_soon(lambda transaction: transaction.execute("DELETE FROM missing"))
+    database.write_soon(partial(add, name="a"))
+    database.write_now(partial(add, name="b"))
+    assert count(database) == 2
+    assert "the shop can't be read or written: no such table: missing" in caplog.text
+
+
+def test_a_forked_process_is_told_to_open_its_own(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count(database) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: 1)
+        with pytest.raises(EngineClosedError, match="this database belongs to process"):
+            count(database)

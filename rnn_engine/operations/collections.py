@@ -122,7 +122,7 @@ def prepare_documents(
         raise InvalidRequestError(
             "documents", commonest, f"ids that are all different; {times} documents have this one"
         )
-    store.database.read_now(lambda db: collection.check_new(db, prepared, store.limits, replace=replace_known))
+    store.database.read_now(lambda db: store.check_new(db, collection, prepared, replace=replace_known))
     inputs = [engine.tokenize(document.text) for document in documents]
     return NewDocuments(
         tuple(document._replace(num_tokens=len(tokens)) for document, tokens in zip(prepared, inputs, strict=True)),
@@ -144,8 +144,8 @@ async def add_documents(
     embedded = await embed(engine, new.inputs, _SETTINGS)
     costs = [each.cost for each in embedded] + await _keep_states(engine, new.begins)
     vectors = np.stack([each.vector for each in embedded])
-    put = partial(collection.put, documents=new.documents, vectors=vectors, limits=store.limits)
-    await store.database.write(partial(put, replace=new.replace_known), collection.owner)
+    put = partial(store.put, collection=collection, documents=new.documents, vectors=vectors, replace=new.replace_known)
+    await store.database.write(put, collection.owner)
     return costs
 
 

@@ -13,16 +13,15 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from rnn_engine.database import Database, Transaction, is_full
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError, check_text
-from rnn_engine.files import TEMPORARY_SUFFIX, delete_file
+from rnn_engine.files import delete_file
 from rnn_engine.types import F32
 from rnn_engine_states.files.exchange import OwnedFolder
 from rnn_engine_states.named.entry import check_name
@@ -37,7 +36,7 @@ MAX_TEXT_BYTES: Final = 1 << 20  # of one document
 
 _DOCUMENT_BYTES = 128  # that a document takes in the file besides texts and vector; its id is there twice
 _PAGE_BYTES = 1 << 23  # of the documents that are read at a time, unless one is larger
-_PART_BYTES = 1 << 21  # of the documents that one change removes, unless one is larger: a full disk has room for it
+_PART_BYTES = 1 << 20  # of the documents that one change removes, unless one is larger: a full disk has room for it
 _PART = 1000  # ids or documents that one change looks at to remove them
 _SCHEMA = (
     """CREATE TABLE collections (
@@ -76,6 +75,7 @@ _COUNT = """
 
 _log = logging.getLogger(__name__)
 
+AnyConnection: TypeAlias = Connection | Transaction
 Metadata: TypeAlias = Mapping[str, object]
 """What a client stores with a document: a JSON object."""
 
@@ -176,68 +176,11 @@ class StoredCollection:
     num_bytes: int  # of its documents, about
     changes: int  # how often documents were added or removed
 
-    def now(self, connection: Connection | Transaction) -> StoredCollection:
+    def now(self, connection: AnyConnection) -> StoredCollection:
         """Return the present form of the collection."""
         for found in _select(connection, "number = ?", self.number):
             return found
         raise NotFoundError(f"collection {self.name!r} was deleted meanwhile")
-
-    def check_new(
-        self,
-        connection: Connection | Transaction,
-        documents: Sequence[NewDocument],
-        limits: CollectionLimits,
-        *,
-        replace: bool,
-    ) -> tuple[list[int], int, int]:
-        """Return the rows that new documents replace, and how many documents and bytes the collection would gain.
-
-        Raises InvalidRequestError for known ids unless `replace` is set, and if the owner may not store so much, and
-        StorageError if all owners together may not.
-        """
-        there = self.now(connection).num_documents
-        query = "SELECT row, num_bytes, id FROM documents WHERE collection = ? AND id = ?"
-        ids = ((self.number, document.id) for document in documents)
-        known = [found for each in ids if (found := connection.execute(query, each).fetchone()) is not None]
-        if known and not replace:
-            more = f" and {len(known) - 1} more" if len(known) > 1 else ""
-            found = f"documents: the collection has a document {known[0][2]!r}{more} already"
-            message = f"{found}; delete it first, or set `replace`"
-            raise InvalidRequestError("documents", known[0][2], "new ids, or `replace`", message)
-        count = len(documents) - len(known)
-        size = sum(document.num_bytes for document in documents) - sum(num_bytes for _, num_bytes, _ in known)
-        if count > 0 and there + count > (most := limits.max_collection_documents):
-            allowed = f"at most {most} documents in a collection (max_collection_documents), and this one has {there}"
-            raise InvalidRequestError("documents", len(documents), allowed)
-        sums = "SELECT sum(num_bytes * (owner = ?)), sum(num_bytes) FROM collections"
-        used, of_all = connection.execute(sums, (self.owner,)).fetchone()
-        if size > 0 and used + size > (most := limits.max_collection_bytes):
-            allowed = f"at most {most} bytes in all collections (max_collection_bytes), and they have {used}"
-            raise InvalidRequestError("documents", f"{size} bytes", allowed)
-        if size > 0 and of_all + size > (most := limits.max_all_collection_bytes):
-            raise StorageError(f"the collections of all clients take {most} bytes, the most (max_all_collection_bytes)")
-        return [row for row, _, _ in known], count, size
-
-    def put(
-        self,
-        transaction: Transaction,
-        documents: Sequence[NewDocument],
-        vectors: F32,
-        limits: CollectionLimits,
-        *,
-        replace: bool,
-    ) -> None:
-        """Add `documents` with their `vectors` [n, D] of length 1. Raises as `check_new` does."""
-        known, count, size = self.check_new(transaction, documents, limits, replace=replace)
-        self._remove(transaction, known)
-        transaction.executemany(
-            f"INSERT INTO documents (collection, {_ADDED}) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [
-                (self.number, vector.astype("<f4").tobytes(), *document)
-                for document, vector in zip(documents, vectors, strict=True)
-            ],
-        )
-        self._grow(transaction, count, size)
 
     def remove(self, transaction: Transaction, ids: Sequence[str]) -> tuple[list[str], Sequence[str]]:
         """Remove the first documents of those with these ids, as many as one change may remove.
@@ -258,8 +201,8 @@ class StoredCollection:
             rows.append(found[0])
             size += found[1]
         if rows:
-            self._remove(transaction, rows)
-            self._grow(transaction, -len(rows), -size)
+            _delete(transaction, rows)
+            self.grow(transaction, -len(rows), -size)
         return list(removed), ids[end:]
 
     def get(self, connection: Connection, document_id: str) -> Document:
@@ -308,16 +251,13 @@ class StoredCollection:
             raise self.unknown(document_id)
         return Row._make(found)
 
-    def _grow(self, transaction: Transaction, count: int, size: int) -> None:
+    def grow(self, transaction: Transaction, count: int, size: int) -> None:
+        """Count documents and bytes that are added or, if negative, removed."""
         transaction.execute(
             "UPDATE collections SET num_documents = num_documents + ?, num_bytes = num_bytes + ?, "
             "changes = changes + 1 WHERE number = ?",
             (count, size, self.number),
         )
-
-    @staticmethod
-    def _remove(transaction: Transaction, rows: Iterable[int]) -> None:
-        transaction.executemany("DELETE FROM documents WHERE row = ?", [(row,) for row in rows])
 
 
 def _document(stored: tuple[object, ...]) -> Document:
@@ -333,9 +273,13 @@ _FIELDS = ", ".join(each.name for each in fields(StoredCollection))
 _ROW = ", ".join(Row._fields)
 
 
-def _select(connection: Connection | Transaction, condition: str, *values: object) -> list[StoredCollection]:
+def _select(connection: AnyConnection, condition: str, *values: object) -> list[StoredCollection]:
     query = f"SELECT {_FIELDS} FROM collections WHERE {condition}"
     return [StoredCollection(*found) for found in connection.execute(query, values)]
+
+
+def _delete(transaction: Transaction, rows: Iterable[int]) -> None:
+    transaction.executemany("DELETE FROM documents WHERE row = ?", [(row,) for row in rows])
 
 
 def _first(rows: list[Row], most: int) -> list[Row]:
@@ -370,7 +314,7 @@ class DocumentStore:
         if folder is not None:
             try:
                 self.database.write_now(self._recover)
-                self.database.read_now(partial(_take_over, folder))
+                _take_over(folder)
             except BaseException:
                 self.close()
                 raise
@@ -397,6 +341,56 @@ class DocumentStore:
         transaction.execute(f"INSERT INTO collections ({_NEW}) VALUES (?, ?, ?, ?, ?, ?)", made)
         return self.find(transaction, owner, name)
 
+    def check_new(
+        self, connection: AnyConnection, collection: StoredCollection, new: Sequence[NewDocument], *, replace: bool
+    ) -> tuple[list[int], int, int]:
+        """Return the rows that new documents replace, and how many documents and bytes the collection would gain.
+
+        Raises InvalidRequestError for known ids unless `replace` is set, and if the owner may not store so much.
+        Raises StorageError if all owners together may not, and NotFoundError if the collection was deleted.
+        """
+        limits, there = self.limits, collection.now(connection).num_documents
+        query = "SELECT row, num_bytes, id FROM documents WHERE collection = ? AND id = ?"
+        ids = ((collection.number, document.id) for document in new)
+        known = [found for each in ids if (found := connection.execute(query, each).fetchone()) is not None]
+        if known and not replace:
+            first, more = known[0][2], f" and {len(known) - 1} more" if len(known) > 1 else ""
+            message = f"documents: the collection has a document {first!r}{more} already"
+            message += "; delete it first, or set `replace`"
+            raise InvalidRequestError("documents", first, "new ids, or `replace`", message)
+        count = len(new) - len(known)
+        size = sum(document.num_bytes for document in new) - sum(num_bytes for _, num_bytes, _ in known)
+        if count > 0 and there + count > (most := limits.max_collection_documents):
+            allowed = f"at most {most} documents in a collection (max_collection_documents), and this one has {there}"
+            raise InvalidRequestError("documents", len(new), allowed)
+        sums = "SELECT sum(num_bytes * (owner = ?)), sum(num_bytes) FROM collections"
+        used, of_all = connection.execute(sums, (collection.owner,)).fetchone()
+        if size > 0 and used + size > (most := limits.max_collection_bytes):
+            allowed = f"at most {most} bytes in all collections (max_collection_bytes), and they have {used}"
+            raise InvalidRequestError("documents", f"{size} bytes", allowed)
+        if size > 0 and of_all + size > (most := limits.max_all_collection_bytes):
+            raise StorageError(f"the collections of all clients take {most} bytes, the most (max_all_collection_bytes)")
+        return [row for row, _, _ in known], count, size
+
+    def put(
+        self,
+        transaction: Transaction,
+        collection: StoredCollection,
+        documents: Sequence[NewDocument],
+        vectors: F32,
+        *,
+        replace: bool,
+    ) -> None:
+        """Add `documents` with their `vectors` [n, D] of length 1. Raises as `check_new` does."""
+        known, count, size = self.check_new(transaction, collection, documents, replace=replace)
+        _delete(transaction, known)
+        pairs = zip(documents, vectors, strict=True)
+        transaction.executemany(
+            f"INSERT INTO documents (collection, {_ADDED}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(collection.number, vector.astype("<f4").tobytes(), *document) for document, vector in pairs],
+        )
+        collection.grow(transaction, count, size)
+
     def page(
         self, connection: Connection, owner: str | None, after: str | None, limit: int
     ) -> tuple[list[StoredCollection], bool]:
@@ -411,7 +405,7 @@ class DocumentStore:
         found = _select(connection, f"{condition} ORDER BY owner, name LIMIT ?3", owner, after, limit + 1)
         return found[:limit], len(found) > limit
 
-    def find(self, connection: Connection | Transaction, owner: str, name: str) -> StoredCollection:
+    def find(self, connection: AnyConnection, owner: str, name: str) -> StoredCollection:
         """Return the owner's collection of this name. Raises NotFoundError if there is none."""
         for found in _select(connection, "owner = ? AND name = ?", owner, name):
             return found
@@ -476,9 +470,9 @@ class DocumentStore:
         found = transaction.execute("SELECT collection FROM deleted LIMIT 1").fetchone()
         if found is None:
             return
-        query = f"SELECT {_ROW} FROM documents WHERE collection = ? ORDER BY row LIMIT {_PART}"
+        query = f"SELECT {_ROW} FROM documents WHERE collection = ? ORDER BY row DESC LIMIT {_PART}"
         rows = _first(list(map(Row._make, transaction.execute(query, found))), _PART_BYTES)
-        transaction.executemany("DELETE FROM documents WHERE row = ?", [(each.row,) for each in rows])
+        _delete(transaction, [each.row for each in rows])
         if not rows:
             transaction.execute("DELETE FROM deleted WHERE collection = ?", found)
         transaction.after(self._sweep_soon)
@@ -486,8 +480,6 @@ class DocumentStore:
 
 # Former versions kept each collection in a file of its own.
 
-_FORMER = ".sqlite"
-_FORMER_FORMAT = 1
 _ID = "(SELECT json_extract(json, '$.id') FROM former.facts)"
 _COPY = f"""
     BEGIN;
@@ -503,31 +495,23 @@ _COPY = f"""
 """
 
 
-def _take_over(folder: Path, connection: Connection) -> None:
+def _take_over(folder: Path) -> None:
     """Move the collections that a former version has left in a folder into the database.
 
     Each is one change, and its file is deleted after that, so a start that is interrupted loses nothing. A file that
-    is damaged, or whose name is in use, is logged and stays.
+    is damaged, or whose name is in use, is logged and stays. Raises StorageError if the disk has no room.
     """
-    for path in sorted(folder.iterdir()):
-        if path.suffix == TEMPORARY_SUFFIX and _FORMER in path.suffixes:
-            path.unlink(missing_ok=True)
-        elif path.suffix == _FORMER and path.name != FILE:
-            try:
+    for path in sorted(folder.glob("*.sqlite")):
+        if path.name == FILE:
+            continue
+        try:
+            with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as connection:
                 connection.execute("ATTACH ? AS former", (str(path),))
-                [version] = connection.execute("PRAGMA former.user_version").fetchone()
-                if version != _FORMER_FORMAT:
-                    raise ValueError(f"its format is {version}; expected {_FORMER_FORMAT}")
                 connection.executescript(_COPY)
-            except (sqlite3.Error, ValueError) as error:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                if is_full(error):
-                    raise
-                _log.warning("the collection in %s is skipped: %s", path, error)
-                continue
-            finally:
-                with suppress(sqlite3.Error):  # it could not be attached
-                    connection.execute("DETACH former")
+        except sqlite3.Error as error:
+            if is_full(error):
+                raise StorageError(f"{path} can't be taken over: {error}") from error
+            _log.warning("the collection in %s is skipped: %s", path, error)
+        else:
             path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
             delete_file(path)

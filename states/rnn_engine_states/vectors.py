@@ -30,7 +30,7 @@ class _Block:
 
     def only(self, rows: NDArray[np.int64]) -> _Block:
         """Return the block without the vectors that are not of `rows`, which ascend."""
-        kept = np.append(rows, 0)[np.searchsorted(rows, self.rows)] == self.rows
+        kept = rows[np.minimum(np.searchsorted(rows, self.rows), len(rows) - 1)] == self.rows
         return self if kept.all() else _Block(self.rows[kept], self.matrix[kept])
 
 
@@ -77,6 +77,9 @@ class Matrices:
             return []
         rows = np.concatenate([block.rows for block in blocks])
         cosines = np.concatenate([block.matrix @ vector for block in blocks])
+        if len(rows) > count:
+            near = np.flatnonzero(cosines >= np.partition(cosines, -count)[-count])  # with all that are equal
+            rows, cosines = rows[near], cosines[near]
         best = np.argsort(-cosines, kind="stable")[:count]  # of equal ones, the document that was added first
         return [(int(rows[index]), float(np.clip(cosines[index], -1.0, 1.0))) for index in best]
 
@@ -106,7 +109,7 @@ class Matrices:
         last = int(blocks[-1].rows[-1]) if blocks else 0
         if blocks:
             there = self._database.read_now(partial(_rows, collection, last, sum(len(each.rows) for each in blocks)))
-            kept = blocks if there is None else [each.only(there) for each in blocks]
+            kept = blocks if there is None else [each.only(there) for each in blocks if len(there)]
             yield from (each for each in kept if len(each.rows))
         while added := self._database.read_now(partial(_vectors_after, collection, last)):
             rows, vectors = zip(*added, strict=True)

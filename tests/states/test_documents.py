@@ -65,7 +65,7 @@ class Notes:
 
     def put(self, new: list[Document], found: F32, *, replace: bool = False) -> None:
         prepared = [each.prepare("documents.0", WIDTH) for each in new]
-        put = partial(self.stored.put, documents=prepared, vectors=found, limits=self.store.limits, replace=replace)
+        put = partial(self.store.put, collection=self.stored, documents=prepared, vectors=found, replace=replace)
         self.store.database.write_now(put)
 
     def fill(self, *ids: str, seed: int = 0, replace: bool = False) -> F32:
@@ -179,6 +179,8 @@ def test_the_nearest_vectors_are_found(store: DocumentStore) -> None:
     assert [document.id for document, _ in found] == [str(number) for number in expected[:7]]
     assert [cosine for _, cosine in found] == pytest.approx([float(matrix[n] @ query) for n in expected[:7]], abs=1e-6)
     assert len(notes.nearest(query, 1000)) == 50
+    notes.put(documents("x", "y", "z"), np.stack([query] * 3))
+    assert notes.found(query, 2) == ["x", "y"]
 
 
 def test_a_search_sees_every_change(store: DocumentStore) -> None:
@@ -525,7 +527,8 @@ else:
     notes = store.database.read_now(partial(store.find, owner="", name="notes"))
 for number in range(int(sys.argv[2]), 10**6):
     new = [Document(f"{number}.{part}", "text " * 2000).prepare("", 8) for part in range(8)]
-    change(partial(notes.put, documents=new, vectors=np.ones((8, 8), np.float32), limits=store.limits, replace=False))
+    vectors = np.ones((8, 8), np.float32)
+    change(partial(store.put, collection=notes, documents=new, vectors=vectors, replace=False))
     change(partial(notes.remove, ids=[f"{number}.7"]), frees=True)
     print(number, flush=True)
 """
@@ -615,7 +618,6 @@ def test_collections_of_former_versions_are_taken_over(tmp_path: Path, caplog: p
     former(tmp_path / "4.sqlite", "damaged", "a")
     (tmp_path / "4.sqlite").write_bytes((tmp_path / "4.sqlite").read_bytes()[:8192])
     (tmp_path / "5.sqlite").touch()
-    (tmp_path / "6.sqlite.0.partial").touch()
     with caplog.at_level(logging.WARNING):
         store = DocumentStore(tmp_path)
     assert names(store, "ann") == ["empty", "notes"]
@@ -628,7 +630,7 @@ def test_collections_of_former_versions_are_taken_over(tmp_path: Path, caplog: p
     store.close()
     assert sorted(path.name for path in tmp_path.glob("[0-9]*")) == ["3.sqlite", "4.sqlite", "5.sqlite"]
     assert "3.sqlite is skipped: UNIQUE constraint failed" in caplog.text
-    assert "5.sqlite is skipped: its format is 0; expected 1" in caplog.text
+    assert "5.sqlite is skipped: no such table: former.facts" in caplog.text
 
 
 def test_a_take_over_that_was_interrupted_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
