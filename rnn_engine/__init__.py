@@ -34,59 +34,31 @@ if TYPE_CHECKING:
     from rnn_engine.training.tuner import TunerSettings as TunerSettings
     from rnn_engine_states.documents import Document as Document
 
-_MODULES = {
-    "AsyncCollection": "rnn_engine.llm.collection",
-    "AsyncLLM": "rnn_engine.llm.asynchronous",
-    "ChatMessage": "rnn_engine.chat_template",
-    "Collection": "rnn_engine.llm.collection",
-    "Completion": "rnn_engine.llm.results",
-    "Document": "rnn_engine_states.documents",
-    "EmbeddingSettings": "rnn_engine.operations.embedding",
-    "Engine": "rnn_engine.engine",
-    "GenerationInterrupted": "rnn_engine.llm.results",
-    "Hit": "rnn_engine.operations.collections",
-    "LLM": "rnn_engine.llm.llm",
-    "LoadSettings": "rnn_engine.loading.settings",
-    "Model": "rnn_engine.llm.model",
-    "RankedChoice": "rnn_engine.llm.results",
-    "RankedDocument": "rnn_engine.llm.results",
-    "RnnEngineError": "rnn_engine.errors",
-    "SamplingParams": "rnn_engine.llm.results",
-    "Search": "rnn_engine.operations.collections",
-    "State": "rnn_engine.llm.state",
-    "Tool": "rnn_engine.chat_template",
-    "ToolCall": "rnn_engine.chat_template",
-    "Traced": "rnn_engine.llm.model",
-    "Tuner": "rnn_engine.llm.tuner",
-    "TunerSettings": "rnn_engine.training.tuner",
+_NAMES = {
+    "rnn_engine.chat_template": ("ChatMessage", "Tool", "ToolCall"),
+    "rnn_engine.engine": ("Engine",),
+    "rnn_engine.errors": ("RnnEngineError",),
+    "rnn_engine.llm.asynchronous": ("AsyncLLM",),
+    "rnn_engine.llm.collection": ("AsyncCollection", "Collection"),
+    "rnn_engine.llm.llm": ("LLM",),
+    "rnn_engine.llm.model": ("Model", "Traced"),
+    "rnn_engine.llm.results": (
+        "Completion",
+        "GenerationInterrupted",
+        "RankedChoice",
+        "RankedDocument",
+        "SamplingParams",
+    ),
+    "rnn_engine.llm.state": ("State",),
+    "rnn_engine.llm.tuner": ("Tuner",),
+    "rnn_engine.loading.settings": ("LoadSettings",),
+    "rnn_engine.operations.collections": ("Hit", "Search"),
+    "rnn_engine.operations.embedding": ("EmbeddingSettings",),
+    "rnn_engine.training.tuner": ("TunerSettings",),
+    "rnn_engine_states.documents": ("Document",),
 }
-
-__all__ = (
-    "LLM",
-    "AsyncCollection",
-    "AsyncLLM",
-    "ChatMessage",
-    "Collection",
-    "Completion",
-    "Document",
-    "EmbeddingSettings",
-    "Engine",
-    "GenerationInterrupted",
-    "Hit",
-    "LoadSettings",
-    "Model",
-    "RankedChoice",
-    "RankedDocument",
-    "RnnEngineError",
-    "SamplingParams",
-    "Search",
-    "State",
-    "Tool",
-    "ToolCall",
-    "Traced",
-    "Tuner",
-    "TunerSettings",
-)
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = tuple(_MODULES)
 
 
 def __getattr__(name: str) -> object:

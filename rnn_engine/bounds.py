@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, check_finite
 
 T = TypeVar("T")
 
@@ -75,6 +75,19 @@ def write_size(num_bytes: int) -> str:
     """Return a number of bytes as `parse_size` reads it, with the largest unit that divides it."""
     unit = max((name for name in _UNITS if num_bytes % _UNITS[name] == 0), key=_UNITS.__getitem__)
     return f"{num_bytes // _UNITS[unit]}{unit}"
+
+
+class Settings:
+    """Base of dataclasses with settings, which refuse numbers that are negative or not finite when they are made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError, which names the field."""
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                check_finite(each.name, value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,9 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from numbers import Integral, Real
 from pathlib import PurePosixPath, PureWindowsPath
 from reprlib import Repr
-from typing import Any
 
 
 class RnnEngineError(Exception):
@@ -259,14 +257,6 @@ def check_finite(name: str, value: float | None) -> None:
     """Raise InvalidRequestError for the field `name` unless `value` is None or a finite number of at least 0."""
     if value is not None and not 0 <= value < math.inf:
         raise InvalidRequestError(name, value, "a finite number of at least 0")
-
-
-def check_numbers(settings: Any) -> None:  # noqa: ANN401 - any dataclass
-    """Raise InvalidRequestError for the first field of the dataclass `settings` with a negative or no finite number."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            check_finite(field.name, value)
 
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:

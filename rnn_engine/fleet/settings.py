@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rnn_engine.bounds import Kind, described, optional_part, part, setting
-from rnn_engine.errors import DeviceError, check_numbers
+from rnn_engine.bounds import Kind, Settings, described, optional_part, part, setting
+from rnn_engine.errors import DeviceError
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(Settings):
     """The CPUs and GPUs that Ray reserves for one replica."""
 
     cpus: float = setting(
@@ -22,13 +22,9 @@ class Resources:
         "--replica-gpus",
     )
 
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class Scaling(Settings):
     """The settings by which Ray Serve adds and removes replicas as the number of requests changes."""
 
     most: int = field(
@@ -41,13 +37,9 @@ class Scaling:
     up_seconds: float = 10.0  # for which there must be more requests than slots
     down_seconds: float = 300.0  # for which fewer replicas must suffice
 
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)
-
 
 @dataclass(frozen=True, slots=True)
-class FleetSettings:
+class FleetSettings(Settings):
     """The settings of a fleet: how many replicas it has, in which Ray cluster, and with which resources."""
 
     replicas: int = setting(2, "The number of replicas.", Kind(int, low=1))
@@ -67,10 +59,6 @@ class FleetSettings:
     resources: Resources = part(Resources)
     device: str = "auto"  # of each replica
     drain_seconds: float = 30.0  # in which a replica that is removed ends its requests
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)
 
     @property
     def most_replicas(self) -> int:

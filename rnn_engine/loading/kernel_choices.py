@@ -11,8 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from rnn_engine.bounds import TUNE_SECONDS
-from rnn_engine.errors import check_numbers
+from rnn_engine.bounds import TUNE_SECONDS, Settings
 from rnn_engine.files import cache_folder, read_record, short_digest, write_record
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.forward.matmul import MatMulKernels
@@ -46,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TuneOrder:
+class TuneOrder(Settings):
     """The settings of the search for the fastest kernels when a model is loaded.
 
     `seconds` bounds the search. With 0, the fixed choices are used, and nothing is read or recorded. With None, the
@@ -59,10 +58,6 @@ class TuneOrder:
     exhaustive: bool = False
     half: bool = False  # f16 products are allowed, too
     on_found: Callable[[Chosen], None] = lambda _: None  # called with the choices that were found
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)
 
     def budget(self, device: Device, weight_bytes: int) -> float:
         if self.seconds is not None:

@@ -19,10 +19,11 @@ from rnn_engine.bounds import (
     SIZE,
     STORED,
     Kind,
+    Settings,
     part,
     setting,
 )
-from rnn_engine.errors import InvalidRequestError, check_numbers
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.hub import locate_model
 from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
 
@@ -60,7 +61,7 @@ def _parse_tune_seconds(text: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadSettings:
+class LoadSettings(Settings):
     """The settings for loading a model: its tokenizer, template and LoRAs, the device, weight format and drafting."""
 
     device: str = setting(
@@ -131,10 +132,6 @@ class LoadSettings:
         Kind(metavar="MODEL", parse=locate_model),
     )
 
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)
-
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
@@ -159,7 +156,7 @@ class StateFile:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSettings:
+class StateSettings(Settings):
     """The settings for an engine's named states: the files to load, the folders, and the limits on memory."""
 
     files: Sequence[StateFile] = setting(
@@ -195,7 +192,3 @@ class StateSettings:
         None,
         "--any-model-states",
     )
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)

@@ -21,12 +21,13 @@ from rnn_engine.bounds import (
     SIZE,
     TEXT,
     Kind,
+    Settings,
     optional_part,
     part,
     setting,
 )
 from rnn_engine.chat_template.answer import ReasoningFormat
-from rnn_engine.errors import InvalidRequestError, PromptTooLongError, check_numbers
+from rnn_engine.errors import InvalidRequestError, PromptTooLongError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine_server.auth.keys import ApiKey, check_keys
 from rnn_engine_server.auth.rates import UNBOUNDED, Rate, parse_rate
@@ -41,7 +42,7 @@ def _count(unit: str) -> Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Settings):
     """Limits on the size and the time of one request, and on how many requests a client may have.
 
     A request beyond a limit is refused, and the error names the limit. A field that is added here becomes an option of
@@ -155,10 +156,6 @@ class Limits:
         1024, "Tokens of an example of a tuning job; only the beginning of a longer one is learnt.", _count("tokens")
     )
 
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)
-
     def check(self, limit: str, field: str, value: float) -> None:
         """Raise InvalidRequestError, which names `field`, if `value` is greater than the limit called `limit`."""
         most: int = getattr(self, limit)
@@ -174,7 +171,7 @@ BOUNDS: Mapping[str, Kind] = MappingProxyType({one.name: one.metadata[SETTING].k
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionSettings:
+class ConnectionSettings(Settings):
     """Limits on the number of connections, and on how many seconds a client may take before it is disconnected."""
 
     max_connections: int = setting(  # fewer if the process may not open twice as many files
@@ -195,10 +192,6 @@ class ConnectionSettings:
     stall_seconds: float = setting(
         30.0, "Drop a client that has read less than 512 bytes a second of its answer for this long.", POSITIVE_SECONDS
     )
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError if one of the times is negative or not finite."""
-        check_numbers(self)
 
 
 # The web pages that may call the server: its own, and those of listed origins. `auth/admission.py` checks them.
@@ -375,7 +368,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError if one of the times is negative or not finite."""
-        check_numbers(self)
+        Settings.__post_init__(self)
         if not _ROOT_PATH.fullmatch(self.root_path):
             raise InvalidRequestError("root_path", self.root_path, "a path such as /llm")
         if self.tuning_share > 1:

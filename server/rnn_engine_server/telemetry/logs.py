@@ -9,8 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from rnn_engine.bounds import POSITIVE_SECONDS, Kind, setting
-from rnn_engine.errors import check_numbers
+from rnn_engine.bounds import POSITIVE_SECONDS, Kind, Settings, setting
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -21,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LogSettings:
+class LogSettings(Settings):
     """The format and the level of the log, and the duration from which a request is logged as slow."""
 
     format: LogFormat = setting(
@@ -39,10 +38,6 @@ class LogSettings:
     slow_seconds: float | None = setting(
         None, "Log a request that takes longer as a warning.  [default: none]", POSITIVE_SECONDS
     )
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)
 
 
 class RequestIdFilter(logging.Filter):

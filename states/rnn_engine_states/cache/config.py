@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rnn_engine.bounds import FOLDER, SECONDS, SIZE, Kind, described, optional_part, setting
-from rnn_engine.errors import check_numbers
+from rnn_engine.bounds import FOLDER, SECONDS, SIZE, Kind, Settings, described, optional_part, setting
 from rnn_engine_states.cache.checkpoint import MissReason
 from rnn_engine_states.shared.config import StoreConfig, StoreCounters
 
@@ -67,7 +66,7 @@ class CacheStats:
 
 
 @dataclass(frozen=True, slots=True)
-class DiskConfig:
+class DiskConfig(Settings):
     """The settings of the state cache's tier on disk. Only one process at a time may use `folder`."""
 
     folder: Path = field(
@@ -88,13 +87,9 @@ class DiskConfig:
         "--cache-write-after",
     )
 
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)
-
 
 @dataclass(frozen=True, slots=True)
-class CacheConfig:
+class CacheConfig(Settings):
     """The settings of the state cache. Capacities are in bytes; a tier with capacity 0 or None stores nothing."""
 
     host_capacity: int = setting(
@@ -120,10 +115,6 @@ class CacheConfig:
         "--cache-device-bytes",
     )
     fetch_capacity: int = 256 << 20  # copies read from slow tiers for requests in the queue
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)
 
     def index_bytes(self, device_bytes: int) -> int:
         """Return the limit in bytes of the cache's index in host memory.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rnn_engine.bounds import SIZE, Kind, setting
-from rnn_engine.errors import check_numbers
+from rnn_engine.bounds import SIZE, Kind, Settings, setting
 
 DEFAULT_CAPACITY = 512 << 20  # bytes of all named states together
 DEFAULT_TTL = 3600.0
@@ -13,7 +12,7 @@ MAX_TTL = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(Settings):
     """The limits on the states and leases of one namespace. Shared states have no quota."""
 
     num_bytes: int | None = setting(
@@ -29,7 +28,3 @@ class Quota:
         Kind(float, "SECONDS", low=DEFAULT_TTL, high=MAX_TTL),
         "--key-state-ttl",
     )
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)

@@ -7,8 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from rnn_engine.bounds import SIZE, Kind, described, optional_part, setting
-from rnn_engine.errors import InvalidRequestError, check_numbers, without_credentials
+from rnn_engine.bounds import SIZE, Kind, Settings, described, optional_part, setting
+from rnn_engine.errors import InvalidRequestError, without_credentials
 
 if TYPE_CHECKING:
     from rnn_engine_states.frozen import Precision
@@ -131,7 +131,7 @@ class ObjectsConfig:
     def __post_init__(self) -> None:
         """Raise InvalidRequestError unless `url` is an object store's address, or if `capacity` is negative."""
         _check_objects(self.url)
-        check_numbers(self)
+        Settings.__post_init__(self)
 
 
 def _is_of_objects(url: str) -> bool:
@@ -145,7 +145,7 @@ def _is_of_objects(url: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreConfig:
+class StoreConfig(Settings):
     """The settings of a shared store: its address, time limits and bounds.
 
     Its size is bounded by its own `maxmemory`.
@@ -178,10 +178,6 @@ class StoreConfig:
     background_bytes: int = 64 << 20  # bound on what waits to be written
     objects: ObjectsConfig | None = optional_part(ObjectsConfig, "the object store of the states")
     index_bytes: int = 32 << 20  # host memory for tokens and records of what is known to be there
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_numbers(self)
 
 
 class StoreOutcome(Enum):
