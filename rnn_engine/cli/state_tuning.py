@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -55,7 +54,6 @@ class TuningReport:
     model: str
     data: str
     output: str
-    device: str
     rate: float
     seconds: float  # of this process
     report: DataReport
@@ -114,7 +112,7 @@ def tune_state(
             progress=progress,
         )
     begun = time.monotonic()
-    with closing(tuner):
+    with tuner:
         form = tuner.form_of(output)
         _echo_report(tuner)
         try:
@@ -124,20 +122,10 @@ def tune_state(
             click.echo(f"\nstopped; go on with: {command_to_resume()}", err=True)
             sys.exit(_INTERRUPTED)
         tuner.best.save(output, form)
-        assert tuner.rate is not None
-        made = TuningReport(
-            model=model.name,
-            data=data.name,
-            output=output.name,
-            device=loading.device,
-            rate=tuner.rate,
-            seconds=time.monotonic() - begun,
-            report=tuner.data.report,
-            progress=tuner.progress,
-            samples=(),
-        )
-    samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, tuner.start, tuner.best)
-    made = replace(made, samples=samples)
+        rate, seconds, reached, best = tuner.rate, time.monotonic() - begun, tuner.progress, tuner.best
+    assert rate is not None
+    samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, tuner.start, best)
+    made = TuningReport(model.name, data.name, output.name, rate, seconds, tuner.data.report, reached, samples)
     _print(made)
     if report is not None:
         write_page(report, "tuning_report.html", report=made, curve=_Curve.of(made.progress))

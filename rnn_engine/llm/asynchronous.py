@@ -51,7 +51,7 @@ from rnn_engine.operations.relevance import method, relevance_prompts, score_rel
 from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabilities, score_choices, score_pairs
 from rnn_engine.requests import Finished, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import MixKind
-from rnn_engine.types import F32, EmbeddingTask
+from rnn_engine.types import F32, EmbeddingTask, InitialState
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.documents import DocumentStore
 from rnn_engine_states.files.exchange import StateFiles
@@ -378,13 +378,13 @@ class AsyncLLM:
         With `calibrate`, a choice counts by what the context adds to it: see `rnn_engine.operations.scoring`. The
         context is run once for all choices.
         """
-        start = Start.of(self.engine, state).only
+        initial = self._initial(state)
         tokens = await asyncio.to_thread(tokens_of_each, self.engine, choices, "choices")
         scores = await score_choices(
             self.engine,
             await asyncio.to_thread(prompt_tokens, self.engine, context, "context"),
             tokens,
-            initial_state=None if start is None else start.for_request,
+            initial_state=initial,
             calibrate=calibrate,
         )
         texts = [self.engine.detokenize(each).decode(errors="replace") for each in tokens]
@@ -419,9 +419,8 @@ class AsyncLLM:
 
         A score has `total`, `mean`, `perplexity` and `per_byte`; `given.tokens` has the tokens.
         """
-        start = Start.of(self.engine, state).only
+        initial = self._initial(state)
         tokens = await asyncio.to_thread(tokens_of_each, self.engine, texts, "texts")
-        initial = None if start is None else start.for_request
         return list(await score_choices(self.engine, (), tokens, initial_state=initial)) if tokens else []
 
     async def score(
@@ -432,9 +431,8 @@ class AsyncLLM:
         Each token also has its `alternatives` likeliest tokens (`TokenInfo.top`). A context that several pairs share is
         run once.
         """
-        start = Start.of(self.engine, state).only
+        initial = self._initial(state)
         tokens = await asyncio.to_thread(tokens_of_pairs, self.engine, pairs)
-        initial = None if start is None else start.for_request
         return await score_pairs(self.engine, tokens, initial_state=initial, alternatives=alternatives)
 
     async def embed(
@@ -452,11 +450,10 @@ class AsyncLLM:
         """
         if task is not None:
             settings = replace(settings, task=task)
-        start = Start.of(self.engine, state).only
+        initial = self._initial(state)
         tokens = await asyncio.to_thread(tokens_of_each, self.engine, texts, "texts")
         if not tokens:
             raise InvalidRequestError("texts", [], "at least one text")
-        initial = None if start is None else start.for_request
         embeddings = await embed(self.engine, tokens, settings, initial_state=initial, wait_for_room=True)
         return np.stack([each.vector for each in embeddings])
 
@@ -518,6 +515,10 @@ class AsyncLLM:
         finally:
             for store in self._stores.values():
                 store.close()
+
+    def _initial(self, state: State | None) -> InitialState | None:
+        frozen = Start.of(self.engine, state).only
+        return None if frozen is None else frozen.for_request
 
     def _ask(
         self, prompt: Prompt | Messages, params: SamplingParams, start: Start, grammar: Grammar | None = None
