@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import click
 
 from rnn_engine.cli.generation_options import sampling_options
@@ -19,11 +16,8 @@ from rnn_engine.cli.options import (
     refuse_options,
     settings_options,
 )
-from rnn_engine.loading.settings import LoadSettings, StateFile, StateSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.sampling.params import SamplingParams
-
-if TYPE_CHECKING:
-    from rnn_engine.cli.chat.conversation import Talk
 
 
 @click.command(cls=LongCommand)
@@ -71,25 +65,11 @@ def chat_command(
     from rnn_engine.cli.chat.conversation import Talk
     from rnn_engine.cli.chat.local import local_backend
     from rnn_engine.cli.chat.remote import remote_backend
-    from rnn_engine.cli.chat.terminal import converse
+    from rnn_engine.cli.chat.terminal import converse, make_screen
 
     backends = remote_backend(url, api_key, model) if url else local_backend(find_model(model), loading, states)
     with backends as backend:
-        talk = Talk(backend, sampling, max_tokens, system)
+        talk = Talk(backend, make_screen(), sampling, max_tokens, system)
         if state is not None:
-            _begin_from(talk, state)
+            talk.begin(state)
         converse(talk)
-
-
-def _begin_from(talk: Talk, state: str) -> None:
-    """Start the conversation over from a state: that of FILE or NAME=FILE, or the one called NAME.
-
-    The conversation's system text is kept.
-    """
-    system = talk.system
-    if "=" in state or Path(state).exists():
-        file = StateFile.parse(state)
-        talk.load(file.path, file.name)
-    else:
-        talk.begin_from(state)
-    talk.begin_with(system)

@@ -1,17 +1,12 @@
-"""The terminal of `rnn-engine chat`, which reads lines, runs commands among them, and shows answers and notes."""
+"""The terminal of `rnn-engine chat`, which reads lines, and shows answers and notes."""
 
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from functools import partial
 from io import StringIO
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from markdown_it import MarkdownIt
 from prompt_toolkit import PromptSession
@@ -24,39 +19,11 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-from rnn_engine.cli.chat.conversation import Talk
-from rnn_engine.errors import InvalidRequestError, RnnEngineError
+from rnn_engine.cli.chat.conversation import COMMANDS, QuitError, Screen, Talk
+from rnn_engine.errors import RnnEngineError
 from rnn_engine.files import cache_folder
-from rnn_engine.sampling.params import PARAMETERS, Parameter, Seed
-from rnn_engine_states.frozen import NO_INITIAL_STATE
 
 _PARSER: Final = MarkdownIt()
-
-
-class Screen(ABC):
-    """Shows a conversation to the user: answers, notes and errors."""
-
-    @abstractmethod
-    def answer(self) -> AbstractContextManager[Callable[[str], None]]:
-        """Return a context manager for one answer. It yields a function that is called with each part of the answer."""
-
-    @abstractmethod
-    def note(self, text: str) -> None:
-        """Show a line of information that is no part of an answer."""
-
-    @abstractmethod
-    def complain(self, text: str) -> None:
-        """Show the error message `text`."""
-
-    def show(self, answer: Callable[[Callable[[str], None]], bool]) -> None:
-        """Show one answer part by part, and note if it was ended early.
-
-        `answer` is called with a function that shows text; it returns True if the answer came to its end.
-        """
-        with self.answer() as show:
-            finished = answer(show)
-        if not finished:
-            self.note("(ended)")
 
 
 class PlainScreen(Screen):
@@ -137,201 +104,6 @@ class MarkdownBlocks:
             yield "".join(lines[: starts[-1]])
             self.last = "".join(lines[starts[-1] :])
 
-
-# Besides messages, commands that begin with a slash may be typed in a conversation.
-
-_NUMBERS: Final = (float, int, Seed)
-
-
-class QuitError(Exception):
-    """Raised by a command to end the conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A slash command in a conversation: its name, arguments and help, and the function that runs it."""
-
-    name: str
-    arguments: str
-    help: str
-    run: Callable[[Talk, Screen, str], None]
-    names: Callable[[Talk], Iterable[str]] = lambda _: ()  # values of its argument, to complete it
-
-    @property
-    def needs_argument(self) -> bool:
-        return bool(self.arguments) and not self.arguments.startswith("[")
-
-    @property
-    def takes_file(self) -> bool:
-        return self.arguments == "FILE"
-
-
-def run_command(talk: Talk, screen: Screen, line: str) -> None:
-    """Run the slash command in `line`. Show an error if it is unknown or has a wrong argument.
-
-    Raises QuitError if the command ends the conversation, and what the command raises.
-    """
-    word, _, argument = line.removeprefix("/").partition(" ")
-    command = COMMANDS.get(word)
-    argument = argument.strip()
-    if command is None:
-        nearest = get_close_matches(word, COMMANDS, n=1)
-        advice = f"did you mean /{nearest[0]}?" if nearest else "/help lists the commands"
-        screen.complain(f"unknown command /{word}; {advice}")
-    elif command.needs_argument and not argument:
-        screen.complain(f"/{word} needs an argument: {command.arguments}")
-    elif argument and not command.arguments:
-        screen.complain(f"/{word} takes no argument")
-    else:
-        command.run(talk, screen, argument)
-
-
-def _help(_talk: Talk, screen: Screen, _argument: str) -> None:
-    width = max(len(f"{command.name} {command.arguments}") for command in COMMANDS.values()) + 2
-    for command in COMMANDS.values():
-        screen.note(f"/{f'{command.name} {command.arguments}':{width}}{command.help}")
-    screen.note("Enter sends a message, Alt+Enter begins a new line. Ctrl-C stops an answer, Ctrl-D quits.")
-
-
-def _new(talk: Talk, screen: Screen, _argument: str) -> None:
-    talk.new()
-    screen.note("a new conversation")
-
-
-def _system(talk: Talk, screen: Screen, argument: str) -> None:
-    if argument:
-        talk.begin_with(argument)
-        screen.note("a new conversation, with this system text")
-    else:
-        screen.note("no system text" if talk.system is None else talk.system)
-
-
-def _undo(talk: Talk, screen: Screen, _argument: str) -> None:
-    screen.note(f"taken back: {_shortened(talk.undo())}")
-
-
-def _retry(talk: Talk, screen: Screen, _argument: str) -> None:
-    screen.show(talk.retry)
-
-
-def _fork(talk: Talk, screen: Screen, argument: str) -> None:
-    talk.fork(argument)
-    screen.note(f"put aside; /go {argument} continues from here")
-
-
-def _go(talk: Talk, screen: Screen, argument: str) -> None:
-    if argument:
-        talk.go(argument)
-        last = talk.messages[-1].content if talk.messages else "none"
-        screen.note(f"back at {argument}; last message: {_shortened(last)}")
-    else:
-        screen.note(f"put aside: {', '.join(talk.forks) or 'nothing'}")
-
-
-def _state(talk: Talk, screen: Screen, argument: str) -> None:
-    if argument:
-        kept = talk.begin_from(argument)
-        screen.note(
-            f"the conversation now begins from {argument} and keeps its messages; /retry answers the last message again"
-            if kept and talk.messages
-            else f"a new conversation, from the state {argument}"
-        )
-        return
-    known = talk.states()
-    default = known.default or NO_INITIAL_STATE
-    current = talk.start or default
-    for name in talk.state_names:
-        screen.note(f"{'*' if name == current else ' '} {name}{' (the default)' if name == default else ''}")
-    screen.note("(*: the state from which the conversation begins)")
-
-
-def _name(talk: Talk, screen: Screen, argument: str) -> None:
-    num_tokens = talk.name_state(argument)
-    screen.note(f"the state after {num_tokens} tokens is called {argument}; /state {argument} continues from it")
-
-
-def _save(talk: Talk, screen: Screen, argument: str) -> None:
-    path = Path(argument)
-    if path.exists():
-        raise InvalidRequestError("FILE", argument, "a new file", f"{argument} exists already; choose another name")
-    num_tokens = talk.save(path)
-    screen.note(f"the state after {num_tokens} tokens is in {path}; /load continues from it")
-
-
-def _load(talk: Talk, screen: Screen, argument: str) -> None:
-    name = talk.load(Path(argument))
-    screen.note(f"a new conversation, from the state in {argument}, which is called {name}")
-
-
-def _sampling(talk: Talk, screen: Screen, argument: str) -> None:
-    if argument:
-        changes = dict(_parse_change(word) for word in argument.split())
-        talk.change_sampling(replace(talk.sampling, **changes))
-    for parameter in PARAMETERS:
-        value = getattr(talk.sampling, parameter.name)
-        if value != parameter.default or parameter.name in ("temperature", "top_p", "top_k"):
-            screen.note(f"{parameter.name}={value}")
-
-
-def _parse_change(word: str) -> tuple[str, Any]:
-    """Parse NAME=NUMBER, a change of a sampling parameter. Raises InvalidRequestError for any other text."""
-    name, _, text = word.partition("=")
-    parameter = _PARAMETERS.get(name)
-    if parameter is None:
-        nearest = get_close_matches(name, _PARAMETERS, n=1)
-        advice = f"did you mean {nearest[0]!r}?" if nearest else f"there are: {', '.join(_PARAMETERS)}"
-        raise InvalidRequestError("sampling", word, "NAME=NUMBER", f"unknown sampling parameter {name!r}; {advice}")
-    try:
-        return name, float(text) if parameter.type is float else int(text)
-    except ValueError:
-        raise InvalidRequestError(name, text, "a number") from None
-
-
-def _stats(talk: Talk, screen: Screen, _argument: str) -> None:
-    last = talk.last
-    if last is None or last.prompt_tokens is None:
-        screen.note("no answer yet")
-        return
-    speed, first = last.tokens_per_second, last.seconds if last.first_seconds is None else last.first_seconds
-    screen.note(
-        f"{last.completion_tokens} tokens in {last.seconds:.2f} s, the first after {first:.2f} s"
-        f"{'' if speed is None else f', then {speed:.0f} a second'}; of the prompt's {last.prompt_tokens} tokens "
-        f"{last.cached_tokens} were in the cache"
-    )
-
-
-def _quit(_talk: Talk, _screen: Screen, _argument: str) -> None:
-    raise QuitError
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
-
-
-_SHOWN: Final = 60
-_STATE_HELP: Final = "begins from the state with this name, or lists the states"
-_PARAMETERS: Final[dict[str, Parameter]] = {each.name: each for each in PARAMETERS if each.type in _NUMBERS}
-COMMANDS: Final = {
-    command.name: command
-    for command in (
-        Command("help", "", "lists the commands", _help),
-        Command("new", "", "starts a new conversation", _new),
-        Command("system", "[TEXT]", "starts a new conversation with a system text, or shows the current one", _system),
-        Command("undo", "", "takes back the last message and its answer", _undo),
-        Command("retry", "", "answers the last message again", _retry),
-        Command("fork", "NAME", "puts a copy of the conversation aside", _fork),
-        Command("go", "[NAME]", "returns to a copy, or lists the copies", _go, lambda talk: talk.forks),
-        Command("state", "[NAME]", _STATE_HELP, _state, lambda talk: talk.state_names),
-        Command("name", "NAME", "gives the state of the conversation a name", _name),
-        Command("save", "FILE", "writes the state of the conversation to a file", _save),
-        Command("load", "FILE", "starts a new conversation from the state in a file", _load),
-        Command("sampling", "[NAME=NUMBER ...]", "shows or changes the sampling parameters", _sampling),
-        Command("stats", "", "shows how long the last answer took", _stats),
-        Command("quit", "", "ends the program", _quit),
-        Command("exit", "", "ends the program", _quit),
-    )
-}
 
 # Lines from the user: with editing, history and completion on a terminal, or else from standard input.
 
@@ -422,7 +194,7 @@ class _CommandCompleter(Completer):
                     yield Completion(name, -len(word), display_meta=command.help)
         elif word in COMMANDS:
             command = COMMANDS[word]
-            if command.takes_file:
+            if command.arguments == "FILE":
                 yield from self._paths.get_completions(Document(rest), complete_event)
             for name in command.names(self._talk):
                 if name.startswith(rest):
@@ -470,14 +242,16 @@ def _write_through(text: str) -> None:
 _HINT: Final = "Ctrl-C stops an answer, /help lists the commands, Ctrl-D quits."
 
 
-def converse(talk: Talk) -> None:
-    """Answer each line that is read, until the input ends or a command quits.
-
-    If standard input or output is no terminal, only the answers are written to standard output.
-    """
+def make_screen() -> Screen:
+    """Return a screen for standard output, which shows the answers alone if it is no terminal."""
     console = Console(highlight=False)
-    screen = MarkdownScreen(console) if console.is_terminal else PlainScreen()
-    edits = sys.stdin.isatty() and console.is_terminal
+    return MarkdownScreen(console) if console.is_terminal else PlainScreen()
+
+
+def converse(talk: Talk) -> None:
+    """Answer each line that is read, until the input ends or a command quits."""
+    screen = talk.screen
+    edits = sys.stdin.isatty() and isinstance(screen, MarkdownScreen)
     if edits:
         screen.note(f"{talk.backend.description}. {_HINT}")
     read_line, hold = (edited_lines(talk), held_input) if edits else (plain_lines, nullcontext)
@@ -485,9 +259,9 @@ def converse(talk: Talk) -> None:
         try:
             with hold():
                 if said.startswith("/"):
-                    run_command(talk, screen, said)
+                    talk.run(said)
                 elif said:
-                    screen.show(partial(talk.say, said))
+                    talk.say(said)
         except QuitError:
             return
         except KeyboardInterrupt:  # in a command; during an answer, `Talk` handles it
