@@ -36,17 +36,6 @@ _WARM_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """The conditions of a benchmark, shown with its results: model, device, weights and number of repetitions."""
-
-    model: str
-    shape: ModelShape
-    device: str
-    weights: str
-    repeats: int
-
-
-@dataclass(frozen=True, slots=True)
 class Measurement:
     """One line of a benchmark's results: the speed of decode with some number of slots, or of one prompt's prefill."""
 
@@ -221,7 +210,11 @@ def _part(dispatch: Dispatch) -> str:
 class Benchmark:
     """Everything that `rnn-engine bench` has measured: conditions, results, peak speeds and profiles."""
 
-    setting: Setting
+    model: str
+    shape: ModelShape
+    device: str
+    weights: str
+    repeats: int
     results: Sequence[Measurement]
     peaks: DevicePeaks | None = None  # if kernels were timed
     profiles: Sequence[StepProfile] = ()
@@ -229,14 +222,11 @@ class Benchmark:
 
     @property
     def title(self) -> str:
-        setting = self.setting
-        return f"{setting.model}: {describe_shape(setting.shape)}; weights {setting.weights}"
+        return f"{self.model}: {describe_shape(self.shape)}; weights {self.weights}"
 
     def as_json(self) -> dict[str, Any]:
-        measured = {**asdict(self.setting), "results": [asdict(line) for line in self.results]}
-        if self.peaks is None:
-            return measured
-        return {**measured, "peaks": asdict(self.peaks), "profiles": [asdict(profile) for profile in self.profiles]}
+        left_out = {"predicted_from"} if self.peaks is not None else {"predicted_from", "peaks", "profiles"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def measure(
@@ -259,7 +249,6 @@ def measure(
                 progress=progress,
             )
         with closing(runner):
-            setting = Setting(model.name, runner.shape, *_device_and_weights(runner, plan.weights), repeats)
             profiled = _profiled(runner) if profile else None
             steps = [(f"decode, {count} slot(s)", measure_decode, profile_decode, count) for count in slots]
             steps += [(f"prefill, {length} tokens", measure_prefill, profile_prefill, length) for length in lengths]
@@ -267,8 +256,11 @@ def measure(
             for step, measure_step, _, size in steps:
                 progress(step, len(results), len(steps))
                 results.append(measure_step(runner, size, repeats, time.perf_counter))
-            predicted_from = describe_cost(runner.device.info) if isinstance(runner, GpuRunner) else ""
-            benchmark = Benchmark(setting, results, predicted_from=predicted_from)
+            benchmark = Benchmark(model.name, runner.shape, "cpu", "f32", repeats, results)
+            if isinstance(runner, GpuRunner):
+                info = runner.device.info
+                cost = describe_cost(info)
+                benchmark = replace(benchmark, device=info.name, weights=plan.weights, predicted_from=cost)
             if profiled is not None:
                 progress("measuring the device's peak speeds", 0, 1)
                 peaks = measure_peaks(profiled.device)
@@ -288,13 +280,9 @@ def _profiled(runner: Runner) -> GpuRunner:
     return runner
 
 
-def _device_and_weights(runner: Runner, weights: str) -> tuple[str, str]:
-    return (runner.device.info.name, weights) if isinstance(runner, GpuRunner) else ("cpu", "f32")
-
-
 def print_tables(benchmark: Benchmark) -> None:
     click.echo(benchmark.title)
-    click.echo(f"{benchmark.setting.device}, median of {benchmark.setting.repeats} runs")
+    click.echo(f"{benchmark.device}, median of {benchmark.repeats} runs")
     table = Table("phase", "slots", "tokens", "median ms", "tokens/s", "predicted ms", box=None)
     for line in benchmark.results:
         table.add_row(

@@ -45,9 +45,9 @@ def generate(
 
     With `chat`, the prompt is sent as a user's message.
     """
-    choice = EngineChoice(model, loading, slots=max(1, len(starts.files)), states=starts.settings)
-    with engine_session(choice) as session:
-        initial = session.initial
+    with engine_session(EngineChoice(model, loading, slots=max(1, len(starts.files)))) as session:
+        states = starts.read(session.engine.state_files)
+        initial = states[0] if states else session.initial
         stop_tokens: Sequence[int] = ()
         if prompt is not None and chat:
             made = prompt_after(session.engine, initial, Conversation([ChatMessage(Role.USER, prompt)]))
@@ -57,7 +57,7 @@ def generate(
         request = GenerateRequest(
             prompt=tokens or (),
             initial_state=None if initial is None else initial.for_request,
-            mix=starts.mix(session),
+            mix=starts.mix(states),
             max_tokens=max_tokens,
             stop=stop,
             stop_tokens=(0, *stop_tokens),

@@ -14,7 +14,7 @@ import click
 
 from rnn_engine.cli.options import AddOption, Parsed, bad_value, option_group, options_of
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.loading.settings import StateFile, StateSettings
+from rnn_engine.loading.settings import StateSettings
 from rnn_engine.sampling.params import (
     PARAMETERS,
     MixKind,
@@ -30,10 +30,10 @@ from rnn_engine.sampling.params import (
 )
 
 if TYPE_CHECKING:
-    from rnn_engine.cli.session import Session
     from rnn_engine.grammar import Grammar
     from rnn_engine.requests import StateMix
-    from rnn_engine.types import InitialState
+    from rnn_engine_states.files.exchange import StateFiles
+    from rnn_engine_states.frozen import FrozenState
 
 _MAX_TOKENS = click.option("--max-tokens", default=256, help="The most tokens to generate.")
 
@@ -165,36 +165,20 @@ class Starts:
     kind: MixKind = "log"
     any_model: bool = False  # take files, too, that say that they were made for another model
 
-    @property
-    def settings(self) -> StateSettings:
-        """The `StateSettings` of an engine that loads these states, with the first of them as its default state."""
-        if not self.files:
-            return StateSettings()
-        from rnn_engine_states.frozen import NO_INITIAL_STATE
+    def read(self, files: StateFiles) -> list[FrozenState | None]:
+        """Read the states of a model's `files`; None is a state of fill values."""
+        return [
+            None if path is None else files.freeze(files.read(path, any_model=self.any_model), str(path))
+            for path in self.files
+        ]
 
-        named = [StateFile(file, _name(place)) for place, file in enumerate(self.files) if file is not None]
-        default = NO_INITIAL_STATE if self.files[0] is None else _name(0)
-        return StateSettings(named, default=default, any_model=self.any_model)
-
-    def mix(self, session: Session) -> StateMix | None:
-        """Return the mix of the engine's default state with the other states; None if no mix was requested."""
-        if not self.weights:
-            return None
+    def mix(self, states: Sequence[FrozenState | None]) -> StateMix | None:
+        """Return the mix of the first of `states` with the others; None if no mix was requested."""
         from rnn_engine.requests import MixedState, StateMix
 
-        others = [
-            MixedState(self.weights[place], None if self.files[place] is None else _initial_state(session, place))
-            for place in range(1, len(self.files))
-        ]
-        return StateMix(self.weights[0], others, self.kind)
-
-
-def _name(place: int) -> str:
-    return f"state {place}"
-
-
-def _initial_state(session: Session, place: int) -> InitialState:
-    return session.run(session.engine.states.get(_name(place))).frozen.for_request
+        weighted = list(zip(self.weights, states, strict=False))  # without weights, there is at most one state
+        others = [MixedState(weight, None if state is None else state.for_request) for weight, state in weighted[1:]]
+        return StateMix(self.weights[0], others, self.kind) if weighted else None
 
 
 def _parse_mix(states: tuple[str, ...], mix: MixKind, any_model_states: bool) -> Starts:

@@ -122,11 +122,6 @@ def deploy(name: str, application: serve.Application) -> None:
         raise RnnEngineError(f"the replicas could not be started: {_failure(name) or error}") from error
 
 
-def remove(name: str) -> None:
-    """Delete the Ray Serve application called `name`, and wait until its replicas have ended. Blocks."""
-    serve.delete(name)
-
-
 def check_application(name: str) -> None:
     """Raise InvalidRequestError unless the Ray cluster runs an application of replicas called `name`. Blocks."""
     found = serve.status().applications
@@ -200,7 +195,7 @@ class RayLinks:
 
     async def close(self) -> None:
         if self._owned:
-            await asyncio.to_thread(remove, self._application)
+            await asyncio.to_thread(serve.delete, self._application)
 
 
 @contextmanager
@@ -249,7 +244,7 @@ async def open_fleet(
                 resources=settings.resources,
                 drain_seconds=settings.drain_seconds,
             )
-            undo.push_async_callback(asyncio.to_thread, remove, application)
+            undo.push_async_callback(asyncio.to_thread, serve.delete, application)
             await asyncio.to_thread(deploy, application, replicas)
         else:
             await asyncio.to_thread(check_application, application)

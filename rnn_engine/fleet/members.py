@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
 from rnn_engine.errors import EngineClosedError, NotFoundError, RnnEngineError, UnavailableError
@@ -58,9 +57,9 @@ class Member:
         self.leaving = False  # no survey lists it any more; it gets no new requests
         self.lost = False  # it can't be reached any more
         self.ready = asyncio.Event()  # its stream has begun, or is lost
-        self._links = links
-        self._front = front
-        self._requests: dict[int, RemoteRequest] = {}
+        self.links = links
+        self.front = front
+        self.requests: dict[int, RemoteRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream = asyncio.create_task(self._read_stream())
 
@@ -72,41 +71,16 @@ class Member:
     @property
     def outstanding(self) -> int:
         """The number of this server process's requests that the replica has not finished."""
-        return len(self._requests)
+        return len(self.requests)
 
     def note(self, report: Report | None) -> None:
         """Record the replica's latest report, or None if it is no longer among the replicas that take requests."""
         self.leaving = report is None
         self.report = report or self.report
 
-    def request(self, key: int, call: bytes) -> RemoteRequest:
-        """Return a context manager that runs a request at the replica while its `with` block runs.
-
-        `key` identifies the request to the replica, and `call` is the packed request.
-        """
-        return RemoteRequest(self, key, call)
-
-    def enter(self, request: RemoteRequest) -> asyncio.Task[None]:
-        """Send a request to the replica; return the task that waits for its end. Called by `RemoteRequest`."""
-        self._requests[request.key] = request
-        if self.lost:
-            request.put(self._lost_error("its stream has ended"))
-        return self._spawn(self._run(request))
-
-    def leave(self, request: RemoteRequest) -> None:
-        """Ignore all further events of a request, since nobody reads them any more. Called by `RemoteRequest`."""
-        del self._requests[request.key]
-
-    def hold(self, key: int, held: bool) -> None:
-        """Ask the replica to stop sending the events of the request `key`, or, if `held` is False, to resume.
-
-        Called by `RemoteRequest`.
-        """
-        self._spawn(self._links.hold(self.name, self._front, key, held))
-
     def fail(self, error: RnnEngineError) -> None:
         """End all requests of this server process at the replica with `error`."""
-        for request in self._requests.values():
+        for request in self.requests.values():
             request.put(error)
 
     def cancel(self) -> None:
@@ -122,33 +96,20 @@ class Member:
         """Wait until the tasks that `cancel` has cancelled have ended."""
         await asyncio.wait((self._stream, *self._tasks))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a call to the replica, which `cancel` cancels."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _run(self, request: RemoteRequest) -> None:
-        """Have the replica run a request, and wait until it has ended. Its events arrive in the replica's stream.
-
-        If the call itself fails, the request ends with an error here.
-        """
-        try:
-            await self._links.run(self.name, self._front, request.key, request.call)
-        except ReplicaLostError as error:
-            self.lost = True
-            request.put(error)
-        except Exception as error:
-            _log.exception("a request failed at the replica %s", self.name)
-            request.put(RnnEngineError(f"{type(error).__name__}: {error}"))
-
     async def _read_stream(self) -> None:
         reason = "its stream has ended"
         try:
-            async with aclosing(self._links.parcels(self.name, self._front)) as parcels:
+            async with aclosing(self.links.parcels(self.name, self.front)) as parcels:
                 async for data in parcels:
                     for key, outcome in unpack_outcomes(data):
-                        request = self._requests.get(key)
+                        request = self.requests.get(key)
                         if request is not None:  # else its reader has left
                             request.put(outcome)
                     self.ready.set()
@@ -158,10 +119,7 @@ class Member:
         finally:
             self.lost = True
             self.ready.set()
-            self.fail(self._lost_error(reason))
-
-    def _lost_error(self, reason: str) -> ReplicaLostError:
-        return ReplicaLostError(self.name, reason)
+            self.fail(ReplicaLostError(self.name, reason))
 
 
 class RemoteRequest:
@@ -171,10 +129,11 @@ class RemoteRequest:
     """
 
     def __init__(self, member: Member, key: int, call: bytes) -> None:
-        self.key = key
-        self.call = call
+        """Prepare the packed request `call`, which `key` identifies to the replica."""
+        self._key = key
+        self._call = call
         self._member = member
-        self._inbox = Inbox(partial(member.hold, key))
+        self._inbox = Inbox(self._hold)
         self._ended = False
 
     def put(self, outcome: Outcome) -> None:
@@ -196,13 +155,37 @@ class RemoteRequest:
         return self._inbox.num_tokens
 
     def __enter__(self) -> Self:
-        self._run = self._member.enter(self)
+        member = self._member
+        member.requests[self._key] = self
+        if member.lost:
+            self.put(ReplicaLostError(member.name, "its stream has ended"))
+        self._running = member.spawn(self._run())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._member.leave(self)
+        del self._member.requests[self._key]  # nobody reads its events any more
         if not self._ended:
-            self._run.cancel()
+            self._running.cancel()
+
+    def _hold(self, held: bool) -> None:
+        """Ask the replica to stop sending the request's events, or, if `held` is False, to resume."""
+        member = self._member
+        member.spawn(member.links.hold(member.name, member.front, self._key, held))
+
+    async def _run(self) -> None:
+        """Have the replica run the request, and wait until it has ended. Its events arrive in the replica's stream.
+
+        If the call itself fails, the request ends with an error here.
+        """
+        member = self._member
+        try:
+            await member.links.run(member.name, member.front, self._key, self._call)
+        except ReplicaLostError as error:
+            member.lost = True
+            self.put(error)
+        except Exception as error:
+            _log.exception("a request failed at the replica %s", member.name)
+            self.put(RnnEngineError(f"{type(error).__name__}: {error}"))
 
 
 SURVEY_SECONDS = 0.5  # between two surveys of the replicas

@@ -16,7 +16,7 @@ from typing import Self
 from rnn_engine.bounds import MAX_QUEUED
 from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.errors import OverloadedError, check_token_ids
-from rnn_engine.fleet.members import SURVEY_SECONDS, EndedError, Members
+from rnn_engine.fleet.members import SURVEY_SECONDS, EndedError, Members, RemoteRequest
 from rnn_engine.fleet.replica import ReplicaEngine
 from rnn_engine.fleet.routing import PrefixRouter
 from rnn_engine.fleet.totals import add_up, all_slot_uses, join_nodes, join_trees, split_position
@@ -215,7 +215,7 @@ class RemoteEngine:
                 begun = time.monotonic()
                 for attempt in itertools.count(1):
                     member = self._members.choose(request)
-                    remote = member.request(next(self._keys), pack_request(request, wait_for_room))
+                    remote = RemoteRequest(member, next(self._keys), pack_request(request, wait_for_room))
                     answered = False
                     try:
                         with remote:
