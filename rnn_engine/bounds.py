@@ -150,12 +150,28 @@ def described(
     return {SETTING: Setting(meaning, kind, names, text, env)}
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A field of a dataclass with a default, which lacks only the help of its option."""
+
+    default: object
+    kind: Kind
+    names: tuple[str, ...]
+    text: str | None
+    env: str | None
+
+    def help(self, words: str) -> Any:  # noqa: ANN401 - what a field's default is to a type checker
+        """Return the field."""
+        metadata = described(words, self.kind, *self.names, text=self.text, env=self.env)
+        return field(default=self.default, metadata=metadata)
+
+
 def setting(
-    default: T, meaning: str, kind: Kind | None = None, *names: str, text: str | None = None, env: str | None = None
-) -> T:
-    """Return a field of a dataclass with a default and a `Setting`; its kind may follow from the default."""
+    default: object, kind: Kind | None = None, *names: str, text: str | None = None, env: str | None = None
+) -> Draft:
+    """Begin a field of a dataclass that has a `Setting`; its kind may follow from the default."""
     kind = kind or Kind(str if default is None else type(default))  # type: ignore[arg-type]
-    return field(default=default, metadata=described(meaning, kind, *names, text=text, env=env))
+    return Draft(default, kind, names, text, env)
 
 
 def part(settings: Callable[[], T]) -> T:

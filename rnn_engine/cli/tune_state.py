@@ -47,22 +47,19 @@ class DataOptions:
     """The options of the examples: the held-out part, and what becomes of examples that can't be used."""
 
     held_out: float | Path | None = setting(
-        None,
+        None, Kind(metavar="auto|SHARE|FILE", parse=_parse_held_out), text=AUTO
+    ).help(
         "The share of the examples, or a file with others, by which the state is judged and which it does not learn. "
-        "auto is a twentieth, but at least 8 examples, or a fifth if that is fewer.",
-        Kind(metavar="auto|SHARE|FILE", parse=_parse_held_out),
-        text=AUTO,
+        "auto is a twentieth, but at least 8 examples, or a fifth if that is fewer."
     )
-    bad_lines: Literal["error", "skip"] = setting(
-        "error", "What becomes of lines that can't be used.", Kind(choices=("error", "skip"))
+    bad_lines: Literal["error", "skip"] = setting("error", Kind(choices=("error", "skip"))).help(
+        "What becomes of lines that can't be used."
     )
-    long_texts: Literal["error", "skip", "cut"] = setting(
-        "error",
-        "What becomes of examples with more than --max-tokens tokens; cut learns from their beginning.",
-        Kind(choices=("error", "skip", "cut")),
+    long_texts: Literal["error", "skip", "cut"] = setting("error", Kind(choices=("error", "skip", "cut"))).help(
+        "What becomes of examples with more than --max-tokens tokens; cut learns from their beginning."
     )
-    max_tokens: int = setting(
-        1024, "The most tokens of an example, and of examples that run together. More take more memory.", _POSITIVE
+    max_tokens: int = setting(1024, _POSITIVE).help(
+        "The most tokens of an example, and of examples that run together. More take more memory."
     )
 
 
@@ -70,39 +67,36 @@ class DataOptions:
 class RunOptions:
     """The options of the run: the state at the start, the number of updates, and the settings of the training."""
 
-    init: Path | None = setting(
-        None, "Start from the state in this file instead of an empty one.", Kind(Path, "FILE", exists=True)
+    init: Path | None = setting(None, Kind(Path, "FILE", exists=True)).help(
+        "Start from the state in this file instead of an empty one."
     )
-    init_prompt: str | None = setting(
-        None, "Start from the state after the model has read this text.", Kind(metavar="TEXT")
+    init_prompt: str | None = setting(None, Kind(metavar="TEXT")).help(
+        "Start from the state after the model has read this text."
     )
-    any_model: bool = setting(
-        False, "Take --init, too, if its file says that it was made for another model.", FLAG, "--any-model-states"
+    any_model: bool = setting(False, FLAG, "--any-model-states").help(
+        "Take --init, too, if its file says that it was made for another model."
     )
-    train_shifts: bool = setting(False, "Also train the token shifts, which .st, .pth and .safetensors can't hold.")
-    epochs: float | None = setting(
-        None,
-        "How many times every example is learnt.  [default: 3, and at least 100 updates]",
-        Kind(float, "NUMBER", low=0, is_open=True),
+    train_shifts: bool = setting(False).help(
+        "Also train the token shifts, which .st, .pth and .safetensors can't hold."
     )
-    steps: int | None = setting(None, "The number of updates, in place of --epochs.", _POSITIVE)
-    batch_size: int = setting(8, "Examples of an update.", _POSITIVE)
-    rate: float | None = setting(
-        None,
-        "The learning rate; auto is the best of a short search.",
-        Kind(metavar="auto|NUMBER", parse=_parse_rate),
-        text=AUTO,
+    epochs: float | None = setting(None, Kind(float, "NUMBER", low=0, is_open=True)).help(
+        "How many times every example is learnt.  [default: 3, and at least 100 updates]"
     )
-    warm_up: int = setting(10, "Updates in which the rate rises.", _NOT_NEGATIVE)
-    patience: int = setting(
-        5,
+    steps: int | None = setting(None, _POSITIVE).help("The number of updates, in place of --epochs.")
+    batch_size: int = setting(8, _POSITIVE).help("Examples of an update.")
+    rate: float | None = setting(None, Kind(metavar="auto|NUMBER", parse=_parse_rate), text=AUTO).help(
+        "The learning rate; auto is the best of a short search."
+    )
+    warm_up: int = setting(10, _NOT_NEGATIVE).help("Updates in which the rate rises.")
+    patience: int = setting(5, _NOT_NEGATIVE).help(
         "Stop after so many judgements without a better one, of 20 in a whole run; 0 never stops early. With fewer "
-        "than 8 examples held out, a run never stops early.",
-        _NOT_NEGATIVE,
+        "than 8 examples held out, a run never stops early."
     )
-    max_documents: int = setting(16, "The most examples that run together.", _POSITIVE)
-    checkpoint_seconds: float = setting(60.0, "Write FILE.checkpoint at least so often.", Kind(float, "NUMBER", low=0))
-    seed: int = setting(0, "Chooses the held-out part and the order.")
+    max_documents: int = setting(16, _POSITIVE).help("The most examples that run together.")
+    checkpoint_seconds: float = setting(60.0, Kind(float, "NUMBER", low=0)).help(
+        "Write FILE.checkpoint at least so often."
+    )
+    seed: int = setting(0).help("Chooses the held-out part and the order.")
 
 
 @cloup.command()

@@ -12,14 +12,11 @@ from rnn_engine.errors import DeviceError
 class Resources(Settings):
     """The CPUs and GPUs that Ray reserves for one replica."""
 
-    cpus: float = setting(
-        1.0, "CPUs that Ray reserves for each replica, which may use more.", Kind(float, low=0), "--replica-cpus"
+    cpus: float = setting(1.0, Kind(float, low=0), "--replica-cpus").help(
+        "CPUs that Ray reserves for each replica, which may use more."
     )
-    gpus: float = setting(
-        0.0,
-        "GPUs that Ray reserves for each replica, such as 0.5 for two replicas on one GPU.",
-        Kind(float, low=0, high=1),
-        "--replica-gpus",
+    gpus: float = setting(0.0, Kind(float, low=0, high=1), "--replica-gpus").help(
+        "GPUs that Ray reserves for each replica, such as 0.5 for two replicas on one GPU."
     )
 
 
@@ -42,19 +39,15 @@ class Scaling(Settings):
 class FleetSettings(Settings):
     """The settings of a fleet: how many replicas it has, in which Ray cluster, and with which resources."""
 
-    replicas: int = setting(2, "The number of replicas.", Kind(int, low=1))
+    replicas: int = setting(2, Kind(int, low=1)).help("The number of replicas.")
     scaling: Scaling | None = optional_part(Scaling, "the most replicas")  # None: always as many as `replicas`
-    address: str | None = setting(
-        None,
+    address: str | None = setting(None, Kind(metavar="HOST:PORT")).help(
         "The Ray cluster that runs the replicas: the address of its head, or auto on a machine of the cluster.  "
-        "[default: a cluster on this machine, which ends with the command]",
-        Kind(metavar="HOST:PORT"),
+        "[default: a cluster on this machine, which ends with the command]"
     )
-    application: str | None = setting(
-        None,
+    application: str | None = setting(None, Kind(metavar="NAME")).help(
         "Use the replicas of this application, which runs on the cluster, instead of starting replicas; see "
-        "deploy/serve.yaml.",
-        Kind(metavar="NAME"),
+        "deploy/serve.yaml."
     )
     resources: Resources = part(Resources)
     device: str = "auto"  # of each replica

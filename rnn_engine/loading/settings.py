@@ -13,6 +13,7 @@ from rnn_engine.bounds import (
     AUTO_FORMATS,
     DEFAULT_DRAFT,
     EXISTING_FOLDER,
+    FLAG,
     FOLDER,
     FORMAT_NAMES,
     MAX_DRAFT,
@@ -64,72 +65,53 @@ def _parse_tune_seconds(text: str) -> float | None:
 class LoadSettings(Settings):
     """The settings for loading a model: its tokenizer, template and LoRAs, the device, weight format and drafting."""
 
-    device: str = setting(
-        "auto",
-        "auto, cpu (numpy), or the index or a part of the name of a device that `rnn-engine devices` lists.",
-        Kind(metavar="auto|INDEX|NAME|cpu"),
+    device: str = setting("auto", Kind(metavar="auto|INDEX|NAME|cpu")).help(
+        "auto, cpu (numpy), or the index or a part of the name of a device that `rnn-engine devices` lists."
     )
-    tokenizer: str = setting(
-        "auto",
+    tokenizer: str = setting("auto", Kind(metavar="auto|world|none|FILE")).help(
         "auto finds the tokenizer that fits the model; none takes only token ids; FILE is a tokenizer.json or a "
-        "vocabulary.",
-        Kind(metavar="auto|world|none|FILE"),
+        "vocabulary."
     )
-    chat_template: str = setting(
-        "auto",
+    chat_template: str = setting("auto", Kind(metavar="auto|world|FILE")).help(
         "How conversations become a prompt. auto takes the model's own template, else RWKV World's; FILE is a Jinja "
-        "template, or JSON as the user guide describes it.",
-        Kind(metavar="auto|world|FILE"),
+        "template, or JSON as the user guide describes it."
     )
     weights: str | None = setting(
-        None,
+        None, Kind(metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N][,activations=f32|int8]", parse=_parse_weights)
+    ).help(
         f"The format of the matrices on the device: {', '.join((*FORMAT_NAMES, STORED))}. CLASS is att, ffn, first "
         "(the first layer), last (the last layer), head, emb or adapters. With layers=N, the layers from N on are f16. "
         "Example: int4,head=int8. With activations=int8, the inputs of matrices in int8 or q8_0 are rounded to bytes, "
         f"too. auto takes the first of {', '.join(AUTO_FORMATS)} that fits into the device's memory; for a quantised "
         f"file, {STORED} takes the place of {AUTO_FORMATS[0]}. On cpu, all matrices are f32.  [default: f16, but "
-        "stored for a quantised file]",
-        Kind(metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N][,activations=f32|int8]", parse=_parse_weights),
+        "stored for a quantised file]"
     )
-    device_memory: int | None = setting(
-        None,
+    device_memory: int | None = setting(None, SIZE).help(
         "How much of the device's memory the model may take, such as 6G.  [default: this computer's free memory; for "
-        "a discrete GPU it is unknown and not checked]",
-        SIZE,
+        "a discrete GPU it is unknown and not checked]"
     )
     v5_group_norm_epsilon: float | None = setting(
-        None,
-        "The epsilon of the group norm of an RWKV-5 that was trained with another one, such as 1e-5.  [default: 64e-5]",
-        Kind(float, "NUMBER", low=0, is_open=True),
-        "--v5-group-norm-eps",
+        None, Kind(float, "NUMBER", low=0, is_open=True), "--v5-group-norm-eps"
+    ).help(
+        "The epsilon of the group norm of an RWKV-5 that was trained with another one, such as 1e-5.  [default: 64e-5]"
     )
-    loras: Sequence[LoraChoice] = setting(
-        (),
+    loras: Sequence[LoraChoice] = setting((), Kind(metavar="FILE[:ALPHA]", parse=_parse_lora), "--lora").help(
         "A LoRA to merge into the weights: a file of ai00 or BlinkDL with its alpha, one of RWKV-PEFT (PiSSA, DiSHA, "
-        "Bone), or a folder of PEFT.",
-        Kind(metavar="FILE[:ALPHA]", parse=_parse_lora),
-        "--lora",
+        "Bone), or a folder of PEFT."
     )
-    tune_seconds: float | None = setting(
-        0.0,  # for programs; None is auto
+    tune_seconds: float | None = setting(  # 0 for programs; None is auto
+        0.0, Kind(metavar="auto|SECONDS", parse=_parse_tune_seconds), "--tune", text=AUTO, env="RNN_ENGINE_TUNE"
+    ).help(
         "How long the first load on a device may search for the fastest kernels; later loads use them, too. auto is "
-        "10 seconds for a model of 64 MB or more on a GPU, and no search otherwise; 0 uses fixed kernels.",
-        Kind(metavar="auto|SECONDS", parse=_parse_tune_seconds),
-        "--tune",
-        text=AUTO,
-        env="RNN_ENGINE_TUNE",
+        "10 seconds for a model of 64 MB or more on a GPU, and no search otherwise; 0 uses fixed kernels."
     )
-    speculate: int = setting(
-        DEFAULT_DRAFT,
+    speculate: int = setting(DEFAULT_DRAFT, Kind(int, "TOKENS", low=0, high=MAX_DRAFT)).help(
         "The most tokens of a draft: a guess from earlier text, which a step checks at once if that is faster. The "
-        "answers stay the same. 0 makes no drafts.",
-        Kind(int, "TOKENS", low=0, high=MAX_DRAFT),
+        "answers stay the same. 0 makes no drafts."
     )
-    reranker: Path | None = setting(
-        None,  # the demo's own
+    reranker: Path | None = setting(None, Kind(metavar="MODEL", parse=locate_model)).help(  # None: the demo's own
         "The reranker of the first model, which must be an embedding model: it ranks documents by the states after "
-        "them.",
-        Kind(metavar="MODEL", parse=locate_model),
+        "them."
     )
 
 
@@ -159,36 +141,21 @@ class StateFile:
 class StateSettings(Settings):
     """The settings for an engine's named states: the files to load, the folders, and the limits on memory."""
 
-    files: Sequence[StateFile] = setting(
-        (),
-        "Let requests start from the state in this file under this name, or else under the file's own.",
-        Kind(metavar="[NAME=]FILE", parse=StateFile.parse),
-        "--state",
+    files: Sequence[StateFile] = setting((), Kind(metavar="[NAME=]FILE", parse=StateFile.parse), "--state").help(
+        "Let requests start from the state in this file under this name, or else under the file's own."
     )
-    default: str | None = setting(
-        None,
+    default: str | None = setting(None, Kind(metavar="NAME"), "--default-state").help(
         "The state from which requests start that name no state; none is an empty state.  [default: the state in the "
-        "model's file]",
-        Kind(metavar="NAME"),
-        "--default-state",
+        "model's file]"
     )
-    folder: Path | None = setting(
-        None,
-        "Keep persistent states in this folder over restarts, and let requests read state files from it.",
-        FOLDER,
-        "--state-folder",
+    folder: Path | None = setting(None, FOLDER, "--state-folder").help(
+        "Keep persistent states in this folder over restarts, and let requests read state files from it."
     )
-    file_folder: Path | None = setting(
-        None,
-        "Let requests read state files from this folder instead of --state-folder.",
-        EXISTING_FOLDER,
-        "--state-file-folder",
+    file_folder: Path | None = setting(None, EXISTING_FOLDER, "--state-file-folder").help(
+        "Let requests read state files from this folder instead of --state-folder."
     )
-    capacity: int = setting(DEFAULT_CAPACITY, "The most memory that named states take.", SIZE, "--state-bytes")
+    capacity: int = setting(DEFAULT_CAPACITY, SIZE, "--state-bytes").help("The most memory that named states take.")
     quota: Quota = part(Quota)  # of one client, if the server distinguishes its clients
-    any_model: bool = setting(
-        False,
-        "Also take states whose files say that they were made for another model, if the sizes fit.",
-        None,
-        "--any-model-states",
+    any_model: bool = setting(False, FLAG, "--any-model-states").help(
+        "Also take states whose files say that they were made for another model, if the sizes fit."
     )

@@ -21,11 +21,8 @@ class TlsFiles:
             "--tls-cert",
         )
     )
-    key: Path | None = setting(
-        None,
-        "The file of the certificate's key (PEM, not encrypted).  [default: the file of the certificate]",
-        FILE,
-        "--tls-key",
+    key: Path | None = setting(None, FILE, "--tls-key").help(
+        "The file of the certificate's key (PEM, not encrypted).  [default: the file of the certificate]"
     )
 
     def make_context(self) -> ssl.SSLContext:

@@ -49,111 +49,93 @@ class Limits(Settings):
     `rnn-engine serve`, and `/props` lists it, under the same name.
     """
 
-    max_body_bytes: int = setting(64 * 2**20, "The size of a JSON body.", SIZE)
-    max_upload_bytes: int = setting(256 * 2**20, "The size of an uploaded state file.", SIZE)
-    max_unzip_bytes: int = setting(16 * 2**30, "The size of all files in an archive that an admin unpacks.", SIZE)
-    max_unzip_files: int = setting(10_000, "Files in an archive that an admin unpacks.", _count("files"))
-    max_held_bytes: int = setting(
-        512 * 2**20,
+    max_body_bytes: int = setting(64 * 2**20, SIZE).help("The size of a JSON body.")
+    max_upload_bytes: int = setting(256 * 2**20, SIZE).help("The size of an uploaded state file.")
+    max_unzip_bytes: int = setting(16 * 2**30, SIZE).help("The size of all files in an archive that an admin unpacks.")
+    max_unzip_files: int = setting(10_000, _count("files")).help("Files in an archive that an admin unpacks.")
+    max_held_bytes: int = setting(512 * 2**20, SIZE).help(
         "Memory for all bodies that are held at a time, for the values read from them, and for copies of states for "
-        "exports. One body may take half.",
-        SIZE,
+        "exports. One body may take half."
     )
-    max_messages: int = setting(8192, "Messages of a chat.", _count("messages"))
-    max_text_bytes: int = setting(
-        4 * 2**20, "The size in UTF-8 of all texts of a request; for a chat, of the text that the template makes.", SIZE
+    max_messages: int = setting(8192, _count("messages")).help("Messages of a chat.")
+    max_text_bytes: int = setting(4 * 2**20, SIZE).help(
+        "The size in UTF-8 of all texts of a request; for a chat, of the text that the template makes."
     )
-    max_prompt_tokens: int = setting(
-        2**20,
-        "Tokens of all prompts of a request. A prompt counts once for each answer, and a context once for each choice.",
-        _count("tokens"),
+    max_prompt_tokens: int = setting(2**20, _count("tokens")).help(
+        "Tokens of all prompts of a request. A prompt counts once for each answer, and a context once for each choice."
     )
-    max_answers: int = setting(2048, "Answers to a request: prompts times `n` or `best_of`.", _count("answers"))
-    max_answer_tokens: int = setting(2**20, "Answers times `max_tokens`.", _count("tokens"))
-    max_logprob_entries: int = setting(
-        2**19,
-        "Tokens with log-probabilities in an answer, times one plus the number of their alternatives.",
-        _count("entries"),
+    max_answers: int = setting(2048, _count("answers")).help("Answers to a request: prompts times `n` or `best_of`.")
+    max_answer_tokens: int = setting(2**20, _count("tokens")).help("Answers times `max_tokens`.")
+    max_logprob_entries: int = setting(2**19, _count("entries")).help(
+        "Tokens with log-probabilities in an answer, times one plus the number of their alternatives."
     )
-    max_choices: int = setting(2048, "Choices that a request scores.", _count("choices"))
-    max_inputs: int = setting(2048, "Texts or inputs that a request embeds, ranks or tokenizes.", _count("inputs"))
-    max_vector_numbers: int = setting(2**23, "Numbers of all vectors or states of an answer.", _count("numbers"))
-    max_stop_strings: int = setting(
-        64, "Strings in `stop`; tokens in `stop_token_ids`; texts in `dry_sequence_breakers`.", _count("strings")
+    max_choices: int = setting(2048, _count("choices")).help("Choices that a request scores.")
+    max_inputs: int = setting(2048, _count("inputs")).help("Texts or inputs that a request embeds, ranks or tokenizes.")
+    max_vector_numbers: int = setting(2**23, _count("numbers")).help("Numbers of all vectors or states of an answer.")
+    max_stop_strings: int = setting(64, _count("strings")).help(
+        "Strings in `stop`; tokens in `stop_token_ids`; texts in `dry_sequence_breakers`."
     )
-    max_stop_bytes: int = setting(4096, "The size of all strings in `stop` together, and of all in `bad_words`.", SIZE)
-    max_request_seconds: int = setting(
-        3600,
-        "Time for a whole request; also the greatest `timeout`, and the one of requests that set none.",
-        _count("seconds"),
+    max_stop_bytes: int = setting(4096, SIZE).help(
+        "The size of all strings in `stop` together, and of all in `bad_words`."
     )
-    max_queued: int = setting(
-        MAX_QUEUED,
-        "Requests that wait for a slot; as many more may wait from clients that have less than their share.",
-        _count("requests"),
+    max_request_seconds: int = setting(3600, _count("seconds")).help(
+        "Time for a whole request; also the greatest `timeout`, and the one of requests that set none."
     )
-    max_queue_seconds: int = setting(300, "Time for a request to wait for a slot; then it gets 429.", _count("seconds"))
-    max_load_seconds: int = setting(
-        300, "Time for a request to wait until its model is loaded; then it gets 503.", _count("seconds")
+    max_queued: int = setting(MAX_QUEUED, _count("requests")).help(
+        "Requests that wait for a slot; as many more may wait from clients that have less than their share."
     )
-    max_client_requests: int = setting(
-        1024,
-        "Running requests of one API key, or of one address if there are no keys; further ones get 429.",
-        _count("requests"),
+    max_queue_seconds: int = setting(300, _count("seconds")).help(
+        "Time for a request to wait for a slot; then it gets 429."
     )
-    max_mixed_states: int = setting(8, "States that a request mixes, each in a slot of its own.", _count("states"))
-    max_grammar_bytes: int = setting(2**18, "The size of a grammar, a schema or a list of choices.", SIZE)
-    max_grammar_seconds: int = setting(
-        2, "Time of the processor to compile one grammar; 0.25 for a `bnf_schema`.", _count("seconds")
+    max_load_seconds: int = setting(300, _count("seconds")).help(
+        "Time for a request to wait until its model is loaded; then it gets 503."
     )
-    max_bias_entries: int = setting(4096, "Tokens in `logit_bias`, and words in `bad_words`.", _count("entries"))
-    max_responses: int = setting(
-        4096, "Responses that are kept for an API key; beyond them, the oldest is dropped.", _count("responses")
+    max_client_requests: int = setting(1024, _count("requests")).help(
+        "Running requests of one API key, or of one address if there are no keys; further ones get 429."
     )
-    max_response_seconds: int = setting(30 * 24 * 3600, "Time for which a response is kept.", _count("seconds"))
-    max_key_background: int = setting(
-        64, "Responses of an API key that run in the background; further ones get 429.", _count("responses")
+    max_mixed_states: int = setting(8, _count("states")).help("States that a request mixes, each in a slot of its own.")
+    max_grammar_bytes: int = setting(2**18, SIZE).help("The size of a grammar, a schema or a list of choices.")
+    max_grammar_seconds: int = setting(2, _count("seconds")).help(
+        "Time of the processor to compile one grammar; 0.25 for a `bnf_schema`."
     )
-    max_conversations: int = setting(
-        1024,
-        "Conversations that are kept for an API key; beyond them, the one that was unused for longest is dropped.",
-        _count("conversations"),
+    max_bias_entries: int = setting(4096, _count("entries")).help("Tokens in `logit_bias`, and words in `bad_words`.")
+    max_responses: int = setting(4096, _count("responses")).help(
+        "Responses that are kept for an API key; beyond them, the oldest is dropped."
     )
-    max_conversation_bytes: int = setting(
-        256 * 2**20,
+    max_response_seconds: int = setting(30 * 24 * 3600, _count("seconds")).help("Time for which a response is kept.")
+    max_key_background: int = setting(64, _count("responses")).help(
+        "Responses of an API key that run in the background; further ones get 429."
+    )
+    max_conversations: int = setting(1024, _count("conversations")).help(
+        "Conversations that are kept for an API key; beyond them, the one that was unused for longest is dropped."
+    )
+    max_conversation_bytes: int = setting(256 * 2**20, SIZE).help(
         "The size of all conversations and responses that are kept for an API key; beyond it, what was unused for "
-        "longest is dropped.",
-        SIZE,
+        "longest is dropped."
     )
-    max_all_conversation_bytes: int = setting(
-        2**30,
+    max_all_conversation_bytes: int = setting(2**30, SIZE).help(
         "The size of the conversations and responses of all API keys; beyond it, the key with the most loses what it "
-        "has not used for longest.",
-        SIZE,
+        "has not used for longest."
     )
-    max_collections: int = setting(1024, "Collections of documents of an API key.", _count("collections"))
-    max_collection_documents: int = setting(100_000, "Documents of a collection.", _count("documents"))
-    max_collection_bytes: int = setting(
-        2**30, "The size of all collections of an API key: on disk, or in memory without `--collection-folder`.", SIZE
+    max_collections: int = setting(1024, _count("collections")).help("Collections of documents of an API key.")
+    max_collection_documents: int = setting(100_000, _count("documents")).help("Documents of a collection.")
+    max_collection_bytes: int = setting(2**30, SIZE).help(
+        "The size of all collections of an API key: on disk, or in memory without `--collection-folder`."
     )
-    max_all_collection_bytes: int = setting(2**32, "The size of the collections of all API keys.", SIZE)
-    max_file_bytes: int = setting(512 * 2**20, "The size of a file that is uploaded for a job.", SIZE)
-    max_key_files: int = setting(10_000, "Files of an API key, uploaded ones and results.", _count("files"))
-    max_key_file_bytes: int = setting(4 * 2**30, "The size of all files of an API key.", SIZE)
-    max_all_file_bytes: int = setting(16 * 2**30, "The size of the files of all API keys.", SIZE)
-    max_batch_lines: int = setting(50_000, "Requests of one batch.", _count("lines"))
-    max_key_batches: int = setting(
-        1000,
-        "Batches of an API key; beyond them, the oldest that has ended is forgotten, without its files.",
-        _count("batches"),
+    max_all_collection_bytes: int = setting(2**32, SIZE).help("The size of the collections of all API keys.")
+    max_file_bytes: int = setting(512 * 2**20, SIZE).help("The size of a file that is uploaded for a job.")
+    max_key_files: int = setting(10_000, _count("files")).help("Files of an API key, uploaded ones and results.")
+    max_key_file_bytes: int = setting(4 * 2**30, SIZE).help("The size of all files of an API key.")
+    max_all_file_bytes: int = setting(16 * 2**30, SIZE).help("The size of the files of all API keys.")
+    max_batch_lines: int = setting(50_000, _count("lines")).help("Requests of one batch.")
+    max_key_batches: int = setting(1000, _count("batches")).help(
+        "Batches of an API key; beyond them, the oldest that has ended is forgotten, without its files."
     )
-    max_key_tunings: int = setting(
-        100,
-        "Tuning jobs of an API key; beyond them, the oldest that has ended is forgotten, without its states.",
-        _count("tuning jobs"),
+    max_key_tunings: int = setting(100, _count("tuning jobs")).help(
+        "Tuning jobs of an API key; beyond them, the oldest that has ended is forgotten, without its states."
     )
-    max_tuning_tokens: int = setting(
-        1024, "Tokens of an example of a tuning job; only the beginning of a longer one is learnt.", _count("tokens")
+    max_tuning_tokens: int = setting(1024, _count("tokens")).help(
+        "Tokens of an example of a tuning job; only the beginning of a longer one is learnt."
     )
 
     def check(self, limit: str, field: str, value: float) -> None:
@@ -174,23 +156,21 @@ BOUNDS: Mapping[str, Kind] = MappingProxyType({one.name: one.metadata[SETTING].k
 class ConnectionSettings(Settings):
     """Limits on the number of connections, and on how many seconds a client may take before it is disconnected."""
 
-    max_connections: int = setting(  # fewer if the process may not open twice as many files
-        4096,
-        "The most open connections. A further one closes the connection that has waited longest for a request.",
-        Kind(int, low=1),
+    max_connections: int = setting(4096, Kind(int, low=1)).help(  # fewer if fewer files may be open
+        "The most open connections. A further one closes the connection that has waited longest for a request."
     )
-    max_per_client: int = setting(  # those through a Unix socket are not counted
-        2048, "The most open connections of one address.", Kind(int, low=1), "--max-connections-per-client"
+    max_per_client: int = setting(2048, Kind(int, low=1), "--max-connections-per-client").help(
+        "The most open connections of one address."
     )
-    idle_seconds: float = setting(75.0, "How long a connection may wait for a request.", POSITIVE_SECONDS)
-    header_seconds: float = setting(20.0, "How long the headers of a request may take to arrive.", POSITIVE_SECONDS)
-    body_seconds: float = setting(
-        30.0,
-        "How long the body of a request may take to arrive; every 4 kB that arrive extend the time by a second.",
-        POSITIVE_SECONDS,
+    idle_seconds: float = setting(75.0, POSITIVE_SECONDS).help("How long a connection may wait for a request.")
+    header_seconds: float = setting(20.0, POSITIVE_SECONDS).help(
+        "How long the headers of a request may take to arrive."
     )
-    stall_seconds: float = setting(
-        30.0, "Drop a client that has read less than 512 bytes a second of its answer for this long.", POSITIVE_SECONDS
+    body_seconds: float = setting(30.0, POSITIVE_SECONDS).help(
+        "How long the body of a request may take to arrive; every 4 kB that arrive extend the time by a second."
+    )
+    stall_seconds: float = setting(30.0, POSITIVE_SECONDS).help(
+        "Drop a client that has read less than 512 bytes a second of its answer for this long."
     )
 
 
@@ -211,34 +191,25 @@ class AuthSettings:
     """Settings of access control. Without keys, only this machine and the server's own pages may use the server."""
 
     keys: tuple[ApiKey, ...] = ()
-    open: bool = setting(
-        False, "Without an API key, accept requests from every machine that reaches the address.", FLAG, "--open"
+    open: bool = setting(False, FLAG, "--open").help(
+        "Without an API key, accept requests from every machine that reaches the address."
     )
-    allowed_hosts: tuple[str, ...] = setting(
-        (),
+    allowed_hosts: tuple[str, ...] = setting((), Kind(metavar="NAME"), "--allowed-host").help(
         "A host name that clients may use for the server, besides localhost, the name in --host and IP addresses. "
-        "Checked if there is no API key or if this option is given.",
-        Kind(metavar="NAME"),
-        "--allowed-host",
+        "Checked if there is no API key or if this option is given."
     )
-    cors_origins: tuple[str, ...] = setting(
-        (),
+    cors_origins: tuple[str, ...] = setting((), Kind(metavar="ORIGIN", parse=_parse_origin), "--cors-origin").help(
         "Let web pages of this origin call the server: one such as https://chat.example, localhost for pages of this "
-        "machine, or * for any origin, which needs an API key.",
-        Kind(metavar="ORIGIN", parse=_parse_origin),
-        "--cors-origin",
+        "machine, or * for any origin, which needs an API key."
     )
     tls: TlsFiles | None = optional_part(TlsFiles, "the certificate that it belongs to")
-    share_cache: bool = setting(
-        False, "Share the cached states of prompts among all API keys; clients can then guess what others have asked."
+    share_cache: bool = setting(False).help(
+        "Share the cached states of prompts among all API keys; clients can then guess what others have asked."
     )
-    rate: Rate = setting(
-        UNBOUNDED,
+    rate: Rate = setting(UNBOUNDED, Kind(metavar="RATE", parse=parse_rate), "--key-rate").help(
         "The most that each API key, or each address without keys, may use in a minute: requests=60,tokens=100000, or "
         "one of the two. Further requests get the status 429. The file of keys may set another rate for a key.  "
-        "[default: no limit]",
-        Kind(metavar="RATE", parse=parse_rate),
-        "--key-rate",
+        "[default: no limit]"
     )
 
     def __post_init__(self) -> None:
@@ -256,111 +227,72 @@ def _parse_mode(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSettings:
+class ServerSettings(Settings):
     """All settings of a server that an operator can choose: address, folders, access control, limits and log."""
 
-    host: str = setting(
-        "127.0.0.1",
-        "The address to listen on. 0.0.0.0 listens on all addresses, and needs an API key or --open.",
-        TEXT,
-        "-i",
-        "--host",
-        "--ip",
+    host: str = setting("127.0.0.1", TEXT, "-i", "--host", "--ip").help(
+        "The address to listen on. 0.0.0.0 listens on all addresses, and needs an API key or --open."
     )
-    port: int = setting(
-        65530, "The port to listen on; 0 takes any free port.", Kind(int, low=0, high=65535), "-p", "--port"
+    port: int = setting(65530, Kind(int, low=0, high=65535), "-p", "--port").help(
+        "The port to listen on; 0 takes any free port."
     )
-    unix_socket: Path | None = setting(None, "Listen on a Unix socket at this path instead of a port.", FILE)
-    unix_socket_mode: int = setting(
-        0o660,
-        "The permissions of the Unix socket's file, in octal digits.",
-        Kind(int, "MODE", parse=_parse_mode, write=lambda mode: f"{mode:o}"),
+    unix_socket: Path | None = setting(None, FILE).help("Listen on a Unix socket at this path instead of a port.")
+    unix_socket_mode: int = setting(0o660, Kind(int, "MODE", parse=_parse_mode, write=lambda mode: f"{mode:o}")).help(
+        "The permissions of the Unix socket's file, in octal digits."
     )
-    drain_seconds: float = setting(10.0, "How long running requests may go on after a signal to stop.", SECONDS)
-    model_folder: Path | None = setting(
-        None,
-        "Let admins load models from this folder while the server runs, by POST /admin/models/load.",
-        EXISTING_FOLDER,
+    drain_seconds: float = setting(10.0, SECONDS).help("How long running requests may go on after a signal to stop.")
+    model_folder: Path | None = setting(None, EXISTING_FOLDER).help(
+        "Let admins load models from this folder while the server runs, by POST /admin/models/load."
     )
-    admin_folders: tuple[Path, ...] = setting(
-        (),
-        "Let admins read files in this folder and write settings there, as in ai00's assets/configs.",
-        EXISTING_FOLDER,
-        "--admin-folder",
+    admin_folders: tuple[Path, ...] = setting((), EXISTING_FOLDER, "--admin-folder").help(
+        "Let admins read files in this folder and write settings there, as in ai00's assets/configs."
     )
-    unzip_folders: tuple[Path, ...] = setting(
-        (),
-        "Let admins unpack archives into folders within this folder, and replace those that exist.",
-        EXISTING_FOLDER,
-        "--unzip-folder",
+    unzip_folders: tuple[Path, ...] = setting((), EXISTING_FOLDER, "--unzip-folder").help(
+        "Let admins unpack archives into folders within this folder, and replace those that exist."
     )
-    collection_folder: Path | None = setting(
-        None,
+    collection_folder: Path | None = setting(None, FOLDER).help(
         "Keep collections of documents in this folder over restarts. Use --cache-folder, too, so that the states "
-        "after the documents are kept.  [default: keep them in memory]",
-        FOLDER,
+        "after the documents are kept.  [default: keep them in memory]"
     )
-    embed_model: Path | None = setting(
-        None,
+    embed_model: Path | None = setting(None, EXISTING_FOLDER).help(
         "Answer ai00's /api/oai/embeds with the embedding model in this folder: ONNX with its tokenizer.json. Needs "
-        "the extra `embeds`.",
-        EXISTING_FOLDER,
+        "the extra `embeds`."
     )
-    job_folder: Path | None = setting(
-        None,
+    job_folder: Path | None = setting(None, FOLDER).help(
         "Keep files, batches and tuning jobs in this folder over restarts. Only one server at a time may use it.  "
-        "[default: jobs in --state-folder, or else a temporary folder]",
-        FOLDER,
+        "[default: jobs in --state-folder, or else a temporary folder]"
     )
-    tuning_share: float = setting(
-        0.5,
-        "The share of time that tuning a state may take while requests run. Without requests, it takes all.",
-        Kind(float, "SHARE", low=0, high=1),
+    tuning_share: float = setting(0.5, Kind(float, "SHARE", low=0, high=1)).help(
+        "The share of time that tuning a state may take while requests run. Without requests, it takes all."
     )
     loading: LoadSettings | None = None  # with which models are loaded, for tuning; None = no state can be tuned
-    root_path: str = setting(
-        "",
+    root_path: str = setting("", Kind(metavar="PATH")).help(
         "Serve under this path, too, such as /llm, for a proxy that passes on paths that begin with it. A proxy that "
-        "removes it needs no such option.",
-        Kind(metavar="PATH"),
+        "removes it needs no such option."
     )
-    web: bool = setting(
-        True,
-        "Serve the web page at /. With --no-web, / is the reference of the routes, like /docs.",
-        FLAG,
-        "--web/--no-web",
+    web: bool = setting(True, FLAG, "--web/--no-web").help(
+        "Serve the web page at /. With --no-web, / is the reference of the routes, like /docs."
     )
-    strict: bool = setting(
-        False,
+    strict: bool = setting(False, FLAG, "--strict/--no-strict").help(
         "Refuse requests with unknown fields. --no-strict ignores these fields and lists them in the answer's header "
         "X-Left-Out, unless a name looks misspelled. Both accept null and known fields that can't change the answer, "
-        "and both refuse known fields of other systems that would change the answer.",
-        FLAG,
-        "--strict/--no-strict",
+        "and both refuse known fields of other systems that would change the answer."
     )
-    any_model: bool | None = setting(
-        None,
+    any_model: bool | None = setting(None, FLAG, "--any-model/--known-models").help(
         "Let the default model answer requests for an unknown model, instead of the status 404.  [default: if one "
-        "model is served, without --strict]",
-        FLAG,
-        "--any-model/--known-models",
+        "model is served, without --strict]"
     )
-    idle_unload_seconds: float | None = setting(
-        None,
+    idle_unload_seconds: float | None = setting(None, POSITIVE_SECONDS, "--idle-unload").help(
         "Unload a model that no request has used for this long; the next request for it loads it again.  [default: "
-        "never]",
-        POSITIVE_SECONDS,
-        "--idle-unload",
+        "never]"
     )
-    exit_on_failure: bool = setting(
-        False, "Exit with code 1 if a failed device can't be opened again, so that a supervisor restarts the server."
+    exit_on_failure: bool = setting(False).help(
+        "Exit with code 1 if a failed device can't be opened again, so that a supervisor restarts the server."
     )
     auth: AuthSettings = part(AuthSettings)
-    reasoning_format: ReasoningFormat = setting(
-        "auto",
+    reasoning_format: ReasoningFormat = setting("auto", Kind(choices=get_args(ReasoningFormat))).help(
         "auto and deepseek return the thoughts in <think>...</think> as `reasoning_content`; none leaves them in the "
-        "content.",
-        Kind(choices=get_args(ReasoningFormat)),
+        "content."
     )
     limits: Limits = part(Limits)
     connections: ConnectionSettings = part(ConnectionSettings)

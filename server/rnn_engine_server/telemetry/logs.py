@@ -23,20 +23,14 @@ _log = logging.getLogger(__name__)
 class LogSettings(Settings):
     """The format and the level of the log, and the duration from which a request is logged as slow."""
 
-    format: LogFormat = setting(
-        "text",
-        "How the lines on standard error are written; json is one object a line.",
-        Kind(choices=get_args(LogFormat)),
-        "--log-format",
+    format: LogFormat = setting("text", Kind(choices=get_args(LogFormat)), "--log-format").help(
+        "How the lines on standard error are written; json is one object a line."
     )
-    level: LogLevel = setting(
-        "info",
-        "The lowest level that is logged. Requests have the level info, except those of /health and /metrics: debug.",
-        Kind(choices=get_args(LogLevel)),
-        "--log-level",
+    level: LogLevel = setting("info", Kind(choices=get_args(LogLevel)), "--log-level").help(
+        "The lowest level that is logged. Requests have the level info, except those of /health and /metrics: debug."
     )
-    slow_seconds: float | None = setting(
-        None, "Log a request that takes longer as a warning.  [default: none]", POSITIVE_SECONDS
+    slow_seconds: float | None = setting(None, POSITIVE_SECONDS).help(
+        "Log a request that takes longer as a warning.  [default: none]"
     )
 
 

@@ -76,15 +76,12 @@ class DiskConfig(Settings):
             "--cache-folder",
         )
     )
-    capacity: int = setting(2 << 30, "The most bytes in the files of --cache-folder.", SIZE, "--cache-disk-bytes")
+    capacity: int = setting(2 << 30, SIZE, "--cache-disk-bytes").help("The most bytes in the files of --cache-folder.")
     precision: Precision = "f32"
     background_bytes: int = 256 << 20  # bound on what waits for the writing thread; 0 = write on the caller's thread
-    write_after: float = setting(
-        5.0,
+    write_after: float = setting(5.0, SECONDS, "--cache-write-after").help(
         "Write a state to --cache-folder once it is this old, even if memory has room for it, so that a crash loses "
-        "only newer states.",
-        SECONDS,
-        "--cache-write-after",
+        "only newer states."
     )
 
 
@@ -92,27 +89,18 @@ class DiskConfig(Settings):
 class CacheConfig(Settings):
     """The settings of the state cache. Capacities are in bytes; a tier with capacity 0 or None stores nothing."""
 
-    host_capacity: int = setting(
-        256 << 20,
-        "This computer's memory for states of prompts and answers; 0 keeps none there.",
-        SIZE,
-        "--cache-host-bytes",
+    host_capacity: int = setting(256 << 20, SIZE, "--cache-host-bytes").help(
+        "This computer's memory for states of prompts and answers; 0 keeps none there."
     )
-    host_precision: Precision = setting(
-        "f32",
-        "The precision of states in memory, in files and in a store; f16 takes half the space and is not exact.",
-        Kind(choices=("f32", "f16")),
-        "--cache-precision",
+    host_precision: Precision = setting("f32", Kind(choices=("f32", "f16")), "--cache-precision").help(
+        "The precision of states in memory, in files and in a store; f16 takes half the space and is not exact."
     )
     disk: DiskConfig | None = optional_part(DiskConfig, "the folder of the files")
     store: StoreConfig | None = optional_part(StoreConfig, "the store of the shared states")
     max_mark_tokens: int = 1 << 22  # sum of the lengths of the ghost entries
     index_capacity: int | None = None  # host memory besides the copies; None: see `index_bytes`
-    device_capacity: int = setting(  # used by the caller that makes the pool
-        128 << 20,
-        "Device memory for states of prompts and answers, at most 64 states; 0 keeps none there.",
-        SIZE,
-        "--cache-device-bytes",
+    device_capacity: int = setting(128 << 20, SIZE, "--cache-device-bytes").help(  # used by who makes the pool
+        "Device memory for states of prompts and answers, at most 64 states; 0 keeps none there."
     )
     fetch_capacity: int = 256 << 20  # copies read from slow tiers for requests in the queue
 

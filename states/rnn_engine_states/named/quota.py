@@ -15,16 +15,10 @@ MAX_TTL = 30 * 86400.0
 class Quota(Settings):
     """The limits on the states and leases of one namespace. Shared states have no quota."""
 
-    num_bytes: int | None = setting(
-        None,
-        "The most memory that the named states of one API key take.  [default: a quarter of --state-bytes]",
-        SIZE,
-        "--key-state-bytes",
+    num_bytes: int | None = setting(None, SIZE, "--key-state-bytes").help(
+        "The most memory that the named states of one API key take.  [default: a quarter of --state-bytes]"
     )
-    names: int = setting(1000, "The most named states that one API key has.", Kind(int, low=1), "--key-states")
-    ttl: float = setting(
-        7 * 86400.0,
-        "How long unused named states of an API key may stay, unless they are persistent.",
-        Kind(float, "SECONDS", low=DEFAULT_TTL, high=MAX_TTL),
-        "--key-state-ttl",
+    names: int = setting(1000, Kind(int, low=1), "--key-states").help("The most named states that one API key has.")
+    ttl: float = setting(7 * 86400.0, Kind(float, "SECONDS", low=DEFAULT_TTL, high=MAX_TTL), "--key-state-ttl").help(
+        "How long unused named states of an API key may stay, unless they are persistent."
     )

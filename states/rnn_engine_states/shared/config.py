@@ -112,7 +112,7 @@ def _check_objects(url: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectsConfig:
+class ObjectsConfig(Settings):
     """The settings of an object store for checkpoints' state files. The shared store then has only their index."""
 
     url: str = field(
@@ -124,8 +124,8 @@ class ObjectsConfig:
             "--store-objects",
         )
     )
-    capacity: int = setting(
-        64 << 30, "The most bytes that all servers together keep in the object store.", SIZE, "--store-objects-bytes"
+    capacity: int = setting(64 << 30, SIZE, "--store-objects-bytes").help(
+        "The most bytes that all servers together keep in the object store."
     )
 
     def __post_init__(self) -> None:
@@ -161,17 +161,11 @@ class StoreConfig(Settings):
         )
     )
     precision: Precision = "f32"
-    timeout: float = setting(
-        1.0,
-        "The longest that a request waits for the store's answer, and again for a state from it.",
-        Kind(float, "SECONDS", low=0.001, high=60),
-        "--store-timeout",
+    timeout: float = setting(1.0, Kind(float, "SECONDS", low=0.001, high=60), "--store-timeout").help(
+        "The longest that a request waits for the store's answer, and again for a state from it."
     )
-    ttl: int = setting(
-        86400,
-        "How long an unused state of prompts or answers stays in the store.",
-        Kind(int, "SECONDS", low=1, high=MOST_TTL),
-        "--store-ttl",
+    ttl: int = setting(86400, Kind(int, "SECONDS", low=1, high=MOST_TTL), "--store-ttl").help(
+        "How long an unused state of prompts or answers stays in the store."
     )
     write_after: float = 1.0  # seconds after which a state is written there
     min_tokens: int = 64  # a shorter prefix is run more quickly than its state is fetched
