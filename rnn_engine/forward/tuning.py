@@ -6,8 +6,10 @@ The choice affects speed alone, never a result's meaning: any variant is right o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant, TransposedVariant
 from rnn_engine.forward.weight_formats import WeightFormat
@@ -148,8 +150,9 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             max_tokens=64,
             max_step_operations=2e10,
         )
+    unrolls = next((unrolls for words, unrolls in _UNROLLS.items() if words & _words(device.name)), _USUAL_UNROLLS)
     return Tuning(
-        matmuls=_hardware_streams("f32", (4, 4, 4, 4, 2)),
+        matmuls=_hardware_streams("f32", unrolls.floats),
         tiled=TiledVariant(rows=64, tokens=64),
         packed=_hardware_streams("int8", (2, 2, 2, 2, 1)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
@@ -160,7 +163,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             StreamVariant(1, splits=32, inputs="normed", unroll=4),
             StreamVariant(1, panels=4, splits=32, inputs="normed", unroll=2),
         ),
-        blocks=_hardware_streams("f32", (8, 4, 4, 4, 2)),
+        blocks=_hardware_streams("f32", unrolls.blocks),
         transposed=TransposedVariant(threads=64, tokens=8, inputs="direct"),
         broadcast=False,
         codes={"nibbles": "nibbles_by_bytes", "levels": "levels_by_table"},
@@ -170,6 +173,29 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         max_tokens=256,
         max_step_operations=2e12 if device.kind == "discrete" else 3e11,
     )
+
+
+class _Unrolls(NamedTuple):
+    """How many eights of weights a thread asks for at once: in steps of 1, 2, 4, 8 and 16 tokens."""
+
+    floats: tuple[int, int, int, int, int]
+    blocks: tuple[int, int, int, int, int]
+
+
+_USUAL_UNROLLS: Final = _Unrolls((4, 4, 4, 4, 2), (8, 4, 4, 4, 2))
+
+_UNROLLS: Final[Mapping[frozenset[str], _Unrolls]] = {
+    # A thread has 128 registers. With more, Mesa's compiler gives up hiding latency: 32 to 44 bytes of weights are on
+    # their way instead of 64 to 80.
+    frozenset({"intel", "arc", "iris"}): _Unrolls((2, 2, 2, 2, 2), (2, 2, 2, 2, 2)),
+    # A thread has 64 registers; with more, some are kept in memory.
+    frozenset({"mali", "immortalis"}): _Unrolls((4, 2, 2, 2, 1), (4, 2, 2, 2, 1)),
+}
+"""By words of devices' names, what their compilers make of the kernels: nothing of it was measured."""
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall("[a-z]+", name.lower()))
 
 
 def _hardware_streams(number: str, unrolls: Sequence[int]) -> tuple[StreamVariant, ...]:

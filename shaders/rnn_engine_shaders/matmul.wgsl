@@ -74,15 +74,26 @@ fn main(
         }
     }
     workgroupBarrier();
+    if ROWS * TOKENS <= THREADS { // no loop, whose body some compilers write twice
+        if thread < ROWS * TOKENS {
+            store_splits(segment, tile_row, first_token, num_tokens, thread);
+        }
+        return;
+    }
     for (var place = thread; place < ROWS * TOKENS; place += THREADS) {
-        var sum = 0.0;
-        for (var s = 0u; s < SPLITS; s++) {
-            sum += split_sums[s * ROWS * TOKENS + place];
-        }
-        let row = tile_row + place % ROWS;
-        let token = first_token + place / ROWS;
-        if row < segment.num_rows && token < num_tokens {
-            store(segment, token, row, sum);
-        }
+        store_splits(segment, tile_row, first_token, num_tokens, place);
+    }
+}
+
+// Add up the sums of the splits at a place of the workgroup's tile, and store the result.
+fn store_splits(segment: Segment, tile_row: u32, first_token: u32, num_tokens: u32, place: u32) {
+    var sum = 0.0;
+    for (var s = 0u; s < SPLITS; s++) {
+        sum += split_sums[s * ROWS * TOKENS + place];
+    }
+    let row = tile_row + place % ROWS;
+    let token = first_token + place / ROWS;
+    if row < segment.num_rows && token < num_tokens {
+        store(segment, token, row, sum);
     }
 }

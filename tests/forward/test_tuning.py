@@ -65,3 +65,24 @@ def test_what_was_found_for_a_class_and_a_count_goes_before_the_fixed_choice() -
         assert tuning.matmul(count, other) == tuning_of("discrete").matmul(count)
     assert tuning.token_counts(20) == {1, 2, 4, 8, 16, 20}
     assert 32 in tuning.token_counts(64)
+
+
+@pytest.mark.parametrize(
+    ("name", "floats", "blocks"),
+    [
+        ("Intel(R) Arc(tm) A770 Graphics (DG2)", 2, 2),
+        ("Mesa Intel(R) UHD Graphics 620 (KBL GT2)", 2, 2),
+        ("Mali-G610", 4, 4),
+        ("AMD Radeon RX 7900 XTX (RADV NAVI31)", 4, 8),
+        ("NVIDIA GeForce RTX 4090", 4, 8),
+        ("Apple M1", 4, 8),
+    ],
+)
+def test_as_many_weights_are_asked_for_as_a_vendors_compiler_has_registers_for(
+    name: str, floats: int, blocks: int
+) -> None:
+    tuning = tuning_for(DeviceInfo(0, name, "discrete", "Vulkan", "any"), can_broadcast=True)
+    for weights, unroll in (("f16", floats), ("q4_k", blocks)):
+        variant = tuning.fixed_matmul(1, MatMulClass(weights, 1024, 1024))
+        assert isinstance(variant, StreamVariant)
+        assert variant.unroll == unroll
