@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
-from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,53 +27,11 @@ from tools.clients.checks import (
     weather,
 )
 
-_BAML_SOURCE = """
-generator python {
-  output_type "python/pydantic"
-  output_dir "../"
-  version "VERSION"
-  default_client_mode "sync"
-}
-client<llm> Served {
-  provider "openai-generic"
-  options {
-    base_url "URL"
-    api_key "-"
-    model "MODEL"
-    temperature 0
-  }
-}
-function Ask(question: string) -> string {
-  client Served
-  prompt #"{{ _.role("user") }}{{ question }}"#
-}
-"""
 _LLM_FUNCTION = """
 def weather(city: str) -> str:
     "Return the weather in a city."
     return '{"temperature": 22, "sky": "sunny", "city": "' + city + '"}'
 """
-
-
-def baml() -> Checks:
-    """Return the checks of a function with a text as its result, and of its stream, in a generated client."""
-    folder = tempfile.mkdtemp()
-    source = Path(folder, "baml_src", "main.baml")
-
-    def make_client(url: str) -> Any:  # noqa: ANN401
-        if not source.exists():
-            source.parent.mkdir()
-            text = _BAML_SOURCE.replace("VERSION", metadata.version("baml-py"))
-            source.write_text(text.replace("URL", url).replace("MODEL", MODEL))
-            command = [str(Path(sys.executable).with_name("baml-cli")), "generate"]
-            subprocess.run(command, cwd=folder, check=True, stdout=sys.stderr)
-            sys.path.insert(0, folder)
-        return import_module("baml_client").b
-
-    return {
-        "a function": answers_france(lambda url, question: make_client(url).Ask(question)),
-        "its stream": answers_france(lambda url, question: make_client(url).stream.Ask(question).get_final_response()),
-    }
 
 
 def instructor() -> Checks:
@@ -178,21 +135,12 @@ def litellm() -> Checks:
         (call,) = ask(url, question, provider, tools=[WEATHER_TOOL], max_tokens=60).choices[0].message.tool_calls
         return json.loads(call.function.arguments)
 
-    def embedding(url: str) -> int:
-        return len(litellm.embedding(f"openai/{MODEL}", api_base=url, api_key="-", input=["One", "Two"]).data)
-
-    def responses(url: str) -> object:
-        served = {"model": f"openai/{MODEL}", "api_base": url, "api_key": "-"}
-        return litellm.responses(**served, input="Hello", max_output_tokens=20).output[-1].content[0].text
-
     providers = ("openai", "hosted_vllm", "anthropic", "ollama_chat")
     return {
         **{f"`{each}/`": answers_france(partial(text, provider=each, max_tokens=30)) for each in providers},
         **{f"`{each}/`, stream": answers_france(partial(stream, provider=each)) for each in providers},
         **{f"`{each}/`, tools": calls_weather(partial(tool, provider=each)) for each in providers},
         "`response_format` of a pydantic model": gives_person(partial(text, provider="openai", response_format=Person)),
-        "`embedding`": embedding,
-        "`responses`": responses,
     }
 
 

@@ -9,7 +9,6 @@ and the project itself.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -80,7 +79,7 @@ def check_widening(model: Model) -> None:
     expect("hidden vectors of the widened model, relative error", relative_error(found, expected), WKV_TOLERANCE)
 
 
-def check_export(model: Model, device: str) -> None:
+def check_export(model: Model) -> None:
     """Check the engine's logits for the exported file against those of torch with the same f16 weights."""
     tokens = torch.randint(1, model.sizes.vocab, (1, TOKENS))
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +87,7 @@ def check_export(model: Model, device: str) -> None:
         save_file(shipped_tensors(model), weights)
         ids = ",".join(map(str, tokens[0].tolist()))
         command = [sys.executable, "-m", "rnn_engine.cli", "logits", str(weights), "--tokens", ids]
-        subprocess.run([*command, "--device", device, "-o", str(output)], check=True)
+        subprocess.run([*command, "-o", str(output)], check=True)
         with np.load(output) as saved:
             found = torch.from_numpy(saved["logits"])  # [T, V]
         model.load_state_dict({name: value.float() for name, value in load_file(weights).items()})
@@ -96,11 +95,7 @@ def check_export(model: Model, device: str) -> None:
     starts = torch.zeros(1, TOKENS, dtype=torch.uint8)
     with torch.no_grad():
         expected = model.head(model.hidden(tokens, starts, model.initial_state()))[0]
-    expect(
-        f"logits of engine (device {device}) and torch, relative error",
-        relative_error(found, expected),
-        LOGIT_TOLERANCE,
-    )
+    expect("logits of engine and torch, relative error", relative_error(found, expected), LOGIT_TOLERANCE)
 
 
 def expect(what: str, value: float, limit: float) -> None:
@@ -111,14 +106,11 @@ def expect(what: str, value: float, limit: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="auto", help="the engine's device")
-    options = parser.parse_args()
     torch.manual_seed(0)
     check_recurrence()
     model = check_training()
     check_widening(model)
-    check_export(model, options.device)
+    check_export(model)
 
 
 if __name__ == "__main__":

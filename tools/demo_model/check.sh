@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 . tools/demo_model/environment.sh
 
-"$PYTHON" -m tools.demo_model.check "$@"
+"$PYTHON" -m tools.demo_model.check

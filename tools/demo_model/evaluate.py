@@ -24,9 +24,6 @@ from tools.demo_model.corpus.dialogue import Dialogue
 from tools.demo_model.corpus.mixture import NOTHING_HELD_OUT, PIRATE_PREFIX, PIRATE_SUFFIX, SKILLS, held_out
 
 EVALUATED = [skill for skill in SKILLS if skill not in ("story", "fun")]  # these have many right answers
-JSON_SKILLS = frozenset(
-    {"json_fields", "json_given", "json_schema", "tool_call", "tool_named", "tool_again", "new_tool", "write_file"}
-)
 CALL_SKILLS = ("tool_named", "new_tool", "write_file")
 CHOICE_SKILLS = ("arithmetic", "fact", "memory")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=240)
@@ -46,7 +43,9 @@ def main(model: str, device: str, count: int, state: Path | None) -> None:
                 measure_pirate(llm, skill, count, llm.load_state(state))
             return
         for skill in EVALUATED:
-            measure_skill(llm, skill, count)
+            dialogues = items(skill, count)
+            answers = answer_all(llm, dialogues)
+            show(skill, [answer == dialogue.answer for answer, dialogue in zip(answers, dialogues, strict=True)])
         for skill in CALL_SKILLS:
             calls = [(_call(llm, dialogue), dialogue.answer) for dialogue in items(skill, count)]
             show(f"{skill}, as tool calls", [call == expected for call, expected in calls])
@@ -67,15 +66,6 @@ def items(skill: str, count: int) -> list[Dialogue]:
     return [SKILLS[skill](rng, False) for _ in range(count)]
 
 
-def measure_skill(llm: LLM, skill: str, count: int) -> None:
-    """Show the exactly right answers and, for JSON skills, the valid JSON objects."""
-    dialogues = items(skill, count)
-    answers = answer_all(llm, dialogues)
-    show(skill, [answer == dialogue.answer for answer, dialogue in zip(answers, dialogues, strict=True)])
-    if skill in JSON_SKILLS:
-        show(f"{skill}, valid JSON", [_is_json(answer) for answer in answers])
-
-
 def measure_pirate(llm: LLM, skill: str, count: int, state: State) -> None:
     """Show the answers in a pirate's style, and those that are right apart from the style."""
     dialogues = items(skill, count)
@@ -90,14 +80,6 @@ def answer_all(llm: LLM, dialogues: Sequence[Dialogue], state: State | None = No
     """Return the model's answers to the last questions of dialogues."""
     chats = [dialogue.messages() for dialogue in dialogues]
     return [answer.text.strip() for answer in llm.chat(chats, GREEDY, state=state, progress=False)]
-
-
-def _is_json(text: str) -> bool:
-    """Return True if a text is one JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def _call(llm: LLM, dialogue: Dialogue) -> str | None:

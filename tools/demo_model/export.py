@@ -7,8 +7,8 @@ The file is safetensors, f16, with BlinkDL's names. The adapters act as x @ w1, 
 
 from __future__ import annotations
 
-import argparse
 import csv
+import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -28,20 +28,15 @@ def draw(points: list[tuple[int, float]], output: Path) -> None:
     figure.savefig(output)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="folder with checkpoint.pt and loss.csv (step, loss, Unix time)")
-    parser.add_argument("output", type=Path, help="the .safetensors file to write")
-    parser.add_argument("picture", type=Path, help="the loss curve to write")
-    options = parser.parse_args()
-    tensors = shipped_tensors(load_model(options.run / "checkpoint.pt"))
-    save_file(tensors, options.output, metadata={"format": "pt"})
-    parameters = sum(value.numel() for value in tensors.values())
-    print(f"{parameters} parameters, {options.output.stat().st_size} bytes -> {options.output}")
-    with (options.run / "loss.csv").open(newline="") as file:
+def main(run: Path, output: Path, picture: Path) -> None:
+    """Export the run in a folder with checkpoint.pt and loss.csv (step, loss, Unix time)."""
+    tensors = shipped_tensors(load_model(run / "checkpoint.pt"))
+    save_file(tensors, output, metadata={"format": "pt"})
+    print(f"{sum(value.numel() for value in tensors.values())} parameters, {output.stat().st_size} bytes -> {output}")
+    with (run / "loss.csv").open(newline="") as file:
         by_step = {int(step): float(loss) for step, loss, _ in csv.reader(file)}
-    draw(sorted(by_step.items()), options.picture)
+    draw(sorted(by_step.items()), picture)
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

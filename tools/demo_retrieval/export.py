@@ -5,8 +5,8 @@ python -m tools.demo_retrieval.export build/demo-retrieval rnn_engine/demo/retri
 
 from __future__ import annotations
 
-import argparse
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -18,17 +18,14 @@ from tools.demo_model.train import CHECKPOINT
 from tools.demo_retrieval.train import PAIR, TOKENIZER, Trainer
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="folder of the run, after both trainings")
-    parser.add_argument("folder", type=Path, help="where the files go")
-    options = parser.parse_args()
-    trainer = Trainer(Tokenizer.from_file(str(options.run / TOKENIZER)), with_reranker=True)
-    trainer.model.load_state_dict(torch.load(options.run / PAIR / CHECKPOINT, weights_only=True)["model"])
-    options.folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(options.run / TOKENIZER, options.folder / TOKENIZER)
+def main(run: Path, folder: Path) -> None:
+    """Export a run after both trainings."""
+    trainer = Trainer(Tokenizer.from_file(str(run / TOKENIZER)), with_reranker=True)
+    trainer.model.load_state_dict(torch.load(run / PAIR / CHECKPOINT, weights_only=True)["model"])
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run / TOKENIZER, folder / TOKENIZER)
     for name, model in {"demo-embed": trainer.embedding, "demo-rerank": trainer.reranker}.items():
-        output = options.folder / f"{name}.safetensors"
+        output = folder / f"{name}.safetensors"
         tensors = shipped_tensors(model)
         save_file(tensors, output, metadata={"format": "pt"})
         parameters = sum(value.numel() for value in tensors.values())
@@ -36,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

@@ -11,7 +11,7 @@ import asyncio
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -28,6 +28,7 @@ from schemathesis.engine.recorder import Request, ScenarioRecorder
 from tools.fuzz.mutations import mutate_bytes
 from tools.live_server.asking import connection, device_of, encode_request
 from tools.live_server.process import ServerProcess
+from tools.markdown import table
 from tools.reliability_table import Row, finish
 
 LEFT_OUT = frozenset(
@@ -68,13 +69,11 @@ class Breaches:
                     lines = (f"{recorder.label}: {failure.title}: {failure.message}", asked, told)
                     self.found.setdefault((recorder.label, check.name, failure.title), "\n    ".join(lines))
 
-    def table(self) -> Iterator[str]:
-        """Yield the lines of a table: how often each route answered with each class of status, such as 4xx."""
-        classes = sorted({status for _, status in self.answers})
-        yield f"| request | {' | '.join(classes)} |"
-        yield f"| --- |{' ---: |' * len(classes)}"
-        for label in sorted({label for label, _ in self.answers}):
-            yield f"| {label} | {' | '.join(str(self.answers[label, status]) for status in classes)} |"
+    def table(self) -> str:
+        """Return a table: how often each route answered with each class of status, such as 4xx."""
+        labels, classes = (sorted(set(part)) for part in zip(*self.answers, strict=True))
+        rows = ((label, *(str(self.answers[label, status]) for status in classes)) for label in labels)
+        return table(("request", *classes), rows)
 
 
 def try_document(url: str, examples: int, seed: int, *, only: Sequence[str] = (), coverage: bool = False) -> Breaches:
@@ -205,7 +204,7 @@ def main(examples: int, damaged: int, seed: int, only: tuple[str, ...], options:
             faults.append(f"memory grew by {grown / 1e6:.0f} MB")
         if server.stop() != 0:
             faults.append("the server did not exit with status 0 after SIGTERM")
-    click.echo("\n".join(breaches.table()))
+    click.echo(breaches.table())
     often = f"{breaches.answers.total():,}, and {damaged:,} with damaged bytes"
     lost = f"{len(faults)} answers that contradict the document or are the server's fault"
     finish(Row("requests to every route", often, lost, f"memory +{grown / 1e6:.0f} MB", device), faults)

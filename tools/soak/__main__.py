@@ -62,11 +62,10 @@ async def _soak(
             operations = make_operations(ledger)
             driver = Driver(session, server.url, operations, ledger, rate / 2, seed + number, _MOST_AT_ONCE, record)
             drivers.append(driver)
-        sampler = Sampler(sessions[0], server.url, server.pid, record)
-        with Path("soak.jsonl").open("w") as out:
-            sampling = asyncio.create_task(sampler.run(min(_INTERVAL, seconds / 20), out))
-            await asyncio.gather(*(driver.run(seconds) for driver in drivers))
-            sampling.cancel()
+        sampler = Sampler(sessions[0], server.url, server.pid)
+        sampling = asyncio.create_task(sampler.run(min(_INTERVAL, seconds / 20)))
+        await asyncio.gather(*(driver.run(seconds) for driver in drivers))
+        sampling.cancel()
         await asyncio.sleep(_SECONDS_TO_SETTLE)
         samples = [*sampler.samples, await sampler.take(seconds)]
     return samples, await device_of(server.url, _KEYS["one:admin"])

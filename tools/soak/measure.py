@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import IO, Any
+from typing import Any
 
 import psutil
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from tools.kill.ledger import Ledger, found_states
 from tools.live_server.caller import Caller, SurpriseError
+from tools.markdown import table
 from tools.reliability_table import Row
 from tools.soak.operations import Operation
 
@@ -104,7 +104,6 @@ class Sample:
     descriptors: int
     threads: int
     health: Mapping[str, Any]  # the answer of /health, empty if that failed
-    operations: int  # that have ended
 
     @property
     def left(self) -> list[int]:
@@ -119,21 +118,18 @@ class Sampler:
     session: ClientSession
     url: str
     pid: int
-    record: Record
     samples: list[Sample] = field(default_factory=list)
 
-    async def run(self, interval: float, out: IO[str]) -> None:
-        """Take a sample every `interval` seconds until cancelled, and write each to `out` as a line of JSON."""
+    async def run(self, interval: float) -> None:
+        """Take a sample every `interval` seconds until cancelled."""
         begun = time.monotonic()
         while True:
             readings = []
             for _ in range(_READINGS):
                 await asyncio.sleep(interval / _READINGS)
                 readings.append(psutil.Process(self.pid).memory_info().rss)
-            sample = replace(await self.take(time.monotonic() - begun), memory=statistics.median(readings))
-            self.samples.append(sample)
-            out.write(json.dumps(asdict(sample)) + "\n")
-            out.flush()
+            sample = await self.take(time.monotonic() - begun)
+            self.samples.append(replace(sample, memory=statistics.median(readings)))
 
     async def take(self, seconds: float) -> Sample:
         """Return a sample of the server at this moment. That /health fails is reported by the operations."""
@@ -146,7 +142,7 @@ class Sampler:
         process = psutil.Process(self.pid)
         descriptors = process.num_fds() if psutil.POSIX else 0
         figures = process.memory_info().rss, descriptors, process.num_threads()
-        return Sample(round(seconds, 1), *figures, health, len(self.record.timings))
+        return Sample(seconds, *figures, health)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +194,17 @@ class Verdict:
         for name in ("descriptors", "threads"):
             first, last = (getattr(self.samples[place], name) for place in (0, -1))
             yield f"{name}: {first} in the first sample, {last} at the end"
-        yield from latency_table(self.record.timings)
+        yield latency_table(self.record.timings)
 
 
-def latency_table(timings: Sequence[Timing]) -> Iterator[str]:
-    """Yield the lines of a table: each operation's median in the first tenth and in the last tenth of the test."""
-    yield "\n| operation | times | ms, first tenth | ms, last tenth |\n| --- | ---: | ---: | ---: |"
+def latency_table(timings: Sequence[Timing]) -> str:
+    """Return a table with each operation's median in the first tenth and in the last tenth of the test."""
+    rows = []
     whole = max((timing.begun for timing in timings), default=0.0)
     for name in sorted({timing.name for timing in timings}):
         of_name = [timing for timing in timings if timing.name == name]
         first = [timing.seconds for timing in of_name if timing.begun <= 0.1 * whole]
         last = [timing.seconds for timing in of_name if timing.begun >= 0.9 * whole]
         medians = [f"{1e3 * statistics.median(seconds):.0f}" if seconds else "-" for seconds in (first, last)]
-        yield f"| {name} | {len(of_name)} | {' | '.join(medians)} |"
+        rows.append((name, str(len(of_name)), *medians))
+    return table(("operation", "times", "ms, first tenth", "ms, last tenth"), rows)

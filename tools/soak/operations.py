@@ -59,8 +59,7 @@ def make_operations(ledger: Ledger) -> tuple[Operation, ...]:
         Operation("form that inflates", 0.5, inflating_form),
         Operation("bad request", 6, bad_request),
         Operation("bytes that are no request", 1, nonsense),
-        Operation("stream, then cancel", 8, cancel),
-        Operation("disconnect before the answer", 4, disconnect),
+        Operation("stream, then cancel", 12, cancel),
         Operation("stalled reader", 1, stall),
     )
 
@@ -244,15 +243,6 @@ async def cancel(caller: Caller) -> None:
         for _ in range(caller.random.randint(0, 20)):
             await response.content.readline()
         response.close()
-
-
-async def disconnect(caller: Caller) -> None:
-    """Close the connection while the server generates the answer, or before the request's body is complete."""
-    request = encode_request("POST", TEXT, {**_ENDLESS, "prompt": caller.text(5)}, caller.session.headers)
-    sent = len(request) if caller.random.random() < 0.7 else caller.random.randrange(len(request))
-    async with connection(caller.url) as (_, writer):
-        writer.write(request[:sent])
-        await asyncio.sleep(caller.random.uniform(0, 1))
 
 
 async def stall(caller: Caller) -> None:
