@@ -13,15 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
+from tests.support.http import client_over
 from tests.support.layers import FOLDERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,7 +112,7 @@ async def test_one_chat() -> None:
     with trace.installed():
         async with (
             await Engine.load(model_path(), SETTINGS, num_slots=8) as engine,
-            TestClient(TestServer(make_app(engine, ServerSettings()))) as client,
+            client_over(engine) as client,
         ):
             await _chat(client, "Hello", stream=False)
             trace.on = True

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 
 from rnn_engine.cli.session import load_engine
 from rnn_engine_server.apis.engine.states import StateEntries
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
-from tests.support.http import Client, engine_in, post
+from tests.support.fleet import until
+from tests.support.http import Client, client_over, engine_in, post
 
 if TYPE_CHECKING:
     from tests.support.ray_fleet import RayFleets
@@ -29,7 +27,7 @@ GREEDY: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 24}
 
 @pytest.fixture
 async def server(ray_fleets: RayFleets) -> AsyncIterator[Client]:
-    async with TestClient(TestServer(make_app(await ray_fleets(CHOICE), ServerSettings()))) as server:
+    async with client_over(await ray_fleets(CHOICE)) as server:
         yield server
 
 
@@ -67,8 +65,8 @@ async def test_a_stream_that_is_closed_frees_the_slot_of_its_replica(server: Cli
     fleet = engine_in(server)
     async with await endless(openai) as stream:
         await anext(aiter(stream))
-        await _until(lambda: len(fleet.slot_uses()) == 1)
-    await _until(lambda: len(fleet.slot_uses()) == 0)
+        await until(lambda: len(fleet.slot_uses()) == 1)
+    await until(lambda: len(fleet.slot_uses()) == 0)
 
 
 async def test_a_state_of_one_replica_is_forked_on_the_other(
@@ -76,7 +74,7 @@ async def test_a_state_of_one_replica_is_forked_on_the_other(
 ) -> None:
     """The same tokens come from the replica that made the state, from the other one, and from an engine alone."""
     question = "What is my name?"
-    async with TestClient(TestServer(make_app(await load_engine(CHOICE), ServerSettings()))) as alone:
+    async with client_over(await load_engine(CHOICE)) as alone:
         await make_states(alone)
         async with client_of(alone) as client:
             expected = await answer(client, question, state="branch")
@@ -118,9 +116,3 @@ async def endless(client: AsyncOpenAI) -> AsyncStream[Completion]:
     return await client.completions.create(
         model="demo", prompt="a", max_tokens=60_000, stream=True, extra_body={"ignore_eos": True}
     )
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.05)

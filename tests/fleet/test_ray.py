@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from rnn_engine.grammar import Grammar
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
+from tests.support.fleet import until
 
 if TYPE_CHECKING:
     from tests.support.ray_fleet import RayFleets
@@ -52,9 +52,9 @@ async def test_tokens_are_those_of_one_engine(fleet: RemoteEngine, tiny_model: P
 async def test_cancelling_frees_the_slot_of_the_replica(fleet: RemoteEngine) -> None:
     events = fleet.generate(LONG)
     await anext(events)
-    await _until(lambda: len(fleet.slot_uses()) == 1)
+    await until(lambda: len(fleet.slot_uses()) == 1)
     await events.aclose()
-    await _until(lambda: len(fleet.slot_uses()) == 0)
+    await until(lambda: len(fleet.slot_uses()) == 0)
 
 
 async def test_errors_are_those_of_one_engine(fleet: RemoteEngine) -> None:
@@ -69,7 +69,7 @@ async def test_a_replica_that_is_killed(
 ) -> None:
     """Only requests whose answers have begun on the killed replica end with an error. It says when to try again."""
     running = [asyncio.create_task(tokens_of(fleet, seeded(seed, 3000))) for seed in range(6)]
-    await _until(lambda: len(fleet.slot_uses()) == 6)
+    await until(lambda: len(fleet.slot_uses()) == 6)
     ray_fleets.processes(tiny_choice)[0].kill()
     found = await asyncio.gather(*running, return_exceptions=True)
     lost = [error for error in found if isinstance(error, BaseException)]
@@ -80,7 +80,7 @@ async def test_a_replica_that_is_killed(
             if isinstance(tokens, list):
                 assert tokens == await tokens_of(alone, seeded(seed, 3000))
     assert len(await tokens_of(fleet, seeded(1))) == 40
-    await _until(lambda: fleet.info.num_slots == 6)  # another one was started in its place
+    await until(lambda: fleet.info.num_slots == 6)  # another one was started in its place
 
 
 async def test_replicas_come_with_requests_and_leave_when_they_are_few(
@@ -92,12 +92,12 @@ async def test_replicas_come_with_requests_and_leave_when_they_are_few(
     fleet = await start_fleet(settings, tiny_choice, unheard)
     assert fleet.info.num_slots == 3
     running = [asyncio.create_task(tokens_of(fleet, LONG)) for _ in range(9)]
-    await _until(lambda: fleet.info.num_slots == 6)
+    await until(lambda: fleet.info.num_slots == 6)
     more = [asyncio.create_task(tokens_of(fleet, seeded(seed, 3000))) for seed in range(2)]
-    await _until(lambda: len(fleet.slot_uses()) == 5)
+    await until(lambda: len(fleet.slot_uses()) == 5)
     for call in running:
         call.cancel()
-    await _until(lambda: fleet.info.num_slots == 3)
+    await until(lambda: fleet.info.num_slots == 3)
     assert [len(tokens) for tokens in await asyncio.gather(*more)] == [3000, 3000]
     await fleet.close()
 
@@ -146,9 +146,3 @@ async def test_an_address_without_a_cluster(
 
 def unheard(_what: str, _done: int, _total: int) -> None:
     pass
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.05)

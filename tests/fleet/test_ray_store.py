@@ -24,7 +24,7 @@ from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.frozen import freeze_state
 from rnn_engine_states.named.entry import Retention
 from rnn_engine_states.shared.config import StoreConfig, StoreUrl
-from tests.support.fleet import replica_processes
+from tests.support.fleet import replica_processes, until
 from tests.support.store_server import StoreServer
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ async def run(engine: RemoteEngine, request: GenerateRequest) -> tuple[int, list
 async def test_what_a_killed_replica_has_run_is_taken_up_from_the_store(shared: Shared) -> None:
     async with shared.fleet() as fleet:
         assert (await run(fleet, REQUEST))[0] == 0
-        await _until(lambda: len(shared.store.keys("*:file")) == 2)  # at the prompt's end, and at the answer's
+        await until(lambda: len(shared.store.keys("*:file")) == 2)  # at the prompt's end, and at the answer's
         [process] = replica_processes(APPLICATION)
         process.kill()
-        await _until(lambda: fleet.health().status == "recovering")
-        await _until(lambda: fleet.health().status == "ok")
+        await until(lambda: fleet.health().status == "recovering")
+        await until(lambda: fleet.health().status == "ok")
         cached, again = await run(fleet, REQUEST)
         assert cached == len(PROMPT)
         longer = replace(REQUEST, prompt=[*PROMPT, *again, 5], max_tokens=1)
@@ -126,12 +126,12 @@ async def test_a_replica_that_leaves_ends_its_requests_and_writes_their_states(s
     request = replace(REQUEST, prompt=PROMPT[::-1], max_tokens=2000)
     async with shared.fleet() as fleet:
         running = asyncio.create_task(run(fleet, request))
-        await _until(lambda: len(fleet.slot_uses()) == 1)
+        await until(lambda: len(fleet.slot_uses()) == 1)
         before = set(replica_processes(APPLICATION))
         await asyncio.to_thread(shared.deploy)
         _, tokens = await running
         assert len(tokens) == request.max_tokens
-        await _until(lambda: fleet.health().status == "ok" and not before & set(replica_processes(APPLICATION)))
+        await until(lambda: fleet.health().status == "ok" and not before & set(replica_processes(APPLICATION)))
         assert (await run(fleet, request)) == (len(PROMPT), tokens)
         longer = replace(request, prompt=[*request.prompt, *tokens, 5], max_tokens=1)
         assert (await run(fleet, longer))[0] == len(PROMPT) + len(tokens) - 1
@@ -162,9 +162,3 @@ async def _surveyed(links: Links, but: str = "") -> Sequence[Report]:
         while not (found := [report for report in await links.survey() or () if report.name != but]):
             await asyncio.sleep(0.05)
     return found
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.05)

@@ -11,6 +11,7 @@ import pytest
 
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.runner import open_model
+from tests.model.test_hf_folders import refusal
 from tests.support.hf import save_hf
 from tests.support.models import random_model, tiny_shape
 
@@ -23,12 +24,6 @@ HEAD = "lm_head.weight"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return save_hf(MODEL, tmp_path / "folder", "fla", 3)
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(ModelError) as caught:
-        open_model(folder)
-    return str(caught.value).replace(str(folder), "FOLDER")
 
 
 def change_map(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine.requests import GenerateRequest, SamplingParams, Started
+from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.types import ModelShape
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.upkeep import make_cache
@@ -56,12 +56,6 @@ def ask(prompt: list[int], max_tokens: int) -> GenerateRequest:
     return GenerateRequest(prompt, max_tokens=max_tokens, stop_tokens=(), sampling=SamplingParams(seed=1))
 
 
-def cached(clients: Clients, key: int) -> int:
-    started = clients.heard[key].events[0]
-    assert isinstance(started, Started)
-    return started.cached_tokens
-
-
 def test_others_decode_on_while_a_state_is_read(clients: Clients, files: SlowFiles) -> None:
     other = clients.send(ask(OTHER, 20))
     clients.step()
@@ -73,7 +67,7 @@ def test_others_decode_on_while_a_state_is_read(clients: Clients, files: SlowFil
     assert not clients.scheduler.has_work  # there is nothing to step for
     files.let_go.set()
     clients.run()
-    assert cached(clients, waiting) == len(KEPT)
+    assert clients.heard[waiting].cached_tokens == len(KEPT)
     assert len(clients.heard[waiting].tokens) == 3
     assert threading.get_ident() not in files.threads
 
@@ -82,7 +76,7 @@ def test_requests_for_one_state_share_one_read(clients: Clients, files: SlowFile
     keys = [clients.send(ask([*KEPT, number], 0)) for number in (20, 30, 40)]
     files.let_go.set()
     clients.run()
-    assert [cached(clients, key) for key in keys] == [len(KEPT)] * 3
+    assert [clients.heard[key].cached_tokens for key in keys] == [len(KEPT)] * 3
     assert files.num_reads == 1
 
 
@@ -103,5 +97,5 @@ def test_a_damaged_file_costs_its_tokens_and_no_answer(clients: Clients, tmp_pat
     longest.write_bytes(longest.read_bytes()[:200])
     key = clients.send(ask([*KEPT, *OTHER, 7], 2))
     clients.run()
-    assert cached(clients, key) == len(KEPT)
+    assert clients.heard[key].cached_tokens == len(KEPT)
     assert clients.cache.stats().lost_files == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rnn_engine.errors import EngineClosedError, StepError
-from rnn_engine.requests import GenerateRequest, SamplingParams, Started
+from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -35,12 +35,6 @@ def tokens_run(clients: Clients) -> int:
     return sum(len(run.tokens) for batch in clients.runner.batches for run in batch)
 
 
-def cached(clients: Clients, key: int) -> int:
-    started = clients.heard[key].events[0]
-    assert isinstance(started, Started)
-    return started.cached_tokens
-
-
 def expect_right(clients: Clients, *keys: int) -> None:
     for key in keys:
         assert_heard(clients.heard[key], run_alone(clients.requests[key], LOGITS, TOKENIZER.decode_bytes))
@@ -52,7 +46,7 @@ def test_equal_prompts_run_once(num_slots: int) -> None:
     clients = make(num_slots)
     keys = [clients.send(ask(SHARED)) for _ in range(20)]
     clients.run()
-    assert [cached(clients, key) for key in keys] == [0] + [500] * 19
+    assert [clients.heard[key].cached_tokens for key in keys] == [0] + [500] * 19
     assert tokens_run(clients) == 500 + 20 * 2  # the last of three new tokens is never run
     expect_right(clients, *keys)
 
@@ -62,7 +56,7 @@ def test_what_64_prompts_share_runs_once(num_slots: int) -> None:
     clients = make(num_slots)
     keys = [clients.send(ask([*SHARED, 20 + number, 7, 7], max_tokens=1)) for number in range(64)]
     clients.run()
-    assert sorted(cached(clients, key) for key in keys) == [0] + [500] * 63
+    assert sorted(clients.heard[key].cached_tokens for key in keys) == [0] + [500] * 63
     assert tokens_run(clients) == 500 + 64 * 3
     expect_right(clients, *keys)
 
@@ -74,7 +68,7 @@ def test_the_context_of_100_choices_runs_once() -> None:
         request = ask([*SHARED, 20 + number, 9], max_tokens=0)
         keys.append(clients.send(replace(request, score_from=len(SHARED))))
     clients.run()
-    assert sorted(cached(clients, key) for key in keys) == [0] + [499] * 99
+    assert sorted(clients.heard[key].cached_tokens for key in keys) == [0] + [499] * 99
     assert tokens_run(clients) == 499 + 100 * 3
     expect_right(clients, *keys)
 
@@ -110,7 +104,7 @@ def test_one_that_arrives_later_waits_for_what_is_still_to_come() -> None:
     done = tokens_run(clients)
     second, third = clients.send(ask([*SHARED[:300], 77])), clients.send(ask([*SHARED[: done - 1], 78]))
     clients.run()
-    assert (cached(clients, second), cached(clients, third)) == (300, 0)
+    assert (clients.heard[second].cached_tokens, clients.heard[third].cached_tokens) == (300, 0)
     expect_right(clients, first, second, third)
 
 
@@ -142,7 +136,7 @@ def test_a_heir_goes_on_from_what_the_leader_left() -> None:
     clients.scheduler.cancel(keys[0])
     clients.runner.batches.clear()
     clients.run()
-    assert [cached(clients, key) for key in keys[1:]] == [100, 500]
+    assert [clients.heard[key].cached_tokens for key in keys[1:]] == [100, 500]
     assert tokens_run(clients) == 400 + 2 * 2
 
 
@@ -193,7 +187,7 @@ def test_prompts_are_not_run_one_after_the_other_where_nothing_can_be_kept() -> 
     clients = make(room=0)
     keys = [clients.send(ask(SHARED)) for _ in range(6)]
     clients.run()
-    assert [cached(clients, key) for key in keys] == [0] * 6
+    assert [clients.heard[key].cached_tokens for key in keys] == [0] * 6
     prefill = [batch for batch in clients.runner.batches if any(len(run.tokens) > 1 for run in batch)]
     together = [sum(len(run.tokens) > 1 for run in batch) for batch in prefill]
     assert (together[0], max(together)) == (1, 5)  # they wait once, and no more

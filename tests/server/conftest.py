@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 from pytest_aiohttp.plugin import AiohttpClient
 
 from rnn_engine.cli.session import load_engine
@@ -15,7 +14,7 @@ from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fleet import local_fleet
-from tests.support.http import Client, Load, Serve, Through
+from tests.support.http import Client, Load, Serve, Through, client_over
 
 
 @pytest.fixture
@@ -63,5 +62,5 @@ def serve(aiohttp_client: AiohttpClient, through: Through) -> Serve:
 @pytest.fixture
 async def demo(load: Load) -> AsyncIterator[Client]:
     """Yield a client of a server with the demo model."""
-    async with TestClient(TestServer(make_app(await load(demo_choice()), ServerSettings()))) as client:
+    async with client_over(await load(demo_choice())) as client:
         yield client

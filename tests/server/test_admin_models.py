@@ -24,7 +24,7 @@ from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from rnn_engine_server.models.files import ModelFileEntry
 from rnn_engine_server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Client, Load, Through, check_shape, error_of, parse_event, post
+from tests.support.http import Body, Client, Load, Through, check_shape, client_over, error_of, parse_event, post
 from tests.support.models import embedding_shape, random_model, reranker_shape, save_safetensors, tiny_shape
 from tests.support.named_states import save_tuned_state, some_state
 from tests.support.older_models import tiny_v6
@@ -54,7 +54,7 @@ async def client(load: Load, folder: Path) -> AsyncIterator[Client]:
     choice = EngineChoice(folder / "one.st", LoadSettings("cpu", "none"), 2)
     models = await load_models(choice, [NamedModel("one", folder / "one.st")], None, load)
     settings = ServerSettings(model_folder=folder)
-    async with TestClient(TestServer(make_app(models, settings))) as client:
+    async with client_over(models, settings) as client:
         yield client
 
 
@@ -224,7 +224,7 @@ async def test_without_a_folder_the_served_models_are_listed(load: Load, folder:
     choice = EngineChoice(folder / "one.st", LoadSettings("cpu", "none"), 2)
     named = [NamedModel("one", folder / "one.st"), NamedModel("other", folder / "two.st")]
     models = await load_models(choice, named, None, load)
-    async with TestClient(TestServer(make_app(models, ServerSettings()))) as client:
+    async with client_over(models) as client:
         listed = await (await client.get("/api/models/list")).json()
     for entry in listed:
         check_shape(ModelFileEntry, entry)
@@ -236,7 +236,7 @@ async def test_without_a_folder_the_served_models_are_listed(load: Load, folder:
 
 
 async def test_a_served_model_without_a_file_is_listed_too(through: Through) -> None:
-    async with TestClient(TestServer(make_app(await through(FakeEngine()), ServerSettings()))) as client:
+    async with client_over(await through(FakeEngine())) as client:
         [entry] = await (await client.get("/api/models/list")).json()
     check_shape(ModelFileEntry, entry)
     assert (entry["name"], entry["size"], entry["info"]["num_vocab"]) == ("fake", 0, 257)
@@ -296,7 +296,7 @@ async def test_a_state_is_named_and_the_folder_listed(client: Client, folder: Pa
 
 async def test_a_key_is_exchanged_for_a_token(through: Through) -> None:
     settings = ServerSettings(auth=AuthSettings((ApiKey.of("secret", "app"),)))
-    async with TestClient(TestServer(make_app(await through(FakeEngine()), settings))) as client:
+    async with client_over(await through(FakeEngine()), settings) as client:
         for body in ({"app_id": "other", "app_secret": "secret"}, {"app_id": "app", "app_secret": "wrong"}):
             response = await client.post("/api/auth/exchange", json=body)
             refused = await response.json()
@@ -310,7 +310,7 @@ async def test_a_key_is_exchanged_for_a_token(through: Through) -> None:
 
 async def test_an_admins_token_may_stand_in_the_query_of_admin_routes_alone(through: Through) -> None:
     settings = ServerSettings(auth=AuthSettings((ApiKey.of("secret", "app"),)))
-    async with TestClient(TestServer(make_app(await through(FakeEngine()), settings))) as client:
+    async with client_over(await through(FakeEngine()), settings) as client:
         assert (await client.get("/admin/models/unload?admin_token=wrong")).status == 401
         assert (await client.get("/v1/models?admin_token=secret")).status == 401
         assert (await client.get("/admin/models/unload?admin_token=secret")).status == 200

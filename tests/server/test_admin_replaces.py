@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.cli.serve_options import NamedModel
 from rnn_engine.cli.serving import load_models
@@ -19,9 +18,8 @@ from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine_server.apis.ai00.files import WrittenFile
-from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import ServerSettings
-from tests.support.http import Body, Client, error_of, post
+from tests.support.http import Body, Client, client_over, error_of, post
 from tests.support.loras import draw_pair, save_ai00
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
@@ -51,7 +49,7 @@ async def client(models: Path) -> AsyncIterator[Client]:
     choice = EngineChoice(models / "one.st", loading, 2, None, StateSettings(folder=models / "states"))
     served = await load_models(choice, [NamedModel("one", models / "one.st")], None, load_engine)
     settings = ServerSettings(model_folder=models, unzip_folders=(models,))
-    async with TestClient(TestServer(make_app(served, settings))) as client:
+    async with client_over(served, settings) as client:
         state = {"name": "kept", "prompt": [1, 2], "persistent": True}
         assert (await client.post("/v1/states", json=state)).status == 200
         yield client

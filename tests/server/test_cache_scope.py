@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine_server.apis.common.states import CacheBody
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.auth.keys import ApiKey, Scope
-from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.server.test_ownership import STARTING, object_in
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Client, Load, Serve
+from tests.support.http import Body, Client, Load, Serve, client_over
 
 KEYS = (
     ApiKey.of("ann", "ann", Scope.MANAGE),
@@ -54,7 +52,7 @@ async def texts(client: Client, key: str) -> str:
 async def test_a_guessed_prompt_of_another_client(load: Load, share_cache: bool) -> None:
     engine = await load(demo_choice(2))
     settings = ServerSettings(auth=AuthSettings(KEYS, share_cache=share_cache))
-    async with TestClient(TestServer(make_app(engine, settings))) as client:
+    async with client_over(engine, settings) as client:
         assert not await cached(client, "ann")
         assert await cached(client, "ann")
         assert await cached(client, "bob") is share_cache

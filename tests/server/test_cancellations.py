@@ -13,20 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from aiohttp import ClientResponse, ClientSession, TCPConnector
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineStats
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import F32
-from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.routing import LIFECYCLE
-from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, Tokens
 from tests.support.gate import Gate
-from tests.support.http import Body, Client, Through, error_of
+from tests.support.http import Body, Client, Through, client_over, error_of
 from tools.live_server.asking import connection, encode_request
 
 TOKENIZER = ByteTokenizer()
@@ -114,7 +111,7 @@ async def running(
     parts = assemble(runner, TOKENIZER, model="fake", device="none", weights="f32", cache=cache)
     engine = Engine(parts, max_queued=max_queued)
     async with (
-        TestClient(TestServer(make_app(await through(engine, max_queued=max_queued), ServerSettings()))) as client,
+        client_over(await through(engine, max_queued=max_queued)) as client,
         ClientSession(connector=TCPConnector(limit=0)) as session,
     ):
         try:

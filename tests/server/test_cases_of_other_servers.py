@@ -12,14 +12,11 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_runner import FakeRunner, scripted_logits
-from tests.support.http import Body, Client, Through, events, parse_event
+from tests.support.http import Body, Client, Through, client_over, events, parse_event
 
 WORDS = ["", "A", " model", " of", " states", ".", " It", " keeps", " a", " group", " small", " volunt", "eer"]
 WORDS += ["/test", ";"]
@@ -56,7 +53,7 @@ async def client(through: Through) -> AsyncIterator[Client]:
     tokenizer = WordTokenizer()
     runner = FakeRunner(scripted_logits(tokenizer.size, SCRIPT))
     engine = Engine(assemble(runner, tokenizer, model="words", device="none", weights="f32"))
-    async with TestClient(TestServer(make_app(await through(engine), ServerSettings()))) as client:
+    async with client_over(await through(engine)) as client:
         yield client
 
 

@@ -10,20 +10,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import DeviceError
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import Runner
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, Tokens, random_logits
 from tests.support.fault_runner import Fault, FaultRunner, Faults
-from tests.support.http import AT_ONCE, Body, Client, Through
+from tests.support.http import AT_ONCE, Body, Client, Through, client_over
 
 PATH = "/v1/completions"
 TOKENIZER = ByteTokenizer()
@@ -68,7 +65,7 @@ async def client(through: Through, device: Device) -> AsyncIterator[Client]:
         cache=cache,
         load_runner=lambda _: device.open(device.fake),
     )
-    async with TestClient(TestServer(make_app(await through(Engine(parts)), ServerSettings()))) as client:
+    async with client_over(await through(Engine(parts))) as client:
         yield client
 
 

@@ -8,19 +8,17 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import Batch
 from rnn_engine_server.auth.admission import network_of
 from rnn_engine_server.auth.keys import ApiKey
-from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.routing import LIFECYCLE
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, random_logits
-from tests.support.http import Body, Client, Through
+from tests.support.http import Body, Client, Through, client_over
 
 TOKENIZER = ByteTokenizer()
 KEYS = tuple(ApiKey.of(f"key-{name}", name) for name in ("loud", "quiet"))
@@ -69,7 +67,7 @@ async def shared(through: Through) -> AsyncIterator[Shared]:
     runner = FakeRunner(random_logits(TOKENIZER.size), num_slots=2, on_step=wait)
     engine = Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"), max_queued=6)
     settings = ServerSettings(auth=AuthSettings(KEYS))
-    async with TestClient(TestServer(make_app(await through(engine, max_queued=6), settings))) as client:
+    async with client_over(await through(engine, max_queued=6), settings) as client:
         yield Shared(client, go)
         go.set()
 

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import OverloadedError
@@ -17,13 +16,11 @@ from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import Batch
 from rnn_engine_server.apis.openai.schemas import Completion
-from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.routing import LIFECYCLE
-from rnn_engine_server.core.settings import ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, random_logits
-from tests.support.http import Body, Client, Serve, Through, error_of, events, post
+from tests.support.http import Body, Client, Serve, Through, client_over, error_of, events, post
 
 TOKENIZER = ByteTokenizer()
 COUNT = 20
@@ -65,7 +62,7 @@ async def busy(through: Through) -> AsyncIterator[Busy]:
 
     runner = FakeRunner(random_logits(TOKENIZER.size), num_slots=2, on_step=wait)
     engine = Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"), max_queued=1)
-    async with TestClient(TestServer(make_app(await through(engine, max_queued=1), ServerSettings()))) as client:
+    async with client_over(await through(engine, max_queued=1)) as client:
         yield Busy(client, engine, runner, go)
         go.set()
 

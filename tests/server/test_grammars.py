@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
@@ -18,12 +17,10 @@ from rnn_engine.grammar import Grammar, choice_grammar, json_grammar
 from rnn_engine.loading.parts import assemble
 from rnn_engine_server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk, Completion
 from rnn_engine_server.core import streams
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, table_logits
-from tests.support.http import Body, Client, Serve, Through, error_of, post, post_stream
+from tests.support.http import Body, Client, Serve, Through, client_over, error_of, post, post_stream
 
 SCHEMA = {
     "type": "object",
@@ -108,7 +105,7 @@ async def client(through: Through) -> AsyncIterator[Client]:
     """Yield a client of a server over an engine whose model has random logits."""
     runner, tokenizer = FakeRunner(table_logits(257)), ByteTokenizer()
     engine = Engine(assemble(runner, tokenizer, model="fake", device="none", weights="f32"), grammar_seconds=1.0)
-    async with TestClient(TestServer(make_app(await through(engine), ServerSettings()))) as client:
+    async with client_over(await through(engine)) as client:
         yield client
 
 

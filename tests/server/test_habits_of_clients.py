@@ -6,14 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 from huggingface_hub import InferenceClient
 
 from rnn_engine.chat_template import WorldTemplate
-from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Serve, error_of
+from tests.support.http import Body, Serve, client_over, error_of
 
 HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
 MESSAGES = "/v1/messages"
@@ -151,7 +149,7 @@ async def test_paths_may_begin_as_on_groqs_servers(serve: Serve) -> None:
 
 async def test_hugging_faces_client_needs_nothing_but_the_address() -> None:
     engine = FakeEngine(reply=lambda _: " Hello!")
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+    async with client_over(engine) as client:
         hub = InferenceClient(str(client.make_url("/")).rstrip("/"))
         answers = await _in_thread(hub)
     assert answers == ["Hello!", " Hello!", " Hello!"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.cli.session import load_engine
@@ -16,13 +15,11 @@ from rnn_engine_server.apis.engine.status import Props
 from rnn_engine_server.apis.engine.tokens import Text, TokenizerInfo, Tokens
 from rnn_engine_server.apis.llama_server.slots import LoraAdapter, SlotAction, SlotEntry
 from rnn_engine_server.apis.openai.chat import AppliedTemplate
-from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.kept import KeptUsage, PromptTable
-from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_states.files.reading import LoadedState
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, encode, state_after
-from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, error_of, post
+from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, client_over, error_of, post
 
 
 def held(*slots: int) -> list[SlotUse]:
@@ -133,7 +130,7 @@ class TestSlotActions:
         prompt = "The quick brown fox jumps over the lazy dog. " * 10
         for is_restarted in (False, True):
             engine = await load_engine(demo_choice(states=states))
-            async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+            async with client_over(engine) as client:
                 if not is_restarted:
                     body = {"prompt": prompt, "id_slot": 0, "n_predict": 1}
                     assert (await client.post("/completion", json=body)).status == 200

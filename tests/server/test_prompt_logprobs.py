@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import MAX_LOGPROBS, assemble
 from rnn_engine_server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk, Completion
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, table_logits
-from tests.support.http import Body, Client, Through, error_of, post, post_stream
+from tests.support.http import Body, Client, Through, client_over, error_of, post, post_stream
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HI: Body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1}
@@ -26,7 +23,7 @@ async def client(through: Through) -> AsyncIterator[Client]:
     engine = Engine(
         assemble(FakeRunner(table_logits(257)), ByteTokenizer(), model="fake", device="none", weights="f32")
     )
-    async with TestClient(TestServer(make_app(await through(engine), ServerSettings()))) as client:
+    async with client_over(await through(engine)) as client:
         yield client
 
 

@@ -10,16 +10,13 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine_server.apis.engine.cache import Cache
 from rnn_engine_server.apis.openai.schemas import Completion
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_states.cache.config import CacheConfig
-from tests.support.http import Body, Client, Load, check_shape, engine_in, error_of, post, post_stream
+from tests.support.http import Body, Client, Load, check_shape, client_over, engine_in, error_of, post, post_stream
 
 PATH = "/v1/completions"
 
@@ -27,7 +24,7 @@ PATH = "/v1/completions"
 @pytest.fixture
 async def client(load: Load, tiny_model: Path) -> AsyncIterator[Client]:
     engine = await load(EngineChoice(tiny_model, LoadSettings("cpu", "none"), 3, CacheConfig()))
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+    async with client_over(engine) as client:
         yield client
 
 

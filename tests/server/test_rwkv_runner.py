@@ -7,18 +7,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.cli.serve_options import NamedModel
 from rnn_engine.cli.serving import load_models
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine_server.apis.rwkv_runner import RunnerError, RunnerStatus
-from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Client, Serve, check_shape
+from tests.support.http import Body, Client, Serve, check_shape, client_over
 from tests.support.models import embedding_shape, random_model, reranker_shape, save_safetensors, tiny_shape
 
 SWITCH, UPDATE = "/switch-model", "/update-config"
@@ -30,7 +28,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Client]:
         save_safetensors(random_model(tiny_shape(vocab=96), seed=seed), tmp_path / f"{name}.st", "f32")
     choice = EngineChoice(tmp_path / "one.st", LoadSettings("cpu", "none"), 2)
     models = await load_models(choice, [NamedModel("one", tmp_path / "one.st")], None, load_engine)
-    async with TestClient(TestServer(make_app(models, ServerSettings(model_folder=tmp_path)))) as client:
+    async with client_over(models, ServerSettings(model_folder=tmp_path)) as client:
         yield client
 
 
@@ -57,7 +55,7 @@ async def test_a_model_that_was_served_comes_back_with_its_name_and_its_reranker
         save_safetensors(random_model(shape, seed=1), tmp_path / f"{name}.st", "f32")
     choice = EngineChoice(tmp_path / "vectors.st", LoadSettings("cpu", "none", reranker=tmp_path / "ranks.st"), 2)
     models = await load_models(choice, [NamedModel("search", tmp_path / "vectors.st")], None, load_engine)
-    async with TestClient(TestServer(make_app(models, ServerSettings(model_folder=tmp_path)))) as client:
+    async with client_over(models, ServerSettings(model_folder=tmp_path)) as client:
         for file in ("two.st", "vectors.st"):
             assert (await client.post(SWITCH, json={"model": file})).status == 200
         assert [model.name for model in models] == ["search", "two"]

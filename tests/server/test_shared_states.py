@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 from openai import AsyncOpenAI
 
 from rnn_engine.demo import pirate_state_path
 from rnn_engine.loading.settings import StateFile, StateSettings
 from rnn_engine_server.apis.engine.states import StateEntries
 from rnn_engine_server.apis.openai.schemas import ChatCompletion
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.shared.config import StoreConfig, StoreUrl
 from tests.support.demo_server import demo_choice
-from tests.support.http import Client, Load, post
+from tests.support.http import Client, Load, client_over, post
 from tests.support.store_server import StoreServer
 
 CHAT = "/v1/chat/completions"
@@ -38,7 +35,7 @@ async def serving(load: Load, store: StoreServer) -> AsyncIterator[Client]:
     cache = CacheConfig(store=StoreConfig(StoreUrl.parse(store.url), timeout=30.0, write_after=0.0))
     states = StateSettings([StateFile(pirate_state_path(), "pirate")])
     engine = await load(demo_choice(2, cache=cache, states=states))
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+    async with client_over(engine) as client:
         yield client
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient
 
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.runner import open_model
@@ -18,10 +18,8 @@ from rnn_engine.loading.settings import StateFile, StateSettings
 from rnn_engine_server.apis.ai00.states import StateList
 from rnn_engine_server.apis.engine.states import AdvancedState, CreatedState, StateEntries
 from rnn_engine_server.apis.openai.schemas import ChatCompletion, Completion
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
-from tests.support.http import Client, Load, engine_in, post
+from tests.support.http import Client, Load, client_over, engine_in, post
 
 CHAT = "/v1/chat/completions"
 TALK = ("What is the capital of France?", "What is 3 + 4?", "Spell the word cat.")
@@ -30,7 +28,7 @@ TALK = ("What is the capital of France?", "What is 3 + 4?", "Spell the word cat.
 async def start(load: Load, folder: Path) -> TestClient[Any, Any]:
     settings = StateSettings([StateFile(pirate_state_path(), "pirate")], folder=folder)
     engine = await load(demo_choice(3, states=settings))
-    return TestClient(TestServer(make_app(engine, ServerSettings())))
+    return client_over(engine)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 import openai
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
 
 from rnn_engine.chat_template import WorldTemplate
@@ -21,7 +20,7 @@ from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import PIECES, Body, Load, Serve, Through, error_of, post
+from tests.support.http import PIECES, Body, Load, Serve, Through, client_over, error_of, post
 from tests.support.official import openai_client
 
 PATH = "/v1/chat/completions"
@@ -324,7 +323,7 @@ ROUTES: list[tuple[str, Body, Callable[[object], Body]]] = [
 async def test_an_awkward_schema_is_enforced_as_far_as_it_can_be(
     load: Load, path: str, fields: Body, make_tool: Callable[[object], Body]
 ) -> None:
-    async with TestClient(TestServer(make_app(await load(demo_choice(2)), ServerSettings()))) as client:
+    async with client_over(await load(demo_choice(2))) as client:
         turns = {"input" if path == "/v1/responses" else "messages": QUESTION}
         for stream in (False, True):
             for schema, place in AWKWARD:
@@ -365,7 +364,7 @@ async def test_a_strict_schema_that_cant_be_enforced_is_refused_with_its_place(d
 async def test_a_schema_that_is_not_strict_is_no_error(load: Load) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!x)y$"}}, "required": ["a"]}
     form: Body = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema, "strict": False}}
-    async with TestClient(TestServer(make_app(await load(demo_choice(2)), ServerSettings()))) as client:
+    async with client_over(await load(demo_choice(2))) as client:
         as_text = {"type": "json_schema", "json_schema": {**form["json_schema"], "schema": json.dumps(schema)}}
         for tools, asked in (([], form), ([WEATHER], form), ([], as_text)):
             body = {"messages": QUESTION, "tools": tools, "response_format": asked, "max_tokens": 5}

@@ -7,14 +7,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
-from tests.support.http import Client
+from tests.support.http import Client, client_over
 from tools.kill.ledger import Ledger, found_states
 from tools.live_server.caller import Caller
 from tools.soak import operations
@@ -25,7 +22,7 @@ from tools.soak.operations import Operation, make_operations
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Client]:
     engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=4, states=StateSettings(folder=tmp_path))
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+    async with client_over(engine) as client:
         yield client
 
 

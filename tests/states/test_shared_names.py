@@ -36,13 +36,6 @@ LEASED = Retention()
 KEPT = Retention(persistent=True)
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    server = StoreServer(tmp_path_factory.mktemp("store"), "--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru")
-    yield server
-    server.kill()
-
-
 class Fleet:
     """Servers over one store."""
 

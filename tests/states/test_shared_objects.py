@@ -2,8 +2,6 @@
 and it keeps its bound.
 """
 
-# ruff: noqa: F811 - fixtures of other tests are used here
-
 from __future__ import annotations
 
 from functools import partial
@@ -16,7 +14,6 @@ from rnn_engine_states.shared.config import ObjectsConfig
 from tests.states import test_shared_tier
 from tests.states.test_shared_tier import (  # noqa: F401
     _empty,
-    store,
     test_a_path_that_another_server_has_run_is_known_to_lead_on,
     test_a_server_that_ends_leaves_what_it_had_in_memory,
     test_an_answer_has_the_longest_beginning_that_serves,

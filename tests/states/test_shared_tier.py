@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -24,13 +24,6 @@ FILES = "*:file"
 TUNED = "1f3a/ann"
 
 Stats: TypeAlias = Mapping[str, Mapping[str, int]]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    server = StoreServer(tmp_path_factory.mktemp("store"), "--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru")
-    yield server
-    server.kill()
 
 
 @pytest.fixture(autouse=True)

@@ -47,6 +47,12 @@ class Heard:
         return self.error is not None or bool(self.events and isinstance(self.events[-1], Finished))
 
     @property
+    def cached_tokens(self) -> int:
+        started = self.events[0]
+        assert isinstance(started, Started)
+        return started.cached_tokens
+
+    @property
     def text(self) -> str:
         return "".join(event.text for event in self.events if isinstance(event, TextDelta))
 

@@ -144,10 +144,10 @@ async def local_fleet(engines: Mapping[str, ReplicaEngine], max_queued: int = 64
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` is true. Raises TimeoutError after 10 s."""
-    async with asyncio.timeout(10):
+    """Wait until `condition` is true. Raises TimeoutError after a minute."""
+    async with asyncio.timeout(60):
         while not condition():
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
 
 
 def replica_processes(application: str) -> list[psutil.Process]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pytest
 from aiohttp import ClientResponse, web
-from aiohttp.test_utils import TestClient
+from aiohttp.test_utils import TestClient, TestServer
 from pydantic import TypeAdapter
 from yarl import URL
 
@@ -18,6 +18,7 @@ from rnn_engine.cli.session import EngineChoice
 from rnn_engine.fleet.replica import ReplicaEngine
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
+from rnn_engine_server.core.app import Served, make_app
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.models.registry import MODELS
 from tools.live_server.asking import connection, encode_request
@@ -27,6 +28,11 @@ Body: TypeAlias = dict[str, Any]
 
 PIECES = pytest.mark.over_one_engine("pieces of text that are at a replica together come as one")
 AT_ONCE = pytest.mark.over_one_engine("what replicas tell of themselves is up to half a second old")
+
+
+def client_over(engine: Served, settings: ServerSettings | None = None) -> Client:
+    """Return a client of a server, which both run while the client is entered as a context."""
+    return TestClient(TestServer(make_app(engine, settings or ServerSettings())))
 
 
 def engine_in(client: Client) -> EngineLike:
