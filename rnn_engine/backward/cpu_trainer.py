@@ -21,7 +21,7 @@ from rnn_engine.errors import StepError
 from rnn_engine.reference import Array, RunBackward, RunLayers, Weights, embed, project_to_logits
 from rnn_engine.reference.backward import project_to_logits_backward
 from rnn_engine.reference.threads import matmul_threads
-from rnn_engine.types import Model, ModelShape, State
+from rnn_engine.types import Model, State
 
 _ROWS_AT_ONCE = 64  # logit rows of which the loss is computed together, so that no [T, V] is held
 
@@ -50,12 +50,12 @@ class CpuTrainer:
         Raises InvalidRequestError for settings of the optimizer that are out of range.
         """
         check_optimizer(optimizer)
-        self._shape = model.shape
+        self.shape = model.shape
         self._run_layers = run_layers
         self._run_backward = run_backward
         self._optimizer = optimizer
-        self._max_documents = max_documents
-        self._max_tokens = max_tokens
+        self.max_documents = max_documents
+        self.max_tokens = max_tokens
         self._weights: Weights | None = Weights.read(model, dtype)
         self._trained = trained_fields(model.shape, trains_shifts=trains_shifts)
         self._state = model.shape.initial_state()
@@ -64,22 +64,10 @@ class CpuTrainer:
         self._num_updates = 0
         self._gradient = {name: np.zeros(self._state[name].shape, dtype) for name in self._trained}
 
-    @property
-    def shape(self) -> ModelShape:
-        return self._shape
-
-    @property
-    def max_tokens(self) -> int:
-        return self._max_tokens
-
-    @property
-    def max_documents(self) -> int:
-        return self._max_documents
-
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite says so
     def loss(self, documents: Sequence[TrainingDocument]) -> float:
         weights, packed = self._start(documents)
-        with matmul_threads(self._shape):
+        with matmul_threads(self.shape):
             x, _ = self._run_layers(weights, packed.inputs, packed.lengths, self._initial_states(packed))
             loss, _ = _loss(weights, x, packed, needs_gradient=False)
         return loss
@@ -91,7 +79,7 @@ class CpuTrainer:
         states = self._initial_states(packed)
         residuals = [embed(weights, packed.inputs)]  # the input of each layer, and at last the output [T, D]
         watched = weights.watched(lambda _layer, x: residuals.append(x))
-        with matmul_threads(self._shape):
+        with matmul_threads(self.shape):
             self._run_layers(watched, packed.inputs, packed.lengths, states)
             loss, dx = _loss(weights, residuals[-1], packed, needs_gradient=True)
             gradients = self._run_backward(weights, residuals[:-1], dx, packed.lengths, states)  # [documents, L, ...]
@@ -132,7 +120,7 @@ class CpuTrainer:
         )
 
     def write(self, state: TrainingState) -> None:
-        check_training_state(state, self._shape, self._trained)
+        check_training_state(state, self.shape, self._trained)
         self._state = {name: values.copy() for name, values in state.state.items()}
         self._first = {name: values.copy() for name, values in state.first.items()}
         self._second = {name: values.copy() for name, values in state.second.items()}
@@ -144,7 +132,7 @@ class CpuTrainer:
 
     def _start(self, documents: Sequence[TrainingDocument]) -> tuple[Weights, PackedDocuments]:
         """Check the documents of a call; return the weights and the documents on one axis."""
-        check_documents(documents, self._shape, self._max_documents, self._max_tokens)
+        check_documents(documents, self.shape, self.max_documents, self.max_tokens)
         if self._weights is None:
             raise StepError("the trainer is closed")
         return self._weights, PackedDocuments.of(documents)

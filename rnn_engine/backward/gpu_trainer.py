@@ -29,7 +29,7 @@ from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import HEADER_WORDS, ROW_WORDS, RUN_WORDS, TOKEN_WORDS, StepLimits, StepSize
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.gpu import Buffer, Device, Dispatch, Memory, Plan, Recorder
-from rnn_engine.types import F32, DeviceMemory, Model, ModelShape, State
+from rnn_engine.types import F32, DeviceMemory, Model, State
 
 _PLANS: Final = 32  # of each kind that are kept; each combination of token, document and row counts has its own
 
@@ -60,7 +60,10 @@ class GpuTrainer:
         has no room, DeviceError if it can't run the model.
         """
         check_optimizer(optimizer)
-        self._shape = model.shape
+        self.shape = model.shape
+        self.max_tokens = limits.max_tokens
+        self.max_documents = limits.num_slots
+        self.max_rows = limits.max_rows  # of logits that are computed at a time
         self._limits = limits
         self._optimizer = optimizer
         self._memory = memory
@@ -76,23 +79,6 @@ class GpuTrainer:
         self._loss_plans = self._in_parts(self._pass.loss_plan)
         self._backward_plans = self._in_parts(self._pass.backward_plan)
         self._update_plans = self._in_parts(self._pass.update_plan)
-
-    @property
-    def shape(self) -> ModelShape:
-        return self._shape
-
-    @property
-    def max_tokens(self) -> int:
-        return self._limits.max_tokens
-
-    @property
-    def max_documents(self) -> int:
-        return self._limits.num_slots
-
-    @property
-    def max_rows(self) -> int:
-        """The most rows of logits that are computed at a time."""
-        return self._limits.max_rows
 
     @property
     def memory(self) -> DeviceMemory:
@@ -147,14 +133,14 @@ class GpuTrainer:
     def read(self) -> TrainingState:
         layers = self._pass.layers
         return TrainingState(
-            self._read([layer.initial for layer in layers], [field.name for field in self._shape.state_fields]),
+            self._read([layer.initial for layer in layers], [field.name for field in self.shape.state_fields]),
             self._read([layer.first for layer in layers], self._trained),
             self._read([layer.second for layer in layers], self._trained),
             self._num_updates,
         )
 
     def write(self, state: TrainingState) -> None:
-        check_training_state(state, self._shape, self._trained)
+        check_training_state(state, self.shape, self._trained)
         self._check_open()
         layers = self._pass.layers
         with _step_errors():
@@ -170,7 +156,7 @@ class GpuTrainer:
             self._memory.close()
 
     def _start(self, documents: Sequence[TrainingDocument]) -> PackedDocuments:
-        check_documents(documents, self._shape, self.max_documents, self.max_tokens)
+        check_documents(documents, self.shape, self.max_documents, self.max_tokens)
         self._check_open()
         return PackedDocuments.of(documents)
 
@@ -187,7 +173,7 @@ class GpuTrainer:
 
     def _run_rows(self, packed: PackedDocuments, step: StepSize, *, has_gradient: bool) -> float:
         """Compute the losses of all tokens that count, a piece of them at a time; wait, and return their sum."""
-        counting, most = np.flatnonzero(packed.weights), self._limits.max_rows
+        counting, most = np.flatnonzero(packed.weights), self.max_rows
         batch, rows_start = self._pass.inputs.batch, 4 * (HEADER_WORDS + RUN_WORDS * self._limits.num_slots)
         for first in range(0, len(counting), most):
             tokens = counting[first : first + most]
@@ -226,7 +212,7 @@ class GpuTrainer:
 
     def _write(self, buffers: Sequence[Buffer], fields: Mapping[str, F32]) -> None:
         """Write `fields`, {field: [L, ...]}, to the buffers of all layers, and zeros to their other fields."""
-        zeros = {name: np.zeros_like(values) for name, values in self._shape.initial_state().items()}
+        zeros = {name: np.zeros_like(values) for name, values in self.shape.initial_state().items()}
         packed = self._pass.state_layout.pack({**zeros, **fields})
         for buffer, layer in zip(buffers, packed, strict=True):
             self._upload(buffer, layer)

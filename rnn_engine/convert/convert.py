@@ -22,11 +22,11 @@ from rnn_engine.convert.writers import (
 )
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import atomic_folder, is_special, output_file
-from rnn_engine.forward import Progress
+from rnn_engine.forward import Progress, no_progress
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat
 from rnn_engine.model import ModelFile
-from rnn_engine.versions.table import VERSIONS, VersionTable
+from rnn_engine.versions.table import VERSIONS
 
 _Write: TypeAlias = Callable[[IO[bytes], ConversionSource], None]
 """Writes a file of one format. Raises ModelError for what the format can't hold."""
@@ -41,10 +41,6 @@ _WRITERS: Final[Mapping[str, _Write]] = {
 """The ending of a file's name, as in `TITLES` -> the function that writes such a file."""
 
 
-def _no_progress(what: str, done: int, total: int) -> None:
-    """Default progress callback; ignores its arguments."""
-
-
 def convert_model(
     model: ModelFile,
     target: Path | str,
@@ -52,8 +48,7 @@ def convert_model(
     *,
     force: bool = False,
     field: str = "DST",
-    progress: Progress = _no_progress,
-    versions: VersionTable = VERSIONS,
+    progress: Progress = no_progress,
 ) -> str:
     """Write `model` to the file or folder `target`, one tensor at a time; return the file format's title for messages.
 
@@ -75,7 +70,7 @@ def convert_model(
     if target.exists() and not force and not is_special(target) and not _is_empty_folder(target):
         message = f"{field}: {target} exists already; --force replaces it"
         raise InvalidRequestError(field, str(target), "a name that does not exist yet", message)
-    specs = versions.get(model.shape.version).layout.list_specs(model.names)
+    specs = VERSIONS.get(model.shape.version).layout.list_specs(model.names)
     present = [spec for spec in specs if model.has(spec.name)]
     source = ConversionSource(model, present, parse_weights(weights, suffix).of(model.shape), progress)
     try:

@@ -28,7 +28,6 @@ from rnn_engine.types import (
     I32,
     Batch,
     Model,
-    ModelShape,
     PendingState,
     Readout,
     ReadyState,
@@ -112,11 +111,12 @@ class CpuRunner:
 
         A read-out has `num_candidates` top tokens a row, or V if that is less.
         """
-        self._shape = model.shape
+        self.shape = model.shape
+        self.num_slots = num_slots
+        self.max_tokens = max_tokens
+        self.max_rows = max_rows
+        self.max_draws = self.max_draw_logprobs = self.num_penalty_slots = 0  # it draws no tokens
         self._run_layers = run_layers
-        self._num_slots = num_slots
-        self._max_tokens = max_tokens
-        self._max_rows = max_rows
         self._num_candidates = min(num_candidates, model.shape.row_size)
         self._weights: Weights | None = Weights.read(model)
         self._initial = model.shape.initial_state()  # field -> [L, ...]
@@ -124,39 +124,11 @@ class CpuRunner:
         self._in_flight: dict[Ticket, Readout] = {}
         self._live = {name: np.stack([values] * num_slots) for name, values in self._initial.items()}  # [S, L, ...]
 
-    @property
-    def shape(self) -> ModelShape:
-        return self._shape
-
-    @property
-    def num_slots(self) -> int:
-        return self._num_slots
-
-    @property
-    def max_tokens(self) -> int:
-        return self._max_tokens
-
-    @property
-    def max_rows(self) -> int:
-        return self._max_rows
-
-    @property
-    def max_draws(self) -> int:
-        return 0
-
-    @property
-    def max_draw_logprobs(self) -> int:
-        return 0
-
-    @property
-    def num_penalty_slots(self) -> int:
-        return 0
-
     @np.errstate(over="ignore", invalid="ignore")  # the read-out says whose rows are not finite
     def submit(self, batch: Batch) -> Ticket:
-        check_draws(batch, self._shape.vocab_size)
+        check_draws(batch, self.shape.vocab_size)
         logits = self._run(batch, ignore_layer)
-        masks = make_masks(batch, self._shape.vocab_size)
+        masks = make_masks(batch, self.shape.vocab_size)
         ticket = Ticket(next(self._numbers))
         self._in_flight[ticket] = read_out(batch, masks, logits, self._num_candidates, lambda row: logits[row].copy())
         return ticket
@@ -173,17 +145,17 @@ class CpuRunner:
 
     def _run(self, batch: Batch, watch: Watch) -> F32:
         """Run the tokens of `batch`, advance the states of its slots, and return the logits of its rows [R, V]."""
-        check_batch(batch, self._shape, self._num_slots, self._max_tokens, self._max_rows)
+        check_batch(batch, self.shape, self.num_slots, self.max_tokens, self.max_rows)
         if self._weights is None:
             raise StepError("the runner is closed")
         slots = [run.slot for run in batch]
-        ids = given_ids(batch, self._shape.vocab_size)
+        ids = given_ids(batch, self.shape.vocab_size)
         tokens = np.concatenate([np.asarray(run_ids, np.intp) for run_ids in ids])  # [T]
         given = given_rows(batch)
-        weights = self._weights if given is None else self._weights.with_rows(self._shape.tensor_names.embedding, given)
+        weights = self._weights if given is None else self._weights.with_rows(self.shape.tensor_names.embedding, given)
         lengths = [len(run.tokens) for run in batch]
         before = {name: values[slots] for name, values in self._live.items()}
-        with matmul_threads(self._shape):
+        with matmul_threads(self.shape):
             hidden, after = self._run_layers(weights.watched(watch), tokens, lengths, before)  # [T, D]
             for name, values in after.items():
                 self._live[name][slots] = values
@@ -194,9 +166,9 @@ class CpuRunner:
         return take_oldest(self._in_flight, ticket)
 
     def write_state(self, slot: int, state: State | None) -> None:
-        check_slot(slot, self._num_slots)
+        check_slot(slot, self.num_slots)
         if state is not None:
-            check_state(state, self._shape)
+            check_state(state, self.shape)
         for name, values in (self._initial if state is None else state).items():
             self._live[name][slot] = values
 
@@ -204,12 +176,12 @@ class CpuRunner:
         return ReadyState(self.read_state(slot))
 
     def read_state(self, slot: int) -> dict[str, F32]:
-        check_slot(slot, self._num_slots)
+        check_slot(slot, self.num_slots)
         return {name: values[slot].copy() for name, values in self._live.items()}
 
     def copy_state(self, source: int, target: int) -> None:
-        check_slot(source, self._num_slots, "source slot")
-        check_slot(target, self._num_slots, "target slot")
+        check_slot(source, self.num_slots, "source slot")
+        check_slot(target, self.num_slots, "target slot")
         for values in self._live.values():
             values[target] = values[source]
 

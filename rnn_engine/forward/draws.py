@@ -160,24 +160,38 @@ class Following:
 
 
 class DeviceDraws:
-    """Uploads the inputs of a step's draws to the device, and lists the copies that bring the drawn tokens back."""
+    """Uploads the inputs of a step's draws to the device, and lists the copies that bring the drawn tokens back.
+
+    A slot's stop tokens and biases are uploaded if they are others than those of its last draw.
+    """
 
     def __init__(self, buffers: StepBuffers, vocab_size: int, limits: StepLimits, memory: Memory) -> None:
-        self._draws = buffers.draws
+        self._buffers = buffers
         self._limits = limits
         self._memory = memory
-        self._halts = SlotHalts(buffers.halts, vocab_size, limits.num_slots, memory)
-        self._biases = SlotBiases(buffers.biases, limits.num_slots, memory)
+        self._no_halts = np.zeros(mask_words(vocab_size), np.uint32)
+        self._halts = [self._no_halts] * limits.num_slots  # by slot: what the device has, like the next
+        self._biases: list[DrawBiases | None] = [None] * limits.num_slots
         self._penalties = SlotPenalties(buffers.penalties, vocab_size, limits.num_penalty_slots, memory)
 
     def upload(self, batch: Batch) -> None:
-        """Upload what the device needs for the draws of `batch`: stop tokens, biases, penalties and `struct Draw`.
+        """Upload what the device needs for the draws of `batch`: stop tokens, biases, penalties and `struct Draw`."""
+        for run in batch:
+            if run.draw is not None:
+                self._upload_halts(run.slot, self._no_halts if run.draw.halts is None else run.draw.halts)
+                self._upload_biases(run.slot, run.draw.biases)
+        self._memory.upload(self._buffers.draws, 0, encode_draws(batch, self._limits, self._penalties))
 
-        Stop tokens, biases and penalties that a slot already has are not uploaded again.
-        """
-        self._halts.upload(batch)
-        self._biases.upload(batch)
-        self._memory.upload(self._draws, 0, encode_draws(batch, self._limits, self._penalties))
+    def _upload_halts(self, slot: int, halts: NDArray[np.uint32]) -> None:
+        if halts is not self._halts[slot]:
+            self._memory.upload(self._buffers.halts, slot * halts.nbytes, halts)
+            self._halts[slot] = halts
+
+    def _upload_biases(self, slot: int, biases: DrawBiases | None) -> None:
+        if biases is not None and biases is not self._biases[slot]:
+            words = np.stack((biases.tokens.astype(np.uint32), biases.values.view(np.uint32)), axis=1)
+            self._memory.upload(self._buffers.biases, 8 * MOST_DRAW_BIASES * slot, words)
+            self._biases[slot] = biases
 
     def copies(self, batch: Batch, answer: Buffer, start: int) -> Iterator[BufferCopy]:
         """Yield the copies that move the results of the draws into the buffer `answer`, from byte `start` on.
@@ -186,50 +200,11 @@ class DeviceDraws:
         """
         row_bytes = 4 * self._limits.draw_words
         num_bytes = row_bytes * sum(run.rows for run in batch)
-        yield BufferCopy(self._draws, 0, answer, start, num_bytes)
+        yield BufferCopy(self._buffers.draws, 0, answer, start, num_bytes)
         if told := count_told(batch):
-            yield BufferCopy(self._draws, row_bytes * self._limits.max_rows, answer, start + num_bytes, 4 * told)
-
-
-class SlotHalts:
-    """The stop tokens of each slot, as a bit mask on the device: a draw ends with one of these tokens."""
-
-    def __init__(self, buffer: Buffer, vocab_size: int, num_slots: int, memory: Memory) -> None:
-        """Use `buffer` for the stop token masks of all slots: [slots, ceil(V / 32)] u32, zeros at first."""
-        self._buffer = buffer
-        self._memory = memory
-        self._num_bytes = 4 * mask_words(vocab_size)  # of a slot
-        self._none = np.zeros(mask_words(vocab_size), np.uint32)
-        self._masks = [self._none] * num_slots
-
-    def upload(self, batch: Batch) -> None:
-        """Upload the stop token mask of each token run of `batch` that has a draw, unless its slot already has it."""
-        for run in batch:
-            if run.draw is None:
-                continue
-            halts = self._none if run.draw.halts is None else run.draw.halts
-            if halts is not self._masks[run.slot]:
-                self._memory.upload(self._buffer, run.slot * self._num_bytes, halts)
-                self._masks[run.slot] = halts
-
-
-class SlotBiases:
-    """The logit biases that the device adds in the draws of each slot, in a buffer on the device."""
-
-    def __init__(self, buffer: Buffer, num_slots: int, memory: Memory) -> None:
-        """Use `buffer` for the logit biases of all slots: [slots, MOST_DRAW_BIASES] struct Bias of draw.wgsl."""
-        self._buffer = buffer
-        self._memory = memory
-        self._biases: list[DrawBiases | None] = [None] * num_slots
-
-    def upload(self, batch: Batch) -> None:
-        """Upload the logit biases of the draws of `batch`, except those that their slots already have."""
-        for run in batch:
-            biases = None if run.draw is None else run.draw.biases
-            if biases is not None and biases is not self._biases[run.slot]:
-                words = np.stack((biases.tokens.astype(np.uint32), biases.values.view(np.uint32)), axis=1)
-                self._memory.upload(self._buffer, 8 * MOST_DRAW_BIASES * run.slot, words)
-                self._biases[run.slot] = biases
+            yield BufferCopy(
+                self._buffers.draws, row_bytes * self._limits.max_rows, answer, start + num_bytes, 4 * told
+            )
 
 
 # Repetition penalties that a device stores and updates for the sequences in its slots; see penalties.wgsl.

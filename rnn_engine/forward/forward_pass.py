@@ -238,6 +238,11 @@ class FindCandidates:
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called during a load with the current task, the number of parts that are done, and the number of all parts."""
 
+
+def no_progress(_what: str, _done: int, _total: int) -> None:
+    """Default progress callback; ignores its arguments."""
+
+
 LoadLayers: TypeAlias = Callable[[BuildContext], Iterator[tuple[Stage, ...]]]
 """Uploads the layers of a model to the device one after another, and yields the stages of each."""
 

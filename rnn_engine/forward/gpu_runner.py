@@ -24,7 +24,6 @@ from rnn_engine.types import (
     DeviceMemory,
     Drawn,
     Model,
-    ModelShape,
     PendingState,
     Readout,
     State,
@@ -151,55 +150,29 @@ class GpuRunner:
         `memory` is an empty group of buffers of `device`. The caller closes it if this fails, else the runner does.
         Raises DeviceMemoryError if the device has no room, DeviceError if it can't run the model.
         """
-        self._device = device
+        self.device = device
+        self.matmuls = matmuls
+        self.shape = model.shape
+        self.num_slots = limits.num_slots
+        self.max_tokens = limits.max_tokens
+        self.max_rows = limits.max_rows
+        self.max_draws = limits.max_draws
+        self.max_draw_logprobs = limits.max_logprobs
+        self.num_penalty_slots = limits.num_penalty_slots
         self._memory = memory
-        self._matmuls = matmuls
         self._limits = limits
-        self._shape = model.shape
         self._closed = False
         self._recorder = Recorder(device)
         self._forward = ForwardPass(model, memory, matmuls, limits, load_layers, format_of, progress)
         answer_bytes = 4 * (limits.max_rows * (limits.readout_words + limits.draw_words) + limits.told_words)
         self._answers = [memory.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
         self._states = SlotStates(self._forward.states, self._forward.state_layout, limits.num_slots, device, memory)
-        self._draws = DeviceDraws(self._forward.buffers, self._shape.vocab_size, limits, memory)
+        self._draws = DeviceDraws(self._forward.buffers, self.shape.vocab_size, limits, memory)
         self._open = OpenRuns(self._states)
         self._num_submitted = 0
         self._unfinished: deque[_Step] = deque()  # steps that the device may not have done yet; at most two
         self._uncollected: dict[Ticket, _Step] = {}
         self._make_plans()
-
-    @property
-    def shape(self) -> ModelShape:
-        return self._shape
-
-    @property
-    def num_slots(self) -> int:
-        return self._limits.num_slots
-
-    @property
-    def max_tokens(self) -> int:
-        return self._limits.max_tokens
-
-    @property
-    def max_rows(self) -> int:
-        return self._limits.max_rows
-
-    @property
-    def max_draws(self) -> int:
-        return self._limits.max_draws
-
-    @property
-    def max_draw_logprobs(self) -> int:
-        return self._limits.max_logprobs
-
-    @property
-    def num_penalty_slots(self) -> int:
-        return self._limits.num_penalty_slots
-
-    @property
-    def device(self) -> Device:
-        return self._device
 
     @property
     def memory(self) -> DeviceMemory:
@@ -210,11 +183,6 @@ class GpuRunner:
     def allocated_bytes(self) -> int:
         """The bytes of device memory that the runner has allocated."""
         return self.memory.total
-
-    @property
-    def matmuls(self) -> MatMulKernels:
-        """The model's matmuls and their kernels."""
-        return self._matmuls
 
     @property
     def weight_bytes(self) -> int:
@@ -236,9 +204,10 @@ class GpuRunner:
         return self._plan(size, side=0)
 
     def submit(self, batch: Batch) -> Ticket:
-        limits = self._limits
-        check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows)
-        check_draws(batch, self._shape.vocab_size, limits.max_draws, limits.num_penalty_slots, limits.max_logprobs)
+        check_batch(batch, self.shape, self.num_slots, self.max_tokens, self.max_rows)
+        check_draws(
+            batch, self.shape.vocab_size, self.max_draws, self.num_penalty_slots, max_logprobs=self.max_draw_logprobs
+        )
         if self._closed:
             raise StepError("the runner is closed")
         self._open.check(batch)
@@ -271,7 +240,7 @@ class GpuRunner:
         return decode_readout(step.answer, step.batch, self._limits, partial(self._read_row, step), step.drawn)
 
     def trace(self, batch: Batch, layers: Collection[int]) -> Trace:
-        check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows)
+        check_batch(batch, self.shape, self.num_slots, self.max_tokens, self.max_rows)
         if self._closed:
             raise StepError("the runner is closed")
         while self._unfinished:
@@ -286,7 +255,7 @@ class GpuRunner:
         return traced
 
     def _trace(self, batch: Batch, layers: Collection[int]) -> Trace:
-        memory, forward, shape = self._memory, self._forward, self._shape
+        memory, forward, shape = self._memory, self._forward, self.shape
         memory.upload(forward.buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides, shape.vocab_size))
         num_tokens, num_rows = sum(len(run.tokens) for run in batch), sum(run.rows for run in batch)
         hidden: dict[int, F32] = {}
@@ -316,8 +285,8 @@ class GpuRunner:
         for done, count in enumerate(token_counts):
             progress("compiling kernels", done, len(token_counts))
             run_step(self, [TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
-        if self._shape.has_head:
-            all_allowed = np.full((1, mask_words(self._shape.vocab_size)), 2**32 - 1, np.uint32)
+        if self.shape.has_head:
+            all_allowed = np.full((1, mask_words(self.shape.vocab_size)), 2**32 - 1, np.uint32)
             run_step(self, [TokenRun(0, [0], rows=1, masks=lambda: all_allowed)])
             run_step(self, [TokenRun(0, [0], rows=1, draw=TokenDraw(0, 0, 1, 1.0, 1.0))])
 
@@ -335,9 +304,9 @@ class GpuRunner:
     def write_state(self, slot: int, state: State | None) -> None:
         check_slot(slot, self.num_slots)
         if state is not None:
-            check_state(state, self._shape)
+            check_state(state, self.shape)
         self._open.forget(slot)
-        self._states.write(slot, self._shape.initial_state() if state is None else state)
+        self._states.write(slot, self.shape.initial_state() if state is None else state)
 
     def start_read(self, slot: int) -> PendingState:
         check_slot(slot, self.num_slots)
@@ -367,7 +336,7 @@ class GpuRunner:
         Masks are made while the device computes the logits. If several tokens are drawn after each run, this submits
         one plan for each of them, so that the device begins while the later ones are encoded.
         """
-        side, memory, limits, vocab_size = ticket.number % 2, self._memory, self._limits, self._shape.vocab_size
+        side, memory, limits, vocab_size = ticket.number % 2, self._memory, self._limits, self.shape.vocab_size
         num_rows, num_draws = sum(run.rows for run in batch), count_draws(batch)
         memory.upload(self._forward.buffers.batch, 0, encode_batch(batch, limits, self._states.sides, vocab_size))
         if (given := given_rows(batch)) is not None:
@@ -397,7 +366,7 @@ class GpuRunner:
 
     def _upload_masks(self, batch: Batch) -> bool:
         """Make the token masks of `batch` and upload them; return False if no token run has one."""
-        masks = encode_masks(batch, self._shape.vocab_size)
+        masks = encode_masks(batch, self.shape.vocab_size)
         if masks is not None:
             self._memory.upload(self._forward.buffers.masks, 0, masks)
         return masks is not None
@@ -429,6 +398,6 @@ class GpuRunner:
             raise StepError(
                 f"row {row} of step {step.ticket.number} is overwritten; {self._num_submitted} were submitted"
             )
-        row_bytes = 4 * self._shape.row_size
+        row_bytes = 4 * self.shape.row_size
         data = self._memory.read(self._forward.outputs[step.side].logits, row * row_bytes, row_bytes)
         return np.frombuffer(data, np.float32)

@@ -237,8 +237,10 @@ def upload_rows(
 ) -> None:
     """Read matrix rows [R, C], convert them to the format `weights`, on all cores, and upload them to `buffers`.
 
-    They are stored from block `first_block` on.
+    They are stored from block `first_block` on. Nothing is read for a memory that only counts.
     """
+    if memory.only_counts:
+        return
     blocks = row_blocks(weights, rows.shape[1])
     step = max(1, PIECE_WEIGHTS // rows.shape[1] // PANEL_ROWS) * PANEL_ROWS
     for number, packed in enumerate(map_rows(weights.pack, rows, step)):

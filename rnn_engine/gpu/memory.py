@@ -53,6 +53,8 @@ class Memory:
     Not thread-safe, but different threads may use different groups of one device.
     """
 
+    only_counts = False  # its buffers have no contents; see `SizingDevice`
+
     def __init__(
         self, device: wgpu.GPUDevice, device_name: str, max_binding_bytes: int, on_close: Callable[[Memory], None]
     ) -> None:

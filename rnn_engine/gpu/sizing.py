@@ -55,6 +55,8 @@ class SizingDevice(Device):
 class _SizingMemory(Memory):
     """A group of buffers on a `SizingDevice`, which have a size but no contents."""
 
+    only_counts = True
+
     def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
         """Do nothing, since buffers of a device that only counts have no contents."""
 

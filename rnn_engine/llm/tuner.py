@@ -18,7 +18,7 @@ from rnn_engine.llm.state import State
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
-from rnn_engine.loading.trainer import DEFAULT_OPTIMIZER, load_trainer
+from rnn_engine.loading.trainer import DEFAULT_OPTIMIZER, TrainerSize, load_trainer
 from rnn_engine.model import LoraChoice
 from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.operations.chat_prompt import text_before_chat
@@ -125,10 +125,8 @@ class Tuner:
             self._trainer = load_trainer(
                 opened,
                 device,
+                TrainerSize(max_tokens, max_documents, train_shifts),
                 weights=weights,
-                max_tokens=max_tokens,
-                max_documents=max_documents,
-                train_shifts=train_shifts,
                 optimizer=optimizer,
                 device_memory=device_memory,
                 progress=progress,

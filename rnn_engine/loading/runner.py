@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, ModelError
-from rnn_engine.forward import CpuRunner, GpuRunner, Progress
+from rnn_engine.forward import CpuRunner, GpuRunner, Progress, no_progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.step import StepLimits, slot_penalty_bytes
 from rnn_engine.forward.tuning import Tuning, tuning_for
-from rnn_engine.forward.unread import UnreadModel, unpacked
+from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, has_bytes, parse_weights
 from rnn_engine.gpu import Device, SizingDevice, open_device
 from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, kernel_limits
@@ -55,12 +55,9 @@ def open_model(
 
 _LOGITS_BYTES = 64 << 20  # for the logits of one step's rows, unless the user sets `max_rows`
 _MAX_SPARE_SLOTS = 64
+_CANDIDATES = 128
 
 logger = logging.getLogger(__name__)
-
-
-def _no_progress(what: str, done: int, total: int) -> None:
-    """Default progress callback; ignores its arguments."""
 
 
 def load_runner(
@@ -72,11 +69,10 @@ def load_runner(
     spare_bytes: int = 0,
     max_tokens: int | None = None,
     max_rows: int | None = None,
-    num_candidates: int = 128,
     checked: bool = False,
     warm_up: bool = False,
     tune: TuneOrder = FIXED,
-    progress: Progress = _no_progress,
+    progress: Progress = no_progress,
     versions: VersionTable = VERSIONS,
 ) -> TracingRunner:
     """Load `model` onto `device` and return its runner, which runs steps there. The model may then be closed.
@@ -92,7 +88,7 @@ def load_runner(
     Raises DeviceError if there is no such device, DeviceMemoryError if it has no room, and InvalidRequestError for
     activations in int8 if no weights are bytes; nothing is held then.
     """
-    size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows, num_candidates)
+    size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows)
     if device == "cpu":
         return _load_cpu_runner(model, size, versions)
     format_of, activations = parse_weights(weights, model.shape)
@@ -134,10 +130,10 @@ class RunnerSize:
     spare_bytes: int = 0
     max_tokens: int | None = None
     max_rows: int | None = None
-    num_candidates: int = 128
 
     def candidates_of(self, shape: ModelShape) -> int:
-        return min(self.num_candidates, shape.row_size)
+        """Return how many of the greatest logits of each row a step reads back."""
+        return min(_CANDIDATES, shape.row_size)
 
     def rows_of(self, shape: ModelShape) -> int:
         """Return the most rows of logits in a step for a model of this `shape`: `max_rows` or its default."""
@@ -152,17 +148,14 @@ def measure_runner(
     size: RunnerSize,
     *,
     weights: str,
-    versions: VersionTable = VERSIONS,
 ) -> DeviceMemory:
     """Return the device memory that a runner of `model` would allocate on a device like `device`.
 
     Runs the code that loads a runner, but without weights. Raises DeviceError as `load_runner` does.
     """
-    chosen, activations = parse_weights(weights, model.shape)
-    tuning, format_of = tuning_for(device.info, can_broadcast=False), unpacked(model, chosen)
-    runner, _ = _load_gpu_runner(
-        model, device, tuning, size, format_of, _no_progress, versions, activations=activations
-    )
+    format_of, activations = parse_weights(weights, model.shape)
+    tuning = tuning_for(device.info, can_broadcast=False)
+    runner, _ = _load_gpu_runner(model, device, tuning, size, format_of, no_progress, VERSIONS, activations=activations)
     return runner.memory
 
 

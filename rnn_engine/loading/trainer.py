@@ -10,16 +10,15 @@ from functools import cache
 from typing import Final
 
 from rnn_engine.backward import Optimizer, Trainer
-from rnn_engine.backward.context import LoadBackward
 from rnn_engine.backward.cpu_trainer import CpuTrainer
 from rnn_engine.backward.gpu_trainer import GpuTrainer
 from rnn_engine.bounds import AUTO, AUTO_FORMATS
 from rnn_engine.errors import DeviceError, DeviceMemoryError, InvalidRequestError, ModelError
-from rnn_engine.forward import Progress
+from rnn_engine.forward import Progress, no_progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
-from rnn_engine.forward.unread import UnreadModel, unpacked
+from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, parse_weights
 from rnn_engine.gpu import Device, SizingDevice, list_devices, open_device
 from rnn_engine.loading.kernel_choices import kernel_limits
@@ -32,7 +31,7 @@ from rnn_engine.loading.memory import (
 )
 from rnn_engine.model import ModelFile
 from rnn_engine.types import DeviceMemory, Model, ModelShape
-from rnn_engine.versions.table import VERSIONS, VersionTable
+from rnn_engine.versions.table import VERSIONS
 
 DEFAULT_OPTIMIZER: Final = Optimizer()
 _LOGITS_BYTES: Final = 32 << 20  # for the rows of logits that are computed at a time
@@ -43,10 +42,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainerSize:
-    """The capacities of a trainer: the most inputs, and the most documents, of one call."""
+    """The capacities of a trainer: the most inputs, and the most documents, of one call; and what it trains."""
 
     max_tokens: int = 1024
     max_documents: int = 16
+    train_shifts: bool = False  # the token shifts are trained, too
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number less than 1."""
@@ -60,36 +60,31 @@ class TrainerSize:
         return StepLimits(self.max_documents, self.max_tokens, rows, num_candidates=1)
 
 
-def _no_progress(_what: str, _done: int, _total: int) -> None:
-    """Default progress callback; ignores its arguments."""
+DEFAULT_SIZE: Final = TrainerSize()
 
 
 def load_trainer(
     model: ModelFile,
     device: str = "auto",
+    size: TrainerSize = DEFAULT_SIZE,
     *,
     weights: str | None = None,
-    max_tokens: int = 1024,
-    max_documents: int = 16,
-    train_shifts: bool = False,
     optimizer: Optimizer = DEFAULT_OPTIMIZER,
     device_memory: int | None = None,
-    checked: bool = False,
-    progress: Progress = _no_progress,
-    versions: VersionTable = VERSIONS,
+    progress: Progress = no_progress,
 ) -> Trainer:
     """Load `model` onto a device and return a trainer of its initial state. The model may then be closed.
 
     `device` is "auto", an index, a part of a name, or "cpu" for numpy. `weights` is the format of matrices on a GPU, as
     `WeightChoice.parse` reads it, or `AUTO` for the best one that fits; None keeps the blocks of a quantised file, and
     is f16 for any other. Activations are in f32. `device_memory` is the device's number of bytes, for devices whose
-    memory can't be found out. `checked` shaders test every index.
+    memory can't be found out.
 
     Raises ModelError for a version of RWKV whose initial states can't be trained, DeviceError if there is no such
     device, and InvalidRequestError for settings that are not allowed. Raises DeviceMemoryError if the device has no
     room: if its memory is known, before anything is loaded, and with the settings that would fit.
     """
-    version, size = versions.get(model.shape.version), TrainerSize(max_tokens, max_documents)
+    version = VERSIONS.get(model.shape.version)
     if version.run_backward is None:
         raise ModelError(f"initial states of {version.title} can't be trained; expected RWKV-5, 6 or 7")
     if device == "auto" and (version.load_backward is None or not list_devices()):
@@ -101,41 +96,23 @@ def load_trainer(
             version.run_layers,
             version.run_backward,
             optimizer=optimizer,
-            trains_shifts=train_shifts,
-            max_documents=max_documents,
-            max_tokens=max_tokens,
+            trains_shifts=size.train_shifts,
+            max_documents=size.max_documents,
+            max_tokens=size.max_tokens,
         )
     if version.load_backward is None:
         raise DeviceError(f"initial states of {version.title} can't be trained on a GPU; expected the device cpu")
-    weights = plan_trainer(
-        model, device, size, weights=weights, train_shifts=train_shifts, device_memory=device_memory, versions=versions
-    )
-    for line in describe_blocks(model, parse_weights(weights, model.shape)[0]):
+    weights = plan_trainer(model, device, size, weights=weights, device_memory=device_memory)
+    format_of = _formats(weights, model.shape)
+    for line in describe_blocks(model, format_of):
         logger.info("%s", line)
-    opened = open_device(device, checked=checked)
+    opened = open_device(device)
     tuning = tuning_for(opened.info, can_broadcast=kernel_limits(opened).can_broadcast)
-    return _load_gpu_trainer(
-        model,
-        opened,
-        tuning,
-        size,
-        _formats(weights, model.shape),
-        progress,
-        version.load_backward,
-        optimizer=optimizer,
-        train_shifts=train_shifts,
-    )
+    return _load_gpu_trainer(model, opened, tuning, size, format_of, optimizer, progress)
 
 
 def plan_trainer(
-    model: ModelFile,
-    device: str,
-    size: TrainerSize,
-    *,
-    weights: str | None,
-    train_shifts: bool = False,
-    device_memory: int | None = None,
-    versions: VersionTable = VERSIONS,
+    model: ModelFile, device: str, size: TrainerSize, *, weights: str | None, device_memory: int | None = None
 ) -> str:
     """Return the weight format with which a trainer of `model` fits on a GPU, without loading anything.
 
@@ -151,19 +128,15 @@ def plan_trainer(
     unread = UnreadModel(model.shape, model.tensors)
 
     @cache
-    def fits(weights: str, size: TrainerSize) -> bool:
-        return needed(weights, size) <= available
-
-    @cache
     def needed(weights: str, size: TrainerSize) -> int:
-        return measure_trainer(unread, like, size, weights=weights, train_shifts=train_shifts, versions=versions).total
+        return measure_trainer(unread, like, size, weights=weights).total
 
     choices = (usual, *AUTO_FORMATS[1:])
     for name in choices if weights == AUTO else (weights,):
-        if fits(name, size):
+        if needed(name, size) <= available:
             return name
-    ways = [f"weights {other}" for other in choices if fits(other, size)]
-    ways += _smaller(size, lambda size: fits(name, size))
+    ways = [f"weights {other}" for other in choices if needed(other, size) <= available]
+    ways += _smaller(size, lambda size: needed(name, size) <= available)
     raise DeviceMemoryError(
         f"training needs {in_words(needed(name, size))} with weights {name}, {size.max_tokens} tokens and "
         f"{size.max_documents} documents a call, more than the {in_words(available)} that {like.info.name} has free; "
@@ -181,35 +154,14 @@ def _smaller(size: TrainerSize, fits: Callable[[TrainerSize], bool]) -> Iterator
             yield f"{field} {count}"
 
 
-def measure_trainer(
-    model: UnreadModel,
-    device: SizingDevice,
-    size: TrainerSize,
-    *,
-    weights: str,
-    train_shifts: bool = False,
-    versions: VersionTable = VERSIONS,
-) -> DeviceMemory:
+def measure_trainer(model: UnreadModel, device: SizingDevice, size: TrainerSize, *, weights: str) -> DeviceMemory:
     """Return the device memory that a trainer of `model` would allocate on a device like `device`.
 
     Runs the code that loads a trainer, but without weights. Raises DeviceError and InvalidRequestError as
     `load_trainer` does.
     """
-    load_backward = versions.get(model.shape.version).load_backward
-    assert load_backward is not None
     tuning, format_of = tuning_for(device.info, can_broadcast=False), _formats(weights, model.shape)
-    trainer = _load_gpu_trainer(
-        model,
-        device,
-        tuning,
-        size,
-        unpacked(model, format_of),
-        _no_progress,
-        load_backward,
-        optimizer=DEFAULT_OPTIMIZER,
-        train_shifts=train_shifts,
-    )
-    return trainer.memory
+    return _load_gpu_trainer(model, device, tuning, size, format_of, DEFAULT_OPTIMIZER, no_progress).memory
 
 
 def _formats(weights: str, shape: ModelShape) -> FormatOf:
@@ -227,13 +179,11 @@ def _load_gpu_trainer(
     tuning: Tuning,
     size: TrainerSize,
     format_of: FormatOf,
-    progress: Progress,
-    load_backward: LoadBackward,
-    *,
     optimizer: Optimizer,
-    train_shifts: bool,
+    progress: Progress,
 ) -> GpuTrainer:
-    limits = size.limits(model.shape)
+    load_backward, limits = VERSIONS.get(model.shape.version).load_backward, size.limits(model.shape)
+    assert load_backward is not None
     with ExitStack() as undo:
         memory = device.allocate()
         undo.callback(memory.close)
@@ -246,7 +196,7 @@ def _load_gpu_trainer(
             format_of=format_of,
             limits=limits,
             optimizer=optimizer,
-            trains_shifts=train_shifts,
+            trains_shifts=size.train_shifts,
             progress=progress,
         )
         undo.pop_all()

@@ -54,7 +54,7 @@ def test_the_estimate_is_what_is_allocated(shape: ModelShape, weights: str, tmp_
     with open_model(save_safetensors(random_model(shape, seed=1), tmp_path / "m.st")) as opened:
         unread = UnreadModel(shape, opened.tensors)
         estimate = measure_trainer(unread, SizingDevice.like("auto"), size, weights=weights)
-        trainer = load_trainer(opened, "0", weights=weights, max_tokens=40, max_documents=3)
+        trainer = load_trainer(opened, "0", size, weights=weights)
     assert isinstance(trainer, GpuTrainer)
     with closing(trainer):
         assert trainer.memory == estimate
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_refused_with_what_would(opened: ModelFile) -> None
     with pytest.raises(
         DeviceMemoryError, match=r"with weights f16, 256 tokens and 8 documents .* it fits with weights int8"
     ):
-        load_trainer(opened, "0", weights="f16", max_tokens=256, max_documents=8, device_memory=enough)
+        load_trainer(opened, "0", SIZE, weights="f16", device_memory=enough)
     half = needed(opened, "int4", TrainerSize(128, 8))
     with pytest.raises(DeviceMemoryError, match="it fits with max_tokens 128"):
         plan_trainer(opened, "auto", SIZE, weights="int4", device_memory=half)
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_with_what_would(opened: ModelFile) -> None
 
 
 def test_numpy_trains_on_the_cpu(opened: ModelFile) -> None:
-    trainer: Trainer = load_trainer(opened, "cpu", max_tokens=40)
+    trainer: Trainer = load_trainer(opened, "cpu", TrainerSize(max_tokens=40))
     assert isinstance(trainer, CpuTrainer)
     assert trainer.max_tokens == 40
     with pytest.raises(InvalidRequestError, match="the device cpu has no weights 'int8'"):
@@ -111,8 +111,8 @@ def test_versions_that_can_not_be_trained_are_refused(shape: ModelShape, device:
 
 def test_settings_that_mean_nothing_are_refused(opened: ModelFile) -> None:
     with pytest.raises(InvalidRequestError, match="max_tokens: 0"):
-        load_trainer(opened, "0", max_tokens=0)
+        TrainerSize(max_tokens=0)
     with pytest.raises(InvalidRequestError, match="max_documents: 0"):
-        load_trainer(opened, "0", max_documents=0)
+        TrainerSize(max_documents=0)
     with pytest.raises(InvalidRequestError, match="activations=int8; expected f32"):
         load_trainer(opened, "0", weights="int8,activations=int8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,9 +13,9 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
-from rnn_engine.forward.unread import Unpacked, UnreadModel
+from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant
-from rnn_engine.forward.weight_choice import FormatOf, WeightChoice
+from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice
 from rnn_engine.quantised import BLOCK_FORMATS, KEPT_FORMATS
@@ -130,7 +129,7 @@ def shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> I
             device,
             memory,
             MatMulKernels(device.kernels, tuning, _LIMITS, activations=choice.activations),
-            format_of=partial(_unpacked, choice.of(shape)),
+            format_of=choice.of(shape),
             limits=_LIMITS,
             progress=lambda *_: None,
         )
@@ -145,7 +144,7 @@ def shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> I
                 device,
                 memory,
                 MatMulKernels(device.kernels, tuning, _LIMITS),
-                format_of=partial(_unpacked, choice.of(shape)),
+                format_of=choice.of(shape),
                 limits=_LIMITS,
                 optimizer=Optimizer(),
                 trains_shifts=True,
@@ -154,12 +153,6 @@ def shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> I
             trainer.plan(_LIMITS.max_tokens, 1, _LIMITS.max_rows)
     for name, text in device.shaders:
         yield f"{name} of {shape.version}, weights {weights}, {label}", text
-
-
-def _unpacked(choice: FormatOf, name: str) -> Unpacked:
-    weights = choice(name)
-    assert weights is not None
-    return Unpacked(weights)
 
 
 class _Collector(SizingDevice):

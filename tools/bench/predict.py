@@ -19,9 +19,8 @@ from rnn_engine.forward.gpus import GPUS, Gpu
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import tuning_for
-from rnn_engine.forward.unread import Unpacked, UnreadModel
-from rnn_engine.forward.weight_choice import parse_weights, stored_format
-from rnn_engine.forward.weight_formats import WeightFormat
+from rnn_engine.forward.unread import UnreadModel
+from rnn_engine.forward.weight_choice import parse_weights
 from rnn_engine.gpu import Plan, SizingDevice
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
@@ -50,9 +49,6 @@ class LoadedModel:
         tensors = list_tensors(shape)
         chosen, activations = parse_weights(self.weights, shape)
 
-        def format_of(name: str) -> WeightFormat:
-            return Unpacked(chosen(name) or stored_format(tensors[name].dtype, None))
-
         smallest = SizingDevice.smallest()
         limits_of_table = {**smallest.wgpu_device.limits, **_LIMITS}
         device = SizingDevice(smallest.info, limits_of_table)
@@ -65,7 +61,7 @@ class LoadedModel:
             device,
             device.allocate(),
             matmuls,
-            format_of=format_of,
+            format_of=chosen,
             limits=limits,
             progress=lambda *_: None,
         )

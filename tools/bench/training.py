@@ -18,7 +18,7 @@ import numpy as np
 from rnn_engine.backward import TrainingDocument
 from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.runner import load_runner, open_model
-from rnn_engine.loading.trainer import load_trainer
+from rnn_engine.loading.trainer import TrainerSize, load_trainer
 from rnn_engine.types import TokenRun, run_step
 from tools.bench.peers import SHAPES, write_random_model
 from tools.bench.turns import json_option, print_figures
@@ -44,7 +44,7 @@ def main(shape: str, tokens: int, device: str, weights: str, as_json: bool) -> N
         weights = "f32" if device == "cpu" else weights
         runner = load_runner(model, device, weights=weights, num_slots=1, max_tokens=tokens, max_rows=1)
         stack.enter_context(closing(runner))
-        trainer = load_trainer(model, device, weights=weights, max_tokens=tokens, max_documents=1)
+        trainer = load_trainer(model, device, TrainerSize(tokens, 1), weights=weights)
         stack.enter_context(closing(trainer))
         prompt = [TokenRun(0, ids[:-1].tolist(), rows=1)]
 
