@@ -180,12 +180,7 @@ class BackwardPass:
             "norm rows, backward",
             "norm_rows_backward",
             {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width},
-            {
-                "x": self.inputs.x,
-                "vectors": head.norm.buffer,
-                "d_normed": buffers.d_normed,
-                "dx": self._context.dx,
-            },
+            {"x": self.inputs.x, "vectors": head.norm.buffer, "d_normed": buffers.d_normed, "dx": self._context.dx},
             lambda step: (step.num_rows, 1),
         )
         loss, gradient = (self._cross_entropy(needs_gradient=needs_gradient) for needs_gradient in (False, True))

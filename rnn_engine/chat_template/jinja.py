@@ -310,12 +310,7 @@ def _tojson(value: object, indent: int | None = None, **_options: object) -> str
 _MAX_SOURCE: Final = 2**20  # characters
 _MOST_PREFIXES: Final = 8  # beginnings of a conversation that are rendered to find the ends of turns
 _END_MARK: Final = "\ufdef"  # a noncharacter: marks the end of a message to be continued
-_ROLES: Final = {
-    Role.SYSTEM: "system",
-    Role.USER: "user",
-    Role.ASSISTANT: "assistant",
-    Role.OBSERVATION: "tool",
-}
+_ROLES: Final = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant", Role.OBSERVATION: "tool"}
 
 _Object: TypeAlias = dict[str, object]
 

@@ -157,12 +157,7 @@ def norm_shift_stage(
 
     `outputs` is [mixes, max_tokens, D], with one more plane if `norm_shift` keeps the difference.
     """
-    buffers = {
-        "x": context.buffers.x,
-        "vectors": vectors.buffer,
-        "state": context.states[layer],
-        "mixes": outputs,
-    }
+    buffers = {"x": context.buffers.x, "vectors": vectors.buffer, "state": context.states[layer], "mixes": outputs}
     return context.kernel_stage(
         label,
         "norm_shift",

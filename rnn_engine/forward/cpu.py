@@ -23,19 +23,7 @@ from rnn_engine.forward.contract import (
 )
 from rnn_engine.reference import RunLayers, Watch, Weights, ignore_layer, project_to_logits
 from rnn_engine.reference.threads import matmul_threads
-from rnn_engine.types import (
-    F32,
-    I32,
-    Batch,
-    Model,
-    PendingState,
-    Readout,
-    ReadyState,
-    State,
-    Ticket,
-    TokenRun,
-    Trace,
-)
+from rnn_engine.types import F32, I32, Batch, Model, PendingState, Readout, ReadyState, State, Ticket, TokenRun, Trace
 
 
 def read_out(

@@ -229,11 +229,7 @@ def create_weight_buffers(memory: Memory, label: str, weights: WeightFormat, num
 
 
 def upload_rows(
-    memory: Memory,
-    buffers: Mapping[str, Buffer],
-    weights: WeightFormat,
-    rows: HostMatrix,
-    first_block: int,
+    memory: Memory, buffers: Mapping[str, Buffer], weights: WeightFormat, rows: HostMatrix, first_block: int
 ) -> None:
     """Read matrix rows [R, C], convert them to the format `weights`, on all cores, and upload them to `buffers`.
 

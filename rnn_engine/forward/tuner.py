@@ -103,13 +103,7 @@ class _Task:
         if median(self.measured[best]) > (1 - gain) * default:
             best = self.default
         return Choice(
-            self.kind,
-            self.tokens,
-            best,
-            self.predicted[best],
-            median(self.measured[best]),
-            self.default,
-            default,
+            self.kind, self.tokens, best, self.predicted[best], median(self.measured[best]), self.default, default
         )
 
 

@@ -191,15 +191,7 @@ def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
         predicted, measured, default_measured = (
             float(each[name]) for name in ("predicted", "measured", "default_measured")
         )
-        yield Choice(
-            kind,
-            each["tokens"],
-            variant,
-            predicted,
-            measured,
-            default,
-            default_measured,
-        )
+        yield Choice(kind, each["tokens"], variant, predicted, measured, default, default_measured)
 
 
 @cache

@@ -389,18 +389,7 @@ def assemble(
     own_states = own_states or make_state_store(runner.shape, model)
     states = states or StateStore(own_states)
     return EngineParts(
-        info,
-        runner,
-        tokenizer,
-        own_states,
-        cache,
-        folders or {},
-        load_runner,
-        states,
-        store,
-        drafts,
-        heads,
-        reranker,
+        info, runner, tokenizer, own_states, cache, folders or {}, load_runner, states, store, drafts, heads, reranker
     )
 
 

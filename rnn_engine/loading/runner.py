@@ -142,13 +142,7 @@ class RunnerSize:
         return max(self.num_slots, min(64, _LOGITS_BYTES // (4 * shape.row_size)))
 
 
-def measure_runner(
-    model: UnreadModel,
-    device: SizingDevice,
-    size: RunnerSize,
-    *,
-    weights: str,
-) -> DeviceMemory:
+def measure_runner(model: UnreadModel, device: SizingDevice, size: RunnerSize, *, weights: str) -> DeviceMemory:
     """Return the device memory that a runner of `model` would allocate on a device like `device`.
 
     Runs the code that loads a runner, but without weights. Raises DeviceError as `load_runner` does.

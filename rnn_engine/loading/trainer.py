@@ -22,13 +22,7 @@ from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, parse_weights
 from rnn_engine.gpu import Device, SizingDevice, list_devices, open_device
 from rnn_engine.loading.kernel_choices import kernel_limits
-from rnn_engine.loading.memory import (
-    check_cpu_weights,
-    check_unknown_memory,
-    free_memory,
-    in_words,
-    usual_weights,
-)
+from rnn_engine.loading.memory import check_cpu_weights, check_unknown_memory, free_memory, in_words, usual_weights
 from rnn_engine.model import ModelFile
 from rnn_engine.types import DeviceMemory, Model, ModelShape
 from rnn_engine.versions.table import VERSIONS

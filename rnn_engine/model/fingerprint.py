@@ -40,10 +40,7 @@ def ignore_parts(_done: int, _total: int) -> None:
 
 
 def fingerprint(
-    version: str,
-    names: Iterable[str],
-    read: Callable[[str], Matrix],
-    progress: CountParts = ignore_parts,
+    version: str, names: Iterable[str], read: Callable[[str], Matrix], progress: CountParts = ignore_parts
 ) -> str:
     """Return the fingerprint of a model, a digest of its RWKV `version` and its tensors, as 32 hexadecimal digits.
 

@@ -66,13 +66,7 @@ _TOP: Final = {
     "ln_out.bias": "model.norm.bias",
 }
 _PARTS: Final = {"ln0": "pre_norm", "ln1": "attn_norm", "ln2": "ffn_norm", "att": "attn", "ffn": "ffn"}
-_TIME_MIX: Final = {
-    "receptance": "r_proj",
-    "key": "k_proj",
-    "value": "v_proj",
-    "output": "o_proj",
-    "ln_x": "g_norm",
-}
+_TIME_MIX: Final = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "ln_x": "g_norm"}
 _ADAPTER: Final = {"0": "2.bias", "1": "0.weight", "2": "2.weight"}
 _BLOCK: Final = re.compile(r"blocks\.([0-9]+)\.([a-z0-9]+)\.(.*)")
 _FLA_BLOCK: Final = re.compile(r"model\.layers\.([0-9]+)\.([a-z_]+)\.(.*)")

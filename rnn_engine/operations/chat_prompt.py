@@ -151,12 +151,7 @@ def text_before_chat(engine: Tokenizing, initial_state: FrozenState | None, temp
 
 
 def make_chat_prompt(
-    engine: Tokenizing,
-    template: ChatTemplate,
-    conversation: Conversation,
-    most_characters: int,
-    *,
-    before: str = "",
+    engine: Tokenizing, template: ChatTemplate, conversation: Conversation, most_characters: int, *, before: str = ""
 ) -> ChatPrompt:
     """Render a conversation with its chat template, and tokenise it as a prompt.
 
@@ -181,11 +176,7 @@ def make_chat_prompt(
 
 
 def make_answer(
-    engine: Tokenizing,
-    template: ChatTemplate,
-    conversation: Conversation,
-    answer: ChatMessage,
-    most_characters: int,
+    engine: Tokenizing, template: ChatTemplate, conversation: Conversation, answer: ChatMessage, most_characters: int
 ) -> list[int]:
     """Return the tokens that the model has to write after the prompt of `conversation` to answer with `answer`.
 

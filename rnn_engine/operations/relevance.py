@@ -29,16 +29,8 @@ Method: TypeAlias = Literal["reranker", "yes_no"]
 
 _YES, _NO = "Yes", "No"
 _EXAMPLES = (
-    (
-        "How many legs does a spider have?",
-        "Spiders are not insects. They have eight legs, and no wings.",
-        _YES,
-    ),
-    (
-        "When does the museum open?",
-        "The museum was built by a rich merchant, who gave it to the city.",
-        _NO,
-    ),
+    ("How many legs does a spider have?", "Spiders are not insects. They have eight legs, and no wings.", _YES),
+    ("When does the museum open?", "The museum was built by a rich merchant, who gave it to the city.", _NO),
 )
 _ASKS = "\nQuery:"  # between the document and the query, if the document comes first
 _MOST_ADDED = 1 << 16  # characters that a template may add to a conversation

@@ -15,15 +15,7 @@ from dataclasses import dataclass, replace
 from rnn_engine.errors import InvalidRequestError, StepError, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Cost, ParallelRequests
-from rnn_engine.requests import (
-    BEGINNING,
-    Event,
-    GenerateRequest,
-    PromptScored,
-    Started,
-    TokenInfo,
-    empty_prompt,
-)
+from rnn_engine.requests import BEGINNING, Event, GenerateRequest, PromptScored, Started, TokenInfo, empty_prompt
 from rnn_engine.types import InitialState
 
 MOST_ROUNDING = 1e-3

@@ -30,10 +30,7 @@ from rnn_engine.sampling.rules import BadWords, Dry, NotBefore
 
 
 class Greedy:
-    """The sampler that always chooses the likeliest token; of equally likely ones, that with the lowest id.
-
-    To `JointDraws` it is a nucleus of one token.
-    """
+    """The sampler that always chooses the likeliest token; of equally likely ones, that with the lowest id."""
 
     top_p = 0.0
     top_k = 1

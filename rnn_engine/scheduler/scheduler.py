@@ -21,17 +21,10 @@ from rnn_engine.scheduler.mask_threads import WAIT_SECONDS, MaskThreads
 from rnn_engine.scheduler.meter import DRAW_SECONDS, Meter, StepSeconds, StepTimes
 from rnn_engine.scheduler.phases import Prompt
 from rnn_engine.scheduler.prefixes import Prefixes
-from rnn_engine.scheduler.queue import (
-    EAGER,
-    BatchingPolicy,
-    Load,
-    TokenDemand,
-    allocate_tokens,
-    count_rows,
-)
-from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
+from rnn_engine.scheduler.queue import EAGER, BatchingPolicy, Load, TokenDemand, allocate_tokens, count_rows
+from rnn_engine.scheduler.sequence import SamplingSequence, Shared, SlotSequence
 from rnn_engine.scheduler.slots import LEAST_TOKENS, FailedStart, SlotAllocator, Slots
-from rnn_engine.scheduler.text import TokenInfos
+from rnn_engine.scheduler.text import Halts, TokenInfos
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, MOST_DRAWS, NOTHING_DRAWN, Drawn, Readout, Runner, Ticket, TokenRun, run_step
 from rnn_engine_states.cache.cache import StateCache
@@ -172,7 +165,6 @@ class Scheduler:
         more than its share of the slots may be suspended once it has run `least_tokens` times its client's weight. A
         step waits `mask_seconds` for masks.
         """
-        self._runner = runner
         infos = TokenInfos(token_bytes)
         self._prefixes = Prefixes(runner, cache, infos.data, wake)
         # Not more sequences than the tokens and logit rows of a step, so that each can run a token in every step.
@@ -186,16 +178,9 @@ class Scheduler:
         self._background = BackgroundShare(self._meter)
         self._drafts = Drafts(runner, drafts)
         self._mask_threads = MaskThreads(self.capacity, wake, self.counters, mask_seconds)
-        self._admission = SlotAllocator(
-            runner,
-            infos,
-            self._slots,
-            self._prefixes,
-            self._meter,
-            self._drafts,
-            least_tokens,
-            self._mask_threads,
-        )
+        halts = Halts(runner.shape.vocab_size, infos.data)
+        self._shared = Shared(runner, infos, halts, self._meter, self._mask_threads)
+        self._admission = SlotAllocator(self._shared, self._slots, self._prefixes, self._drafts, least_tokens)
         self._ready_since: float | None = None  # since when the next step could have been run
         self._step_seconds = StepSeconds()
         self._answered = False  # the last step gave first tokens and ran no batch
@@ -221,7 +206,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return self._admission.num_waiting
+        return len(self._admission.queue)
 
     @property
     def num_late(self) -> int:
@@ -257,7 +242,7 @@ class Scheduler:
         now = self._clock()
         if self._ready_since is None:
             self._ready_since = now
-        sequences = self._slots.num_advancing + min(self._admission.num_ready, self._slots.num_free)
+        sequences = self._slots.num_advancing + min(self._admission.queue.num_ready, self._slots.num_free)
         return self._policy.wait_seconds(Load(max(sequences, 1), self.capacity, now - self._ready_since, now))
 
     def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
@@ -276,7 +261,7 @@ class Scheduler:
 
         Its slot is free at once, even if steps in flight run there.
         """
-        self._admission.discard(key)
+        self._admission.queue.discard(key)
         if (live := self._slots.live.get(key)) is not None:
             self._slots.release(live)
 
@@ -318,7 +303,7 @@ class Scheduler:
 
         Return the deliveries of the errors. Without `queued`, end only the requests with states on the device.
         """
-        keys = [*self._slots.live, *(self._admission.keys if queued else self._admission.keys_on_device)]
+        keys = [*self._slots.live, *(self._admission.queue.keys if queued else self._admission.keys_on_device)]
         for key in keys:
             self.cancel(key)
         while self._steps:
@@ -332,8 +317,8 @@ class Scheduler:
         if slot is None:
             return True  # others have started in the slots of those that failed; their next step shows it
         try:
-            self._runner.write_state(slot, None)
-            return bool(run_step(self._runner, [TokenRun(slot, (0,), rows=1)]).sound.all())
+            self._shared.runner.write_state(slot, None)
+            return bool(run_step(self._shared.runner, [TokenRun(slot, (0,), rows=1)]).sound.all())
         except Exception:
             logger.exception("the device can't run a single token")
             return False
@@ -349,9 +334,8 @@ class Scheduler:
 
     def replace_runner(self, runner: Runner) -> None:
         """Use `runner`, another runner of the same model and sizes, from now on. No request may hold a slot."""
-        self._runner = runner
+        self._shared.runner = runner
         self._prefixes.replace_runner(runner)
-        self._admission.replace_runner(runner)
         self._drafts.replace_runner(runner)
         self.failed_in_a_row = 0
 
@@ -404,7 +388,7 @@ class Scheduler:
         urgent = _foreground(live) if self._is_restrained() else live
         if not urgent or awaits_draft(self._drafts, urgent):
             return []
-        num_tokens = None if all(one.phase.draws_ahead(one) for one in urgent) else self._runner.max_tokens
+        num_tokens = None if all(one.phase.draws_ahead(one) for one in urgent) else self._shared.runner.max_tokens
         in_flight = self._steps[0].times
         is_background = self._is_background(urgent)
         is_short = self._step_seconds.is_short(num_tokens, is_background=is_background) and self._step_seconds.is_short(
@@ -431,7 +415,7 @@ class Scheduler:
         if self._mask_threads.added:
             self._mask_threads.start()
         try:
-            ticket = self._runner.submit(batch)
+            ticket = self._shared.runner.submit(batch)
         except Exception as error:
             logger.exception("a step over %d requests was not submitted", len(live))
             return self._fail_step(live, error)
@@ -446,7 +430,7 @@ class Scheduler:
         beside the prompt of another request, whose client waits; but they may have a step of their own.
         """
         foreground, background, wanted = live, list[SlotSequence](), 0
-        max_tokens, max_rows = self._runner.max_tokens, self._runner.max_rows
+        max_tokens, max_rows = self._shared.runner.max_tokens, self._shared.runner.max_rows
         if self._is_restrained():
             foreground = _foreground(live)
             background = [one for one in live if one.request.client.is_background]
@@ -479,7 +463,7 @@ class Scheduler:
         It is more than one only if all of `live` decode and no waiting request can start. Then it is as many as are
         drawn within a short time.
         """
-        most = min(self._max_draws, self._runner.max_draws)
+        most = min(self._max_draws, self._shared.runner.max_draws)
         if most <= 1 or self._admission.can_start:
             return min(most, 1)
         if not all(one.phase.draws_ahead(one) for one in live):
@@ -511,7 +495,7 @@ class Scheduler:
             return []
         step, asked = self._steps.popleft(), self._clock()
         try:
-            readout = self._runner.collect(step.ticket)
+            readout = self._shared.runner.collect(step.ticket)
         except Exception as error:
             logger.exception("a step over %d requests failed", len(step.live))
             return self._fail_step(step.live, error)
@@ -524,7 +508,7 @@ class Scheduler:
             self.failure = "no request of a step had finite logits"
         accepted = self.counters.accepted_tokens
         deliveries: list[Delivery] = []
-        for outcome in take_in(step, readout, self._runner.shape.row_size):
+        for outcome in take_in(step, readout, self._shared.runner.shape.row_size):
             self._conclude(outcome, deliveries)
         num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
         self._meter.collected(step.times, num_ahead, self.counters.accepted_tokens - accepted)

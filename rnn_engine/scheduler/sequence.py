@@ -12,6 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -34,6 +35,7 @@ from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
 from rnn_engine.sampling.sequence_sampler import Draw, SequenceSampler, random_seed
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.mask_threads import MaskThreads
+from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.phases import (
     AnyPhase,
     AwaitMask,
@@ -49,9 +51,9 @@ from rnn_engine.scheduler.phases import (
     may_follow,
 )
 from rnn_engine.scheduler.prefixes import Start
-from rnn_engine.scheduler.text import CUT, Answer, Ending, TokenInfos
-from rnn_engine.telemetry import EngineCounters, SlotUse, Timing
-from rnn_engine.types import F32, Drawn, State, TokenRun
+from rnn_engine.scheduler.text import CUT, Answer, Ending, Halts, TokenInfos
+from rnn_engine.telemetry import SlotUse, Timing
+from rnn_engine.types import F32, Drawn, Runner, TokenRun
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
@@ -200,6 +202,17 @@ class SlotSequence(ABC):
         self.phase.check(self)
 
 
+@dataclass(slots=True, eq=False)
+class Shared:
+    """What all sequences of one scheduler share."""
+
+    runner: Runner  # another one of the same model after the device was opened again
+    infos: TokenInfos
+    halts: Halts  # finds the tokens that may end a text
+    meter: Meter
+    mask_threads: MaskThreads
+
+
 class SamplingSequence(SlotSequence):
     """A sequence that draws its own next tokens and makes the events of its request."""
 
@@ -211,43 +224,26 @@ class SamplingSequence(SlotSequence):
         request: GenerateRequest,
         slot: int,
         start: Start,
-        vocab_size: int,
-        infos: TokenInfos,
-        read_state: Callable[[int], State],
-        note_prompt_end: Callable[[], Timing],
-        note_whole_row: Callable[[], None],
-        counters: EngineCounters,
-        mask_threads: MaskThreads,
         context: Context,
-        halts: NDArray[np.uint32] | None = None,
-        *,
-        penalises_on_device: bool = False,
-        max_draw_logprobs: int = 0,
+        shared: Shared,
+        note_prompt_end: Callable[[], Timing],
     ) -> None:
         """Prepare to run `request` in `slot`, from the state described by `start`.
 
-        `read_state` reads a slot's state; `note_prompt_end` is called after the prompt. `note_whole_row` is called when
-        a draw has read a whole row. `counters` count tokens and the seconds that masks take; `mask_threads` make the
-        masks.
-
-        `halts` are the tokens that may end the text, as `Halts` makes them; None if the device may draw nothing. The
-        device's draws may have penalties if `penalises_on_device`, and up to `max_draw_logprobs` log-probabilities
-        each.
+        `note_prompt_end` is called after the prompt.
         """
         super().__init__(key, request, slot, start, context)
-        self._read_state = read_state
+        self._shared = shared
         self._note_prompt_end = note_prompt_end
-        self._counters = counters
+        self._counters = shared.meter.counters
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
-        self.sampler = SequenceSampler(
-            request.sampling, self._seed, request.sampling_context(vocab_size, infos.data), note_whole_row
-        )
+        vocab_size, infos = shared.runner.shape.vocab_size, shared.infos
+        sampling_context = request.sampling_context(vocab_size, infos.data)
+        self.sampler = SequenceSampler(request.sampling, self._seed, sampling_context, shared.meter.read_whole_row)
         self._mask = _make_mask(request, vocab_size)
-        self._mask_threads = mask_threads
-        self.answer = Answer(request, self.generated, self._mask, infos, counters)
-        is_plain = self._mask is None and request.mix is None and (request.logprobs or 0) <= max_draw_logprobs
-        self._all_halts = halts if is_plain else None
-        self.halts = self._find_halts(penalises_on_device=penalises_on_device)
+        self._mask_threads = shared.mask_threads
+        self.answer = Answer(request, self.generated, self._mask, infos, self._counters)
+        self.halts = self._find_halts()  # tokens after which the device stops drawing; None if it may not draw
         self.is_cut = False  # the text ends after the tokens that are known or being drawn now
         self.scores = begin_scores(request, _CANDIDATES, infos.data)
         self.device = DeviceDecode()
@@ -268,23 +264,24 @@ class SamplingSequence(SlotSequence):
     def sequences(self) -> tuple[SlotSequence, ...]:
         return (self,)
 
-    def move(self, slots: Sequence[int], read_state: Callable[[int], State], *, penalises_on_device: bool) -> None:
+    def move(self, slots: Sequence[int]) -> None:
         """Continue the suspended request in `slots`, one for each of its sequences, to which their states were written.
 
-        No run may be in flight. `read_state` and `penalises_on_device` are as in the constructor.
+        No run may be in flight.
         """
-        self._read_state = read_state
         if self.phase is self.device:
             self.enter(self.decode)
         for sequence, slot in zip(self.sequences, slots, strict=True):
             sequence.slot = slot
-        self.halts = self._find_halts(penalises_on_device=penalises_on_device)
+        self.halts = self._find_halts()
 
-    def _find_halts(self, *, penalises_on_device: bool) -> NDArray[np.uint32] | None:
-        """Return the bit mask of the tokens after which the device stops drawing; None if the device may not draw."""
-        if self._all_halts is None or not self.sampler.draws_on_device(has_penalties=penalises_on_device):
+    def _find_halts(self) -> NDArray[np.uint32] | None:
+        runner, request = self._shared.runner, self.request
+        is_plain = self._mask is None and request.mix is None and (request.logprobs or 0) <= runner.max_draw_logprobs
+        if not is_plain or runner.max_draws == 0:
             return None
-        return self._all_halts
+        has_penalties = self.slot < runner.num_penalty_slots
+        return self._shared.halts.of(request) if self.sampler.draws_on_device(has_penalties=has_penalties) else None
 
     def begin(self) -> list[Event]:
         """Return the request's events before its first step. They include a token if the whole prompt was cached."""
@@ -527,7 +524,7 @@ class SamplingSequence(SlotSequence):
         if self.request.keep_end or self.request.keep_row:
             last_row = row().read_full().copy() if self.row is None else self.row
         if self.request.keep_end and last_row is not None:
-            end = EndState(tuple(self.tokens_run), self._read_state(self.slot), last_row)
+            end = EndState(tuple(self.tokens_run), self._shared.runner.read_state(self.slot), last_row)
         count, stop_token = len(self.generated), ending.stop_token
         return Finished(ending.reason, count, self._seed, ending.stop, end, stop_token, row=last_row)
 

@@ -15,15 +15,12 @@ from functools import partial
 
 from rnn_engine.requests import Client, GenerateRequest
 from rnn_engine.scheduler.drafts import DraftingSequence, Drafts
-from rnn_engine.scheduler.mask_threads import MaskThreads
-from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.mixed import MixedSequence
 from rnn_engine.scheduler.prefixes import Prefixes, Start
 from rnn_engine.scheduler.queue import Queue, Queued, Waiting
-from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
-from rnn_engine.scheduler.text import Halts, TokenInfos
+from rnn_engine.scheduler.sequence import SamplingSequence, Shared, SlotSequence
 from rnn_engine.telemetry import SlotUse
-from rnn_engine.types import PendingState, Runner
+from rnn_engine.types import PendingState
 
 
 class Slots:
@@ -300,61 +297,29 @@ class FailedStart:
 class SlotAllocator:
     """Queues requests and gives them slots in order, suspending requests of clients that have too many."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        infos: TokenInfos,
-        slots: Slots,
-        prefixes: Prefixes,
-        meter: Meter,
-        drafts: Drafts,
-        least_tokens: int,
-        mask_threads: MaskThreads,
-    ) -> None:
+    def __init__(self, shared: Shared, slots: Slots, prefixes: Prefixes, drafts: Drafts, least_tokens: int) -> None:
         """Start with an empty queue of requests.
 
         A request of a client of weight 1 runs `least_tokens` before it may be suspended.
         """
-        self._runner = runner
-        self._infos = infos
+        self._shared = shared
         self._slots = slots
         self._prefixes = prefixes
-        self._meter = meter
         self._drafts = drafts
         self._least_tokens = least_tokens
-        self._mask_threads = mask_threads
-        self._queue = Queue()
+        self.queue = Queue()
         self.keeps_slot_free = False  # background requests that start leave one free, unless they hold none
-        self._halts = Halts(runner.shape.vocab_size, infos.data)
-
-    @property
-    def keys(self) -> list[int]:
-        """The keys of the queued requests, in order of arrival."""
-        return self._queue.keys
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._queue)
-
-    @property
-    def num_ready(self) -> int:
-        """The number of slots that all queued requests that are ready to start would take together."""
-        return self._queue.num_ready
 
     @property
     def can_start(self) -> bool:
         """True if a queued request could start now, perhaps after others are suspended."""
-        if len(self._queue) == 0:
+        if len(self.queue) == 0:
             return False
         if self._slots.num_free > 0:
-            queued = next(self._queue.ready(self._slots.held), None)
+            queued = next(self.queue.ready(self._slots.held), None)
             if queued is not None and self._has_room(queued):
                 return True
         return len(self.find_victims()) > 0
-
-    def replace_runner(self, runner: Runner) -> None:
-        """Use `runner`, another runner of the same model, from now on."""
-        self._runner = runner
 
     def add(self, key: int, request: GenerateRequest, arrived: float) -> None:
         """Queue `request` under `key`; it arrived at the time `arrived` of the scheduler's clock."""
@@ -363,46 +328,42 @@ class SlotAllocator:
         waiting.arrived = arrived
         waiting.others = tuple(members[1:])
         self._prefixes.hold_back(waiting)
-        self._queue.add(waiting)
-
-    def discard(self, key: int) -> None:
-        """Remove the request `key` from the queue. Does nothing if it is not queued."""
-        self._queue.discard(key)
+        self.queue.add(waiting)
 
     def has_not_begun(self, key: int) -> bool:
         """Return True if the request `key` is queued and has had no slot yet."""
-        return isinstance(self._queue.find(key), Waiting)
+        return isinstance(self.queue.find(key), Waiting)
 
     def suspended(self, key: int) -> SamplingSequence | None:
         """Return the sequence of the suspended request `key`; None if no suspended request has this key."""
-        queued = self._queue.find(key)
+        queued = self.queue.find(key)
         return queued.live if isinstance(queued, Suspended) else None
 
     @property
     def keys_on_device(self) -> list[int]:
         """The keys of suspended requests whose states have not all been read to the host yet."""
-        return [queued.key for queued in self._queue if isinstance(queued, Suspended) and not queued.has_states]
+        return [queued.key for queued in self.queue if isinstance(queued, Suspended) and not queued.has_states]
 
     def pause(self, key: int, paused: bool) -> None:
         """Keep the suspended request `key` from resuming, or let it if not `paused`. Does nothing for any other."""
-        queued = self._queue.find(key)
+        queued = self.queue.find(key)
         if isinstance(queued, Suspended):
             queued.paused = paused
 
     def find_victims(self) -> list[SamplingSequence]:
         """Return the live requests to suspend so that queued requests of other clients can start."""
-        return find_victims(self._queue, self._slots, self._least_tokens)
+        return find_victims(self.queue, self._slots, self._least_tokens)
 
     def suspend(self, live: SamplingSequence) -> None:
         """Suspend a live request that no step in flight runs: read its states, free its slots and queue it again.
 
         The reads are only started here. Raises what the device raises.
         """
-        states = [self._runner.start_read(sequence.slot) for sequence in live.sequences]
+        states = [self._shared.runner.start_read(sequence.slot) for sequence in live.sequences]
         paused = self._slots.is_paused(live.key)
         live.sampler.leave_device()
         self._slots.suspend(live)
-        self._queue.add(Suspended(live, states, paused), has_begun=True)
+        self.queue.add(Suspended(live, states, paused), has_begun=True)
 
     def start_ready(self) -> Iterator[SamplingSequence | FailedStart]:
         """Start queued requests and resume suspended ones, in order, as long as the next one has enough free slots.
@@ -410,16 +371,16 @@ class SlotAllocator:
         Yields the sequence of each request that starts, and a `FailedStart` for each that fails; nothing for those that
         resume. Slots may be given back meanwhile.
         """
-        for queued in self._queue.ready(self._slots.held) if self._slots.num_free else ():
+        for queued in self.queue.ready(self._slots.held) if self._slots.num_free else ():
             if not self._has_room(queued):
                 break  # no other passes a request that needs several slots, so that it gets them
             if isinstance(queued, Suspended):
-                self._queue.take(queued)
+                self.queue.take(queued)
                 failed = queued.live.context.run(self._resume, queued)
                 if failed is not None:
                     yield failed
             elif isinstance(queued, Waiting) and not self._prefixes.hold_back(queued):
-                self._queue.take(queued)
+                self.queue.take(queued)
                 yield queued.context.run(self._start, queued)
 
     def _has_room(self, queued: Queued) -> bool:
@@ -434,13 +395,13 @@ class SlotAllocator:
         slots = [self._slots.take() for _ in live.sequences]
         try:
             for slot, state in zip(slots, suspended.states, strict=True):
-                self._runner.write_state(slot, state.result())
+                self._shared.runner.write_state(slot, state.result())
         except Exception as error:
             logger.exception("a request that was suspended could not go on")
             for slot in slots:
                 self._slots.give_back(slot)
             return FailedStart(live.key, error)
-        live.move(slots, self._runner.read_state, penalises_on_device=slots[0] < self._runner.num_penalty_slots)
+        live.move(slots)
         self._slots.hold(live)
         return None
 
@@ -459,7 +420,7 @@ class SlotAllocator:
         finally:
             waiting.release()
         self._slots.hold(live)
-        for other in self._queue.ready() if any(start.plan.open for start in starts) else ():
+        for other in self.queue.ready() if any(start.plan.open for start in starts) else ():
             if isinstance(other, Waiting) and any(self._prefixes.concerns(start, other) for start in starts):
                 self._prefixes.hold_back(other)
         return live
@@ -469,7 +430,8 @@ class SlotAllocator:
 
         The start of each sequence is appended to `starts`, even if a later one fails.
         """
-        started = self._meter.started(waiting.arrived)
+        meter = self._shared.meter
+        started = meter.started(waiting.arrived)
         for member, slot in zip(waiting.members, slots, strict=True):
             starts.append(self._prefixes.begin(member, slot))
         drafter = self._drafts.drafter_of(waiting.request, self._prefixes.find_earlier)
@@ -479,17 +441,9 @@ class SlotAllocator:
             waiting.request,
             slots[0],
             starts[0],
-            self._runner.shape.vocab_size,
-            self._infos,
-            self._runner.read_state,
-            partial(self._meter.left_prompt, waiting.arrived, started, waiting.request),
-            self._meter.read_whole_row,
-            self._meter.counters,
-            self._mask_threads,
             waiting.context,
-            self._halts.of(waiting.request) if self._runner.max_draws else None,
-            penalises_on_device=slots[0] < self._runner.num_penalty_slots,
-            max_draw_logprobs=self._runner.max_draw_logprobs,
+            self._shared,
+            partial(meter.left_prompt, waiting.arrived, started, waiting.request),
         )
         if isinstance(live, DraftingSequence) and drafter is not None:
             live.drafter = drafter

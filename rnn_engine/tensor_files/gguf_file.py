@@ -209,7 +209,7 @@ class GgufFile(GgmlFile):
             if start != expected:
                 raise self._damaged(
                     f"tensor {show(entry.name)} begins at byte {entry.offset}; expected {expected - data_start}, "
-                    "the end of the one before",
+                    "the end of the one before"
                 )
             end = self._add(entry.name, entry.dimensions, self._element(entry), start)
             expected = _align(end, alignment)
@@ -226,7 +226,7 @@ class GgufFile(GgmlFile):
         alignment = self.metadata.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 8 <= alignment <= _MOST_ALIGNMENT or alignment % 8:
             raise self._damaged(
-                f"{_ALIGNMENT_KEY} is {show(str(alignment))}; expected a multiple of 8, at most {_MOST_ALIGNMENT}",
+                f"{_ALIGNMENT_KEY} is {show(str(alignment))}; expected a multiple of 8, at most {_MOST_ALIGNMENT}"
             )
         return alignment
 
