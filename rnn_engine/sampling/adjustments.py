@@ -178,7 +178,7 @@ class Adjustments:
     def for_device(self) -> DrawPenalties:
         """Return the sequence's penalties after its tokens so far, in the form from which a device computes later ones.
 
-        Call this only if `draws_on_device` returns True.
+        Call this only if a device can draw for the sequence; see `choose_cuts`.
         """
         earlier = None
         if self._seen:
@@ -193,10 +193,7 @@ class Adjustments:
         return replace(penalties, repeat=self.repeat_penalty, window=window, seen=seen_last)
 
     def biases_for_device(self) -> DrawBiases | None:
-        """Return the sequence's logit biases in the form that a device needs, or None if there are none.
-
-        Call this only if `draws_on_device` returns True.
-        """
+        """Return the sequence's logit biases in the form that a device needs, or None if there are none."""
         tokens = np.flatnonzero(self._bias).astype(np.int32)
         if len(tokens) == 0:
             return None

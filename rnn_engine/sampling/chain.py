@@ -83,16 +83,14 @@ class Pool:
         total: float = masses.item(-1)
         if self.tail is None:
             return total, total
-        least, most = self._bound_tail(self.tail)
-        return widen((total + least, total + most))
-
-    def _bound_tail(self, tail: Tail) -> Bounds:
-        logits, rest, count = self.ranking.logits, tail.rest, tail.count
+        logits, rest, count = self.ranking.logits, self.tail.rest, self.tail.count
         top = logits.item(0)
         least, most = bound_rest(self.ranking, float(np.exp(logits - top).cumsum()[-1]))
         ceiling = rest.ceiling - top
-        mass = least * count / rest.count, min(most, count * math.exp(ceiling))
-        return mass if tail.temperature == 1.0 else bound_powers(mass, count, ceiling, tail.temperature)
+        least, most = least * count / rest.count, min(most, count * math.exp(ceiling))
+        if self.tail.temperature != 1.0:
+            least, most = bound_powers((least, most), count, ceiling, self.tail.temperature)
+        return widen((total + least, total + most))
 
 
 # The steps of llama-server's chain. Each removes some of the pool's tokens or changes their logits.
@@ -261,18 +259,17 @@ class Temperature:
                 return None
             if len(pool.logits) == 1:
                 return pool
-            temperature = self._dynamic(pool)
+            chances = _chances(pool)
+            possible = chances[chances > 0.0]
+            entropy = max(-float((possible * np.log(possible)).cumsum()[-1]), 0.0)  # in nats
+            share = entropy / math.log(len(chances))
+            least = max(temperature - self.span, 0.0)
+            temperature = least + (temperature + self.span - least) * math.pow(share, self.exponent)
         if temperature == 0.0:
             return pool.first(1)
         temperature = max(temperature, _LEAST_TEMPERATURE)
         tail = pool.tail and replace(pool.tail, temperature=pool.tail.temperature * temperature)
         return replace(pool, logits=pool.logits / temperature, tail=tail)
-
-    def _dynamic(self, pool: Pool) -> float:
-        chances = _chances(pool)
-        share = _entropy(chances) / math.log(len(chances))
-        least = max(self.temperature - self.span, 0.0)
-        return least + (self.temperature + self.span - least) * math.pow(share, self.exponent)
 
 
 def _chances(pool: Pool) -> F64:
@@ -280,12 +277,6 @@ def _chances(pool: Pool) -> F64:
     masses = np.exp(pool.logits - pool.logits[0])
     chances: F64 = masses / masses.cumsum()[-1]
     return chances
-
-
-def _entropy(chances: F64) -> float:
-    """Return the entropy, in nats, of the probabilities `chances`. A probability of 0 adds nothing to it."""
-    possible = chances[chances > 0.0]
-    return max(-float((possible * np.log(possible)).cumsum()[-1]), 0.0)
 
 
 # Mirostat: keep the mean surprise of the drawn tokens near a target, by a limit that each drawn token changes.
@@ -296,14 +287,31 @@ def _entropy(chances: F64) -> float:
 _ESTIMATED = 100  # the first version estimates from this many tokens how fast the probabilities fall
 
 
-class MirostatV1:
+class _Mirostat:
+    """Mirostat's upper limit of the surprise of a token, in bits. Each drawn token changes the limit."""
+
+    def __init__(self, tau: float, eta: float, most: float = math.inf) -> None:
+        self._tau = tau
+        self._eta = eta
+        self._most = most
+        self._limit = 2.0 * tau
+
+    def drawn(self, probability: float) -> None:
+        """Change the limit of the surprise after a draw, by `eta` times `tau` minus the drawn token's surprise.
+
+        `probability` is that with which the token was drawn.
+        """
+        self._limit = min(self._limit - self._eta * (-math.log2(probability) - self._tau), self._most)
+
+
+class MirostatV1(_Mirostat):
     """The sampling step of mirostat 1: it keeps the likeliest tokens, as many as suit the surprise so far.
 
     Their number is what Zipf's law predicts for a limit of the surprise, which each drawn token changes.
     """
 
     def __init__(self, tau: float, eta: float, vocab_size: int) -> None:
-        self._limit = _Limit(tau, eta)
+        super().__init__(tau, eta)
         self._vocab_size = vocab_size
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
@@ -312,9 +320,6 @@ class MirostatV1:
         count = self._count(pool)
         return None if pool.tail is not None and count > len(pool.logits) else pool.first(count)
 
-    def drawn(self, probability: float) -> None:
-        self._limit.drawn(probability)
-
     def _count(self, pool: Pool) -> int:
         greatest = pool.logits[:_ESTIMATED]
         falls = -np.diff(greatest[greatest > RULED_OUT])
@@ -322,7 +327,7 @@ class MirostatV1:
         exponent = float((steps * falls).sum() / (steps * steps).sum()) if len(falls) else 0.0
         try:
             excess = exponent - 1.0
-            scale = excess * 2.0**self._limit.surprise / (1.0 - self._vocab_size**-excess)
+            scale = excess * 2.0**self._limit / (1.0 - self._vocab_size**-excess)
             return max(min(int(scale ** (1.0 / exponent)), self._vocab_size), 1)
         except OverflowError:
             return self._vocab_size
@@ -330,44 +335,24 @@ class MirostatV1:
             return 1
 
 
-class MirostatV2:
+class MirostatV2(_Mirostat):
     """The sampling step of mirostat 2: it removes tokens whose surprise exceeds a limit that each draw changes.
 
     With `ai00` it keeps the first of these, too, and the limit is at most four times `tau`.
     """
 
     def __init__(self, tau: float, eta: float, *, ai00: bool = False) -> None:
-        self._limit = _Limit(tau, eta, most=4.0 * tau if ai00 else math.inf)
+        super().__init__(tau, eta, most=4.0 * tau if ai00 else math.inf)
         self._beyond = int(ai00)
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
         masses = np.exp(pool.logits - pool.logits[0])
-        least = 2.0**-self._limit.surprise
+        least = 2.0**-self._limit
         within = ((-masses).searchsorted(-least * total, side="right") for total in pool.bound_total(masses.cumsum()))
         fewest, most = sorted(map(int, within))
         if pool.tail is not None and (fewest != most or fewest == len(masses)):
             return None
         return pool.first(max(fewest + self._beyond, 1))
-
-    def drawn(self, probability: float) -> None:
-        self._limit.drawn(probability)
-
-
-class _Limit:
-    """Mirostat's upper limit of the surprise of a token, in bits. Each drawn token changes the limit."""
-
-    def __init__(self, tau: float, eta: float, most: float = math.inf) -> None:
-        self._tau = tau
-        self._eta = eta
-        self._most = most
-        self.surprise = 2.0 * tau
-
-    def drawn(self, probability: float) -> None:
-        """Change the limit of the surprise after a draw, by `eta` times `tau` minus the drawn token's surprise.
-
-        `probability` is that with which the token was drawn.
-        """
-        self.surprise = min(self.surprise - self._eta * (-math.log2(probability) - self._tau), self._most)
 
 
 ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
@@ -397,7 +382,7 @@ _CUTTING: Sequence[type] = (TopK, TopP, MinP, Temperature)
 class Cuts(NamedTuple):
     """Settings of top-k, top-p, min-p and temperature, by which a device can draw in place of a sampler.
 
-    A `top_k` of 0 and a `top_p` of 1 keep all. A `temperature` of 0 keeps the likeliest one alone.
+    A `top_k` of 0 and a `top_p` of 1 keep all. A `min_p` of None stands for ai00's nucleus (`Nucleus`).
     """
 
     top_k: int
@@ -406,22 +391,12 @@ class Cuts(NamedTuple):
     temperature: float
 
 
-class Moving(Protocol):
-    """The protocol of a chain's last step if each drawn token changes its state, as with mirostat."""
-
-    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None: ...
-
-    def drawn(self, probability: float) -> None:
-        """Update the step's state after a draw. `probability` is the drawn token's probability in the step's pool."""
-        ...
-
-
 class Chain:
     """A sampler that applies `steps` and then `last`, if given, to a ranked row, and draws from what remains."""
 
     num_uniforms = 2  # for the draw, and for XTC
 
-    def __init__(self, steps: Sequence[ChainStep], last: Moving | None = None) -> None:
+    def __init__(self, steps: Sequence[ChainStep], last: MirostatV1 | MirostatV2 | None = None) -> None:
         self._steps = tuple(steps)
         self._last = last
         self._all_steps = self._steps if last is None else (*self._steps, last)
@@ -449,11 +424,13 @@ class Chain:
                     top_p = p
                 case MinP(p):
                     min_p = p
-                case Temperature(degree, span, _):
-                    temperature = degree
-                    if span > 0.0:
-                        return None
-        return Cuts(top_k, top_p, min_p, temperature)
+                case Temperature(temperature, 0.0):
+                    pass
+                case _:
+                    return None
+        if min_p is None:
+            return None
+        return Cuts(top_k, top_p, min_p, temperature) if temperature > 0.0 else Cuts(1, top_p, min_p, 1.0)
 
     @property
     def selection(self) -> Callable[[F64], Places] | None:

@@ -69,9 +69,7 @@ class ListedTokens:
 
     def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
         """Allow `tokens`, which are ids of a vocabulary with `vocab_size` tokens."""
-        self._mask = np.zeros(mask_words(vocab_size), np.uint32)
-        for token in tokens:
-            self._mask[token // 32] |= np.uint32(1 << token % 32)
+        self._mask = mask_of(tokens, vocab_size)
 
     def forced(self) -> Sequence[int]:
         return ()
@@ -214,12 +212,7 @@ class SequenceMask:
         if not self._ends or len(mask) != mask_words(self._vocab_size) or not mask.item(0) & 1:
             return mask
         self._added = frozenset(token for token in self._ends if not mask.item(token >> 5) >> (token & 31) & 1)
-        if not self._added:
-            return mask
-        extended = mask.copy()
-        for token in self._added:
-            extended[token >> 5] |= np.uint32(1 << (token & 31))
-        return extended
+        return mask | mask_of(self._added, self._vocab_size) if self._added else mask
 
     def fork(self) -> SequenceMask:
         """Return an independent copy of this object, at the same position of the sequence."""
@@ -305,6 +298,14 @@ def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:
     return np.stack([everything if mask is None else mask for mask in masks])
 
 
+def mask_of(tokens: Collection[int], vocab_size: int) -> Mask:
+    """Return the bit mask that allows only `tokens`."""
+    mask: Mask = np.zeros(mask_words(vocab_size), np.uint32)
+    for token in tokens:
+        mask[token >> 5] |= np.uint32(1 << (token & 31))
+    return mask
+
+
 def allowed_tokens(mask: Mask, vocab_size: int) -> I32:
     """Return the ids of the tokens that the bit mask `mask` allows, ascending."""
     return np.flatnonzero(unpack_masks(mask, vocab_size)).astype(np.int32)
@@ -360,7 +361,7 @@ class ThinkingMask:
         self._tail = b""  # the end of the thoughts so far
         self._closing: list[int] | None = None  # the tokens of the closing that still follow; None before it begins
         self._thinks = True
-        self._among_thoughts = None if answer is None else _all_but(ends, vocab_size)
+        self._among_thoughts = None if answer is None else ~mask_of(ends, vocab_size)
 
     @property
     def ended(self) -> bool:
@@ -375,7 +376,7 @@ class ThinkingMask:
         if not self._thinks:
             return None if self._answer is None else self._answer.next()
         due = self._due()
-        return self._among_thoughts if due is None else _only(due, self._vocab_size)
+        return self._among_thoughts if due is None else mask_of((due,), self._vocab_size)
 
     def accept(self, token: int) -> None:
         if not self._thinks:
@@ -402,16 +403,3 @@ class ThinkingMask:
         if self._closing is None and budget is not None and self._num_tokens >= budget:
             self._closing = list(self._thinking.closing)
         return self._closing[0] if self._closing else None
-
-
-def _all_but(tokens: Collection[int], vocab_size: int) -> Mask:
-    mask: Mask = np.full(mask_words(vocab_size), 2**32 - 1, np.uint32)
-    for token in tokens:
-        mask[token >> 5] &= np.uint32(~(1 << (token & 31)) & (2**32 - 1))
-    return mask
-
-
-def _only(token: int, vocab_size: int) -> Mask:
-    mask: Mask = np.zeros(mask_words(vocab_size), np.uint32)
-    mask[token >> 5] = np.uint32(1 << (token & 31))
-    return mask

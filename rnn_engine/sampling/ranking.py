@@ -66,8 +66,6 @@ def bound_powers(mass: Bounds, count: int, ceiling: float, temperature: float) -
     """Return bounds of the sum of the (1 / temperature)-th powers of `count` numbers whose sum is within `mass`.
 
     Each number is at most exp(ceiling).
-
-    Each number is at most exp(ceiling).
     Take n numbers of sum m, each at most x. If a >= 1, their a-th powers sum up to at least n (m/n)^a and at most
     m x^(a-1). If a <= 1, the two bounds change places.
     This follows from the power mean inequality, and from p^a <= p x^(a-1).

@@ -1,9 +1,9 @@
-"""The samplers for greedy and nucleus sampling, and functions that make samplers and adjustments from parameters."""
+"""The samplers for greedy and nucleus sampling, what makes samplers from parameters, and who draws: host or device."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from rnn_engine.sampling.chain import (
     ORDER,
     Chain,
     ChainStep,
+    Cuts,
     LateAdjustments,
     MinP,
     MirostatV1,
@@ -27,15 +28,13 @@ from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical, S
 from rnn_engine.sampling.ranking import Bounds, Ranking, Rest, bound_powers, bound_rest, widen
 from rnn_engine.sampling.rows import SequenceContext
 from rnn_engine.sampling.rules import BadWords, Dry, NotBefore
+from rnn_engine.types import DRAW_DECAYS, DRAW_PENALTIES, DRAW_REPEATS, DRAW_TEMPERATURES, MOST_DRAW_BIASES
 
 
 class Greedy:
     """The sampler that always chooses the likeliest token; of equally likely ones, that with the lowest id."""
 
-    top_p = 0.0
-    top_k = 1
-    temperature = 1.0
-
+    cuts = Cuts(top_k=1, top_p=0.0, min_p=None, temperature=1.0)
     num_uniforms = 0
     whole_row = False
     selection = None
@@ -72,6 +71,7 @@ class Nucleus:
         self.top_p = top_p
         self.top_k = top_k
         self.temperature = temperature
+        self.cuts = Cuts(top_k, top_p, None, temperature)
 
     def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:
         size = len(ranking.ids)
@@ -157,7 +157,9 @@ def make_sampler(params: SamplingParams, context: SequenceContext) -> Sampler:
     if params.mirostat == 2:
         return Chain((Temperature(params.temperature),), MirostatV2(params.mirostat_tau, params.mirostat_eta))
     if params.uses_chain:
-        return Chain(tuple(_steps(params, context)))
+        names = (ORDER if params.samplers is None else params.samplers)[len(_leading(params)) :]
+        steps = (_make_step(params, context, name) for name in names)
+        return Chain(tuple(step for step in steps if step is not None))
     return _nucleus(params.top_p, max(params.top_k, 0), params.temperature)
 
 
@@ -201,8 +203,17 @@ def _adjust(
     rules: Sequence[TokenRule],
 ) -> Adjustments:
     """Return an `Adjustments` with `bias`, `rules` and the steps `names`, which may be penalties and DRY."""
-    if "dry" in names and _has_effect(params, "dry"):
-        rules = (*rules, _dry(params, context))
+    if "dry" in names and params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0:
+        dry = Dry(
+            params.dry_multiplier,
+            params.dry_base,
+            params.dry_allowed_length,
+            params.dry_penalty_last_n,
+            params.dry_sequence_breakers,
+            context.prompt,
+            context.token_bytes,
+        )
+        rules = (*rules, dry)
     if "penalties" not in names:
         return Adjustments(context.vocab_size, bias, 0.0, 0.0, 1.0, rules=rules)
     return Adjustments(
@@ -219,56 +230,49 @@ def _adjust(
     )
 
 
-def _dry(params: SamplingParams, context: SequenceContext) -> Dry:
-    return Dry(
-        params.dry_multiplier,
-        params.dry_base,
-        params.dry_allowed_length,
-        params.dry_penalty_last_n,
-        params.dry_sequence_breakers,
-        context.prompt,
-        context.token_bytes,
-    )
-
-
-def _steps(params: SamplingParams, context: SequenceContext) -> Iterator[ChainStep]:
-    """Yield, in order, the steps of a sampling chain after its leading penalties, except steps that change nothing."""
-    names = ORDER if params.samplers is None else params.samplers
-    for name in names[len(_leading(params)) :]:
-        if _has_effect(params, name):
-            yield _step(params, context, name)
-
-
-def _has_effect(params: SamplingParams, name: str) -> bool:
-    repeats = params.repeat_penalty != 1.0 and params.repeat_last_n != 0
-    effects = {
-        "penalties": params.penalises_occurrence or repeats,
-        "dry": params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0,
-        "top_n_sigma": params.top_n_sigma > 0.0,
-        "top_k": params.top_k > 0,
-        "typ_p": params.typical_p < 1.0,
-        "top_p": params.top_p < 1.0,
-        "min_p": params.min_p > 0.0,
-        "xtc": params.takes_likeliest_away,
-        "temperature": params.temperature != 1.0 or params.dynatemp_range > 0.0,
-    }
-    return effects[name]
-
-
-def _step(params: SamplingParams, context: SequenceContext, name: str) -> ChainStep:
+def _make_step(params: SamplingParams, context: SequenceContext, name: str) -> ChainStep | None:
+    """Make the step `name` of a sampling chain; None if it would change nothing."""
     match name:
         case "top_n_sigma":
-            return TopNSigma(params.top_n_sigma)
+            return TopNSigma(params.top_n_sigma) if params.top_n_sigma > 0.0 else None
         case "top_k":
-            return TopK(params.top_k)
+            return TopK(params.top_k) if params.top_k > 0 else None
         case "typ_p":
-            return TypicalP(params.typical_p)
+            return TypicalP(params.typical_p) if params.typical_p < 1.0 else None
         case "top_p":
-            return TopP(params.top_p)
+            return TopP(params.top_p) if params.top_p < 1.0 else None
         case "min_p":
-            return MinP(params.min_p)
+            return MinP(params.min_p) if params.min_p > 0.0 else None
         case "xtc":
-            return Xtc(params.xtc_probability, params.xtc_threshold)
+            return Xtc(params.xtc_probability, params.xtc_threshold) if params.takes_likeliest_away else None
         case "temperature":
+            if params.temperature == 1.0 and params.dynatemp_range <= 0.0:
+                return None
             return Temperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
-    return LateAdjustments(_adjust(params, context, (name,), {}, ()))
+    adjustments = _adjust(params, context, (name,), {}, ())
+    return LateAdjustments(adjustments) if adjustments.may_change else None
+
+
+def choose_cuts(sampler: Sampler, added: Adjustments) -> Cuts | None:
+    """Return settings with which a device draws the same tokens as `sampler` after bias, penalties and rules `added`.
+
+    None if there are none: the host then draws. It supports all parameters. If there are penalties, the device must
+    also have room for them in the sequence's slot.
+    What the device supports also depends on the request: it draws for none with a grammar, a thinking budget or a mix
+    of states, and only as many log-probabilities as its runner returns.
+    """
+    repeat_penalty = added.repeat_penalty if added.penalises_repeats else 1.0
+    decay = added.decay if added.penalises_sights else 1.0
+    supports_added = (
+        all(_fits(amount, DRAW_PENALTIES) for amount in (added.presence, added.frequency) if amount != 0.0)
+        and (decay == 1.0 or _fits(decay, DRAW_DECAYS))
+        and (repeat_penalty == 1.0 or _fits(repeat_penalty, DRAW_REPEATS))
+        and added.num_biases <= MOST_DRAW_BIASES
+        and not added.has_rules
+    )
+    cuts = sampler.cuts if isinstance(sampler, Greedy | Nucleus | Chain) else None
+    return cuts if cuts is not None and supports_added and _fits(cuts.temperature, DRAW_TEMPERATURES) else None
+
+
+def _fits(value: float, bounds: tuple[float, float]) -> bool:
+    return bounds[0] <= value <= bounds[1]

@@ -21,8 +21,7 @@ from rnn_engine.sampling.adjustments import F64
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import NO_CONTEXT, LogitRow, SequenceContext
-from rnn_engine.sampling.samplers import make_adjustments, make_sampler
-from rnn_engine.sampling.who_draws import draws_on_device, find_cuts
+from rnn_engine.sampling.samplers import choose_cuts, make_adjustments, make_sampler
 from rnn_engine.types import DrawPenalties, TokenDraw
 
 # Random numbers, computed from the seed and the token's place in the text alone: the same on the host and on a device.
@@ -115,11 +114,9 @@ class SequenceSampler:
         self.index = 0  # of the next token in the text: how many were drawn or given before it
         self._uniforms: list[float] = []  # random numbers of the tokens from `_first` on
         self._first = 0
-        sampler, added = self._sampler, self.adjustments
         self.uncounted = array("I")  # tokens that a device has drawn, until `count_drawn`
-        self._fits_device = draws_on_device(sampler, added)
-        self._cuts = find_cuts(sampler) if self._fits_device else None
-        self._biases = added.biases_for_device() if self._fits_device else None
+        self._cuts = choose_cuts(self._sampler, self.adjustments)  # None if the host draws
+        self._biases = None if self._cuts is None else self.adjustments.biases_for_device()
         self._on_device: DrawPenalties | None = None  # the penalties that the device applies
         self._num_on_device = 0  # how many tokens of the text are counted in these
 
@@ -128,7 +125,7 @@ class SequenceSampler:
 
         `has_penalties` says whether it can apply penalties in the sequence's slot. `device_draw` makes the request.
         """
-        return self._fits_device and (has_penalties or not self._penalises)
+        return self._cuts is not None and (has_penalties or not self._penalises)
 
     def device_draw(self, count: int, halts: NDArray[np.uint32], ahead: int = 0) -> TokenDraw:
         """Return the request to a device to draw the next `count` tokens, or fewer if it draws a stop token.
