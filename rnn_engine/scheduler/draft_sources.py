@@ -153,7 +153,9 @@ class Lookup:
     def _take_in(self, token: int) -> None:
         """Add the text's next token to the search index, and record if it was predicted correctly."""
         if self._place is not None:
-            self._judge(is_right=self._text[self._place] == token)
+            is_right = self._text[self._place] == token
+            self._experience.note(self._length, is_right=is_right)
+            self._place, self._length = (self._place + 1, self._length + 1) if is_right else (None, 0)
         self._key = (self._key << _TOKEN_BITS | token) & _KEY_MASK
         self._num_known = end = self._num_known + 1
         before = self._latest.get(self._key, -1) if end >= MIN_MATCH else -1
@@ -161,14 +163,6 @@ class Lookup:
         self._earlier.append(before)
         if self._place is None and before >= 0:
             self._find(before)
-
-    def _judge(self, *, is_right: bool) -> None:
-        self._experience.note(self._length, is_right=is_right)
-        if is_right and self._place is not None:
-            self._place += 1
-            self._length += 1
-        else:
-            self._place, self._length = None, 0
 
     def _find(self, place: int) -> None:
         """Find the place in the text before which the most tokens match the text's last ones; predict from there.

@@ -20,7 +20,7 @@ from rnn_engine.sampling.masks import Mask, stack_masks
 from rnn_engine.sampling.rows import RowSource, RunRows
 from rnn_engine.scheduler.draft_sources import EarlierText, Experience, Lookup
 from rnn_engine.scheduler.meter import StepCosts, StepTimes
-from rnn_engine.scheduler.phases import AnyPhase, Decode, Draft, DraftDemand, Given, HostDecode
+from rnn_engine.scheduler.phases import AnyPhase, Draft, DraftDemand, Given, HostDecode
 from rnn_engine.scheduler.queue import TokenDemand
 from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
 from rnn_engine.scheduler.text import Ending
@@ -110,9 +110,17 @@ class Drafter:
             return draft
         return draft[: next(place for place, token in enumerate(draft) if token in self._ends)]
 
-    def branch(self, slot: int) -> None:
-        """Copy the sequence's state from `slot` to a spare slot, because a draft is about to be run."""
-        self.spare = self._drafts.copy_from(slot)
+    def branch(self, slot: int) -> bool:
+        """Copy the sequence's state from `slot` to a spare slot before a draft is run; return False if that fails."""
+        spare = self._drafts.spare.pop()
+        try:
+            self._drafts.runner.copy_state(slot, spare)
+        except Exception:
+            logger.exception("a state was not copied; its sequence goes on without a draft")
+            self._drafts.spare.append(spare)
+            return False
+        self.spare = spare
+        return True
 
     def join(self) -> None:
         """Free the spare slot with the copy of the state, because it is not needed any more. Idempotent.
@@ -120,13 +128,13 @@ class Drafter:
         The draft was all correct, or the sequence has ended.
         """
         if self.spare is not None:
-            self._drafts.give_back(self.spare)
+            self._drafts.spare.append(self.spare)
             self.spare = None
 
     def go_back(self, slot: int) -> None:
         """Restore the state in `slot` to what it was before the draft was run, and free the copy's spare slot."""
         assert self.spare is not None, "no draft was run"
-        self._drafts.copy_back(self.spare, slot)
+        self._drafts.runner.copy_state(self.spare, slot)
         self.join()
 
 
@@ -135,8 +143,8 @@ class Drafts:
 
     def __init__(self, runner: Runner, settings: DraftSettings) -> None:
         self.max_tokens = settings.max_tokens if settings.spare_slots else _OFF
-        self._runner = runner
-        self._spare = list(settings.spare_slots)
+        self.runner = runner
+        self.spare = list(settings.spare_slots)
         self.experience = Experience()  # with texts that repeat themselves
         self._plain = StepCosts()  # of steps without drafts that run one token of each sequence
         self._longer = StepCosts()  # of those with drafts, or with tokens that are run again
@@ -146,8 +154,8 @@ class Drafts:
 
     def replace_runner(self, runner: Runner) -> None:
         """Use another runner of the same model, which may have fewer spare slots. None of them may be in use."""
-        self._runner = runner
-        self._spare = [slot for slot in self._spare if slot < runner.num_slots]
+        self.runner = runner
+        self.spare = [slot for slot in self.spare if slot < runner.num_slots]
 
     def drafter_of(self, request: GenerateRequest, find_earlier: FindEarlier) -> Drafter | None:
         """Return a new drafter for the sequence of `request`; None if the settings or the request allow no drafts.
@@ -159,23 +167,6 @@ class Drafts:
         if request.token_mask is not None and request.logprobs is not None:
             return None  # the forced tokens of a draft would have to be scored
         return Drafter(self, request, find_earlier)
-
-    def copy_from(self, slot: int) -> int:
-        """Copy the state of `slot` to a spare slot; return the number of the spare slot."""
-        spare = self._spare.pop()
-        try:
-            self._runner.copy_state(slot, spare)
-        except Exception:
-            self._spare.append(spare)
-            raise
-        return spare
-
-    def copy_back(self, spare: int, slot: int) -> None:
-        """Copy a state from the spare slot `spare` back to `slot`."""
-        self._runner.copy_state(spare, slot)
-
-    def give_back(self, spare: int) -> None:
-        self._spare.append(spare)
 
     def note_step(self, times: StepTimes, now: float) -> None:
         """Update the mean durations of steps with those of one step, `times`. Ignores steps that run prompts.
@@ -196,7 +187,7 @@ class Drafts:
     @property
     def is_on(self) -> bool:
         """True if a spare slot is free, so that a draft can be run."""
-        return len(self._spare) > 0
+        return len(self.spare) > 0
 
     def may_pay(self, num_runs: int) -> bool:
         """Return True if a fully correct draft would speed up a step in which `num_runs` sequences decode."""
@@ -214,36 +205,23 @@ class Drafts:
         that must be run again. `num_others` further sequences run prompts. A draft delays these too, so it must gain as
         much as if they decoded.
         """
-        room = min(self._runner.max_tokens, self._runner.max_rows) - num_tokens - num_others
-        return DraftPlan(self._find_longest, num_runs, num_tokens, num_runs + num_others, room, len(self._spare))
+        room = min(self.runner.max_tokens, self.runner.max_rows) - num_tokens - num_others
+        return DraftPlan(self._find_longest, num_runs, num_tokens, num_runs + num_others, room, len(self.spare))
 
 
+@dataclass(slots=True)
 class DraftPlan:
     """Decides which drafts are added to one step, and how long each is, so that the most tokens per second are drawn.
 
     Drafts are added while there is room in the step and a spare slot for another.
     """
 
-    def __init__(
-        self,
-        find_longest: Callable[[int, int, float, int, float], int],
-        num_runs: int,
-        num_tokens: int,
-        gained: float,
-        room: int,
-        num_spare: int,
-    ) -> None:
-        """Begin with a step of `num_tokens` tokens in which `num_runs` sequences decode, without drafts.
-
-        `find_longest` is that of `Drafts`. The step is expected to draw `gained` tokens. At most `num_spare` drafts
-        with `room` tokens together can be added.
-        """
-        self.room = room
-        self._find_longest = find_longest
-        self._num_runs = num_runs
-        self._num_left = num_spare
-        self._num_tokens = num_tokens
-        self._gained = gained  # tokens that the step is expected to draw
+    _find_longest: Callable[[int, int, float, int, float], int]  # that of `Drafts`
+    _num_runs: int  # sequences that decode
+    _num_tokens: int
+    _gained: float  # tokens that the step is expected to draw
+    room: int  # tokens that can be added
+    _num_left: int  # spare slots
 
     @property
     def is_full(self) -> bool:
@@ -309,172 +287,6 @@ def _find_longest(
 # A sequence with drafts runs several tokens in a step that have not been drawn yet.
 
 
-class DraftingSequence(SamplingSequence):
-    """A sequence that runs drafts of its next tokens. It draws the same tokens as it would without drafts.
-
-    Each token is drawn from the same row and random number. A run begins with its certain tokens, which were drawn and
-    have not been run; the draft follows them. If a token of the draft was wrong, the tokens that were drawn become
-    certain ones of the next run, which starts from the state before this one.
-    """
-
-    drafter: Drafter  # must be set before anything is run
-    _stays_on_device = False  # a draft may begin behind any token
-    _row_masks: Sequence[Mask | None] = ()  # of the draft's rows, if there is a grammar
-
-    def _make_decode(self) -> Decode[SamplingSequence]:
-        return _DraftingDecode()
-
-    def _make_given(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> AnyPhase:
-        return _DraftingGiven(end, unscored, events)
-
-    @property
-    def may_draft(self) -> bool:
-        """True if a draft may be added to the sequence's next run, after the tokens that are known."""
-        if self.drafter.is_off or self.answer.ending is not None:
-            return False
-        return isinstance(self.phase, (_DraftingDecode, _DraftingGiven))
-
-    @property
-    def num_certain(self) -> int:
-        """The number of tokens that were drawn and not yet submitted. The next run begins with them."""
-        return self.end - self.submitted
-
-    @property
-    def awaits_draw(self) -> bool:
-        return super().awaits_draw or isinstance(self.phase, Draft)
-
-    def close(self) -> None:
-        super().close()
-        self.drafter.join()
-
-    @property
-    def foretells(self) -> bool:
-        """True if a draft of the next tokens can be proposed. Reading this gives the drafter new tokens."""
-        return self.drafter.look(self.generated)
-
-    def propose(self, most: int) -> list[int]:
-        """Return a draft of at most `most` next tokens. Call it only if `foretells` is True."""
-        return self.drafter.propose(len(self.generated), most)
-
-    def prepare(self, draft: Sequence[int]) -> None:
-        """Set the draft of the sequence's next run to as much of `draft` as the grammar allows.
-
-        If the grammar takes too long to check it, the sequence makes no more drafts.
-        """
-        if draft and self._mask is not None:
-            begun = time.perf_counter()
-            admitted = self._mask_threads.admit(self._mask, draft)
-            if admitted is None:
-                draft, self.drafter.is_off = (), True
-            else:
-                draft, self._row_masks = admitted
-            self._counters.mask_seconds.add(time.perf_counter() - begun)
-        self.drafter.draft = draft
-
-    @property
-    def draft_demand(self) -> DraftDemand:
-        """The numbers of tokens and logit rows of the next run, with a draft: the known tokens and the drafted ones."""
-        num_drafted = len(self.drafter.draft)
-        return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
-
-    def run_draft(self, count: int) -> TokenRun | None:
-        """Return a run of at most `count` tokens: those drawn already, and as much of the draft as fits; or None.
-
-        The draft is used up in either case. The result is None if there is no draft, if `count` leaves no room for any
-        of it, or if the device does not copy the state.
-        """
-        draft, self.drafter.draft = self.drafter.draft, ()
-        draft = draft[: max(count - self.num_certain, 0)]
-        if not draft or not self._branch():
-            return None
-        self.in_flight.append(self.enter(_DraftInFlight(self.phase)))
-        certain = self.generated[-self.num_certain :]
-        self.submitted += len(certain) + len(draft)
-        self._counters.draft_tokens += len(draft)
-        self.drafter.num_drafted += len(draft)
-        row_masks = self._row_masks[: 1 + len(draft)]
-        masks = partial(stack_masks, row_masks) if any(mask is not None for mask in row_masks) else None
-        return TokenRun(self.slot, [*certain, *draft], rows=1 + len(draft), masks=masks)
-
-    def _branch(self) -> bool:
-        """Copy the sequence's state to a spare slot before a draft is run; return False if the device fails."""
-        try:
-            self.drafter.branch(self.slot)
-        except Exception:
-            logger.exception("a state was not copied; its sequence goes on without a draft")
-            return False
-        return True
-
-    def take_draft(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        """Check a draft by drawing tokens from the logit `rows` of its run; return the events that follow.
-
-        The sequence continues after the draft if all of it was correct, or else from the state before the run.
-        """
-        num_certain = len(run.tokens) - len(rows) + 1
-        draft, before = run.tokens[num_certain:], self.position
-        num_run, goes_on = self._draw_along(draft, rows)
-        self.position += num_certain + num_run  # the tokens that count
-        self.enter(self.decode)
-        if num_run == len(draft):
-            self.drafter.join()
-            if not goes_on:
-                return self._follow(rows.last)
-            if self.end > self.position + 1:  # forced tokens follow
-                self.enter(self._make_given(self.end))
-            return self._go_on_or_end()
-        end = self._end_of_run(self.answer.ending, ())
-        self.drafter.go_back(self.slot)
-        self.position = self.submitted = before
-        if not goes_on:
-            self._close(end)
-            return self.answer.events()
-        self.enter(self._make_given(end))
-        return self._go_on_or_end()
-
-    def drop_draft(self) -> bool:
-        phase = self.phase
-        if not isinstance(phase, _DraftInFlight):
-            return False
-        self.in_flight.clear()
-        self.drafter.go_back(self.slot)
-        self.drafter.is_off = True
-        self.submitted = self.position
-        self.enter(phase.before)
-        return True
-
-    def _finish(self, ending: Ending, row: RowSource) -> Finished:
-        drafter = self.drafter
-        return replace(
-            super()._finish(ending, row), draft_tokens=drafter.num_drafted, accepted_tokens=drafter.num_accepted
-        )
-
-    def _draw_along(self, draft: Sequence[int], rows: RunRows) -> tuple[int, bool]:
-        """Draw tokens from `rows` as long as they equal the draft's, and one more; accept forced ones in between.
-
-        Return the number of tokens of `draft` before the last that was drawn, or all of them if only forced ones
-        follow. Also return whether the text continues.
-        """
-        place = 0
-        while True:
-            row = partial(rows.row, place, self.allowed)
-            draw = self.sampler.draw(row())
-            forced: Sequence[TokenInfo] = ()
-            if self._take(draw, row) and self._mask is not None:
-                self._mask.advance()
-                forced = self._take_forced(self._mask)
-            goes_on = self.answer.ending is None
-            if place == len(draft) or draw.token != draft[place]:
-                return place, goes_on
-            num_right = min(1 + len(forced), len(draft) - place)
-            self._counters.accepted_tokens += num_right
-            self.drafter.num_accepted += num_right
-            if not goes_on:
-                return place, False
-            place += num_right
-            if num_right < 1 + len(forced):
-                return place, True
-
-
 class _DraftingDecode(HostDecode):
     """The phase in which a sequence runs the token drawn last, and a draft after it if there is one."""
 
@@ -522,12 +334,160 @@ def _drafting(sequence: SlotSequence) -> DraftingSequence:
     return sequence
 
 
+class DraftingSequence(SamplingSequence):
+    """A sequence that runs drafts of its next tokens. It draws the same tokens as it would without drafts.
+
+    Each token is drawn from the same row and random number. A run begins with its certain tokens, which were drawn and
+    have not been run; the draft follows them. If a token of the draft was wrong, the tokens that were drawn become
+    certain ones of the next run, which starts from the state before this one.
+    """
+
+    drafter: Drafter  # must be set before anything is run
+    _decode_phase = _DraftingDecode
+    _given_phase = _DraftingGiven
+    _stays_on_device = False  # a draft may begin behind any token
+    _row_masks: Sequence[Mask | None] = ()  # of the draft's rows, if there is a grammar
+
+    @property
+    def may_draft(self) -> bool:
+        """True if a draft may be added to the sequence's next run, after the tokens that are known."""
+        if self.drafter.is_off or self.answer.ending is not None:
+            return False
+        return isinstance(self.phase, (_DraftingDecode, _DraftingGiven))
+
+    @property
+    def num_certain(self) -> int:
+        """The number of tokens that were drawn and not yet submitted. The next run begins with them."""
+        return self.end - self.submitted
+
+    @property
+    def awaits_draw(self) -> bool:
+        return super().awaits_draw or isinstance(self.phase, Draft)
+
+    def close(self) -> None:
+        super().close()
+        self.drafter.join()
+
+    def propose(self, most: int) -> list[int]:
+        """Return a draft of at most `most` next tokens. Call it only if the drafter's `look` returned True."""
+        return self.drafter.propose(len(self.generated), most)
+
+    def prepare(self, draft: Sequence[int]) -> None:
+        """Set the draft of the sequence's next run to as much of `draft` as the grammar allows.
+
+        If the grammar takes too long to check it, the sequence makes no more drafts.
+        """
+        if draft and self._mask is not None:
+            begun = time.perf_counter()
+            admitted = self._mask_threads.admit(self._mask, draft)
+            if admitted is None:
+                draft, self.drafter.is_off = (), True
+            else:
+                draft, self._row_masks = admitted
+            self._counters.mask_seconds.add(time.perf_counter() - begun)
+        self.drafter.draft = draft
+
+    @property
+    def draft_demand(self) -> DraftDemand:
+        """The numbers of tokens and logit rows of the next run, with a draft: the known tokens and the drafted ones."""
+        num_drafted = len(self.drafter.draft)
+        return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
+
+    def run_draft(self, count: int) -> TokenRun | None:
+        """Return a run of at most `count` tokens: those drawn already, and as much of the draft as fits; or None.
+
+        The draft is used up in either case. The result is None if there is no draft, if `count` leaves no room for any
+        of it, or if the device does not copy the state.
+        """
+        draft, self.drafter.draft = self.drafter.draft, ()
+        draft = draft[: max(count - self.num_certain, 0)]
+        if not draft or not self.drafter.branch(self.slot):
+            return None
+        self.in_flight.append(self.enter(_DraftInFlight(self.phase)))
+        certain = self.generated[-self.num_certain :]
+        self.submitted += len(certain) + len(draft)
+        self._counters.draft_tokens += len(draft)
+        self.drafter.num_drafted += len(draft)
+        row_masks = self._row_masks[: 1 + len(draft)]
+        masks = partial(stack_masks, row_masks) if any(mask is not None for mask in row_masks) else None
+        return TokenRun(self.slot, [*certain, *draft], rows=1 + len(draft), masks=masks)
+
+    def take_draft(self, run: TokenRun, rows: RunRows) -> list[Event]:
+        """Check a draft by drawing tokens from the logit `rows` of its run; return the events that follow.
+
+        The sequence continues after the draft if all of it was correct, or else from the state before the run.
+        """
+        num_certain = len(run.tokens) - len(rows) + 1
+        draft, before = run.tokens[num_certain:], self.position
+        num_run, goes_on = self._draw_along(draft, rows)
+        self.position += num_certain + num_run  # the tokens that count
+        self.enter(self.decode)
+        if num_run == len(draft):
+            self.drafter.join()
+            if not goes_on:
+                return self._follow(rows.last)
+            if self.end > self.position + 1:  # forced tokens follow
+                self.enter(self._given_phase(self.end))
+            return self._go_on_or_end()
+        end = self._end_of_run(self.answer.ending, ())
+        self.drafter.go_back(self.slot)
+        self.position = self.submitted = before
+        if not goes_on:
+            self._close(end)
+            return self.answer.events()
+        self.enter(self._given_phase(end))
+        return self._go_on_or_end()
+
+    def drop_draft(self) -> bool:
+        phase = self.phase
+        if not isinstance(phase, _DraftInFlight):
+            return False
+        self.in_flight.clear()
+        self.drafter.go_back(self.slot)
+        self.drafter.is_off = True
+        self.submitted = self.position
+        self.enter(phase.before)
+        return True
+
+    def _finish(self, ending: Ending, row: RowSource) -> Finished:
+        drafter = self.drafter
+        return replace(
+            super()._finish(ending, row), draft_tokens=drafter.num_drafted, accepted_tokens=drafter.num_accepted
+        )
+
+    def _draw_along(self, draft: Sequence[int], rows: RunRows) -> tuple[int, bool]:
+        """Draw tokens from `rows` as long as they equal the draft's, and one more; accept forced ones in between.
+
+        Return the number of tokens of `draft` before the last that was drawn, or all of them if only forced ones
+        follow. Also return whether the text continues.
+        """
+        place = 0
+        while True:
+            row = partial(rows.row, place, self.allowed)
+            draw = self.sampler.draw(row())
+            forced: Sequence[TokenInfo] = ()
+            if self._take(draw, row) and self._mask is not None:
+                self._mask.advance()
+                forced = self._take_forced(self._mask)
+            goes_on = self.answer.ending is None
+            if place == len(draft) or draw.token != draft[place]:
+                return place, goes_on
+            num_right = min(1 + len(forced), len(draft) - place)
+            self._counters.accepted_tokens += num_right
+            self.drafter.num_accepted += num_right
+            if not goes_on:
+                return place, False
+            place += num_right
+            if num_right < 1 + len(forced):
+                return place, True
+
+
 def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
     """Return True if one of the sequences `live` is likely to run a draft once the tokens in flight are known."""
     num_answering = sum(isinstance(one.phase, HostDecode) for one in live)
     if not drafts.may_pay(num_answering):
         return False
-    foretelling = [one for one in live if isinstance(one, DraftingSequence) and one.foretells]
+    foretelling = _foretelling(live)
     if not foretelling:
         return False
     plan = drafts.plan(num_answering, num_answering, len(live) - num_answering)
@@ -541,7 +501,9 @@ def choose_drafts(drafts: Drafts, live: Sequence[SlotSequence]) -> None:
     num_answering = sum(isinstance(one.phase, HostDecode) or _may_draft(one) for one in live)
     if not drafts.may_pay(num_answering):
         return
-    foretelling = [one for one in live if isinstance(one, DraftingSequence) and one.foretells and one.may_draft]
+    foretelling = [
+        one for one in live if isinstance(one, DraftingSequence) and one.drafter.look(one.generated) and one.may_draft
+    ]
     if not foretelling:
         return
     num_again = sum(one.num_certain - 1 for one in live if isinstance(one, DraftingSequence) and one.may_draft)
@@ -555,3 +517,8 @@ def choose_drafts(drafts: Drafts, live: Sequence[SlotSequence]) -> None:
 
 def _may_draft(one: SlotSequence) -> bool:
     return isinstance(one, DraftingSequence) and one.may_draft
+
+
+def _foretelling(live: Sequence[SlotSequence]) -> list[DraftingSequence]:
+    """Pass their new tokens to the drafters of `live`; return the sequences for which a draft can be proposed."""
+    return [one for one in live if isinstance(one, DraftingSequence) and one.drafter.look(one.generated)]

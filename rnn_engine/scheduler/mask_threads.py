@@ -147,7 +147,7 @@ class MaskThreads:
             begun = time.monotonic()
             if self._deadline is None:
                 self._deadline = begun + self._wait_seconds
-            while not self._is_made(mask, self._deadline) and self._make_rest():
+            while not self._await(mask, self._deadline) and self._make_rest():
                 self._deadline = time.monotonic() + self._wait_seconds
             self._counters.mask_wait_seconds += time.monotonic() - begun
         mask.is_late = True  # before the look: a thread that makes it known from here on sees that it is late
@@ -210,7 +210,7 @@ class MaskThreads:
         if mask.is_late:
             self._wake()
 
-    def _is_made(self, mask: SequenceMask, deadline: float) -> bool:
+    def _await(self, mask: SequenceMask, deadline: float) -> bool:
         """Wait until `mask` is computed, at most until the time `deadline`; return True if it is."""
         while not mask.is_known and self._quick.wait(deadline - time.monotonic()):
             pass

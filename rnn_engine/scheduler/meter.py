@@ -22,19 +22,6 @@ SHORT_STEP = 0.02  # seconds; the time between two longer steps hardly matters
 class StepTimes:
     """The measurements of one step: its numbers of tokens and sequences, and when it was submitted and collected."""
 
-    __slots__ = (
-        "begun",
-        "collected",
-        "decode_tokens",
-        "drawn_tokens",
-        "is_background",
-        "last",
-        "num_runs",
-        "num_steps",
-        "submitted",
-        "tokens",
-    )
-
     def __init__(
         self,
         begun: float,
@@ -199,15 +186,10 @@ class StepCosts:
         Interpolates between the sizes that were measured lately. Beyond them, the time is assumed to be in proportion
         to the tokens: a greater step may be tried if even then it is short enough, and a smaller one counts as short.
         """
-        below = _Mean(0)
-        for mean in self._classes.values():
-            if mean.count == 0 or self._num_noted - mean.noted > _MEMORY:
-                continue
-            if mean.tokens >= tokens:
-                share = (tokens - below.tokens) / (mean.tokens - below.tokens)
-                return below.seconds + share * (mean.seconds - below.seconds)
-            below = mean
-        return below.seconds * tokens / below.tokens if below.tokens else 0.0
+        recent = [mean for mean in self._classes.values() if mean.count and self._num_noted - mean.noted <= _MEMORY]
+        if recent and tokens > recent[-1].tokens:
+            return recent[-1].seconds * tokens / recent[-1].tokens
+        return _interpolate(recent, tokens, 0, 0.0)
 
     def beyond(self, smaller: int, seconds: float, tokens: int) -> float:
         """Return the estimated seconds of a step of `tokens`, given that a step of `smaller` tokens takes `seconds`.
@@ -215,22 +197,12 @@ class StepCosts:
         Interpolates between the measured sizes. A step greater than all of them counts like the greatest one, so that
         greater ones are tried.
         """
-        below = _Mean(0)
-        below.tokens, below.seconds = smaller, seconds
-        for mean in self._classes.values():
-            if mean.count == 0 or mean.tokens <= smaller:
-                continue
-            if mean.tokens >= tokens:
-                share = (tokens - below.tokens) / (mean.tokens - below.tokens)
-                return below.seconds + share * (mean.seconds - below.seconds)
-            below = mean
-        return below.seconds
+        greater = [mean for mean in self._classes.values() if mean.count and mean.tokens > smaller]
+        return _interpolate(greater, tokens, smaller, seconds)
 
 
 class _Mean:
     """The mean number of tokens and the mean seconds of measured steps of similar size."""
-
-    __slots__ = ("count", "noted", "seconds", "tokens")
 
     def __init__(self, noted: int) -> None:
         self.noted = noted  # the number of the step that was counted last
@@ -246,6 +218,18 @@ class _Mean:
             seconds = min(seconds, _MOST_ABOVE * self.seconds)
         self.tokens += weight * (tokens - self.tokens)
         self.seconds += weight * (seconds - self.seconds)
+
+
+def _interpolate(means: Sequence[_Mean], tokens: int, below: float, seconds: float) -> float:
+    """Return the estimated seconds of a step of `tokens`, between steps of `below` tokens in `seconds` and `means`.
+
+    `means` are ascending by tokens. A step greater than all of them takes as long as the greatest.
+    """
+    for mean in means:
+        if mean.tokens >= tokens:
+            return seconds + (tokens - below) / (mean.tokens - below) * (mean.seconds - seconds)
+        below, seconds = mean.tokens, mean.seconds
+    return seconds
 
 
 class Meter:
@@ -270,9 +254,6 @@ class Meter:
         if self._resting:
             self._resting = False
             self._busy_since = self._clock()
-
-    def submitted(self, step: StepTimes) -> None:
-        step.submitted = self._clock()
 
     def collected(self, step: StepTimes, num_ahead: int, num_accepted: int) -> None:
         """Count a step in the engine's counters, after it was collected and its outcome was processed.

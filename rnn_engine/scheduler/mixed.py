@@ -24,10 +24,8 @@ class MixedSequence(SamplingSequence):
     It runs from the first state itself.
     """
 
+    _decode_phase = Decode
     _followers: tuple[Follower, ...] = ()
-
-    def _make_decode(self) -> Decode[SamplingSequence]:
-        return Decode()
 
     @property
     def sequences(self) -> tuple[SlotSequence, ...]:

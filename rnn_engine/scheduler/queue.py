@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Context, copy_context
@@ -40,30 +41,28 @@ class Load:
     now: float  # seconds
 
 
-class BatchingPolicy(Protocol):
-    """The protocol of a policy that decides before each step how long to wait for more requests.
+class BatchingPolicy(ABC):
+    """Base class of policies that decide before each step how long to wait for more requests.
 
-    It learns from earlier arrivals and step durations.
+    A policy may learn from earlier arrivals and step durations.
     """
 
-    def arrived(self, now: float) -> None:
+    def arrived(self, now: float) -> None:  # noqa: B027
         """Record that a request has arrived at the time `now`."""
-        ...
 
-    def stepped(self, seconds: float) -> None:
+    def stepped(self, seconds: float) -> None:  # noqa: B027
         """Record that a step has taken `seconds`."""
-        ...
 
+    @abstractmethod
     def wait_seconds(self, load: Load) -> float:
         """Return how many more seconds to wait for requests; 0 means to run the step now.
 
         Called again after every arrival.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
+class Gather(BatchingPolicy):
     """A batching policy that waits until `sequences` sequences can run, for at most `seconds`.
 
     If a step can run fewer, it waits for as many as a step can run.
@@ -71,12 +70,6 @@ class Gather:
 
     sequences: int | None  # None = as many as a step can run
     seconds: float
-
-    def arrived(self, now: float) -> None:
-        """Ignore the arrival of a request, since this policy's waiting time does not depend on arrivals."""
-
-    def stepped(self, seconds: float) -> None:
-        """Ignore the duration of a step, since this policy's waiting time does not depend on it."""
 
     def wait_seconds(self, load: Load) -> float:
         wanted = load.capacity if self.sequences is None else min(self.sequences, load.capacity)
@@ -86,7 +79,7 @@ class Gather:
 EAGER = Gather(1, 0.0)
 
 
-class Adaptive:
+class Adaptive(BatchingPolicy):
     """A batching policy that waits for the next request only as long as that is expected to save time.
 
     It waits for half of a step at most. If the next request is expected in `interval` seconds and a step takes `step`,

@@ -12,7 +12,6 @@ from functools import partial
 from rnn_engine.errors import MaskError, RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
-from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.scheduler.background import BackgroundShare
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings, awaits_draft, choose_drafts
@@ -61,6 +60,14 @@ class RunOutcome:
         """Return the logits [V] after the last token of the token run."""
         return self.row().read_full()
 
+    def fail(self, error: Exception) -> None:
+        """Let the request end with `error`, and log it."""
+        self.error = error
+        if isinstance(error, MaskError):
+            self.live.context.run(logger.info, "a request ends because of its mask: %s", error)
+        else:
+            self.live.context.run(logger.exception, "a request failed after its step")
+
 
 def take_in(step: StepInFlight, readout: Readout, vocab_size: int) -> Iterator[RunOutcome]:
     """Process the results of a step: draw each sequence's next token, and yield the outcome of each token run.
@@ -79,12 +86,17 @@ def take_in(step: StepInFlight, readout: Readout, vocab_size: int) -> Iterator[R
         if not is_sound and live.drop_draft():  # without the draft, the logits may be finite
             yield outcome
             continue
-        if is_sound or drawn.tokens:
-            _advance(outcome, run, drawn, rows)
+        try:
+            if is_sound or drawn.tokens:
+                outcome.events = _advance(live, run, drawn, rows)
+            if is_sound and live.draws is not None:
+                assert isinstance(live, SamplingSequence), "no other sequence draws"
+                events = live.take_draw(live.draws.draw(rows.last()), rows.last)
+                outcome.events = [*outcome.events, *events] if outcome.events else events
+        except Exception as error:
+            outcome.fail(error)
         if not is_sound and outcome.error is None:
             outcome.error, outcome.is_sound = StepError(_UNSOUND), False
-        if live.draws is not None and outcome.error is None:
-            _draw(outcome, live.draws, rows)
         yield outcome
 
 
@@ -99,39 +111,17 @@ def go_on(live: SamplingSequence) -> RunOutcome:
     try:
         outcome.events = live.draw_late()
     except Exception as error:
-        _fail(outcome, error)
+        outcome.fail(error)
     return outcome
 
 
-def _advance(outcome: RunOutcome, run: TokenRun, drawn: Drawn, rows: RunRows) -> None:
-    live = outcome.live
-    try:
-        if run.masks is not None:
-            rows.allowed = live.allowed
-        if run.draw is None:
-            outcome.events = live.advance(run, rows)
-        else:
-            assert isinstance(live, SamplingSequence), "no other sequence draws"
-            outcome.events = live.advance_drawn(run, run.draw.count, drawn, rows)
-    except Exception as error:
-        _fail(outcome, error)
-
-
-def _draw(outcome: RunOutcome, sampler: SequenceSampler, rows: RunRows) -> None:
-    assert isinstance(outcome.live, SamplingSequence), "no other sequence draws"
-    try:
-        events = outcome.live.take_draw(sampler.draw(rows.last()), rows.last)
-        outcome.events = [*outcome.events, *events] if outcome.events else events
-    except Exception as error:
-        _fail(outcome, error)
-
-
-def _fail(outcome: RunOutcome, error: Exception) -> None:
-    outcome.error = error
-    if isinstance(error, MaskError):
-        outcome.live.context.run(logger.info, "a request ends because of its mask: %s", error)
-    else:
-        outcome.live.context.run(logger.exception, "a request failed after its step")
+def _advance(live: SlotSequence, run: TokenRun, drawn: Drawn, rows: RunRows) -> list[Event]:
+    if run.masks is not None:
+        rows.allowed = live.allowed
+    if run.draw is None:
+        return live.advance(run, rows)
+    assert isinstance(live, SamplingSequence), "no other sequence draws"
+    return live.advance_drawn(run, run.draw.count, drawn, rows)
 
 
 class Scheduler:
@@ -419,7 +409,7 @@ class Scheduler:
         except Exception as error:
             logger.exception("a step over %d requests was not submitted", len(live))
             return self._fail_step(live, error)
-        self._meter.submitted(times)
+        times.submitted = self._clock()
         self._steps.append(StepInFlight(ticket, times, live, batch))
         return []
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,6 +216,8 @@ class Shared:
 class SamplingSequence(SlotSequence):
     """A sequence that draws its own next tokens and makes the events of its request."""
 
+    _decode_phase: type[Decode[Any]] = HostDecode  # runs drawn tokens
+    _given_phase = Given  # runs tokens that are known without a draw
     _stays_on_device = True  # once the device draws, it keeps drawing
 
     def __init__(
@@ -247,18 +249,7 @@ class SamplingSequence(SlotSequence):
         self.is_cut = False  # the text ends after the tokens that are known or being drawn now
         self.scores = begin_scores(request, _CANDIDATES, infos.data)
         self.device = DeviceDecode()
-        self.decode = self._make_decode()
-
-    def _make_decode(self) -> Decode[SamplingSequence]:
-        """Return the phase in which the sequence runs drawn tokens and the host draws."""
-        return HostDecode()
-
-    def _make_given(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> AnyPhase:
-        """Return the phase in which the sequence runs known tokens up to position `end`.
-
-        For the other arguments see `Given`.
-        """
-        return Given(end, unscored, events)
+        self.decode = self._decode_phase()
 
     @property
     def sequences(self) -> tuple[SlotSequence, ...]:
@@ -493,7 +484,7 @@ class SamplingSequence(SlotSequence):
             return [*events, self._finish(ending, row)]
         waiting = events if unscored else ()
         if ending is None:
-            self.enter(self._make_given(end, unscored, waiting))
+            self.enter(self._given_phase(end, unscored, waiting))
         else:
             self._close(end, unscored, waiting)
         return [] if unscored else events

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 from rnn_engine.requests import Client, GenerateRequest
 from rnn_engine.scheduler.drafts import DraftingSequence, Drafts
@@ -244,10 +245,14 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[Sampling
     for queued in queue.ready(held):
         client, chosen = queued.request.client, list[SamplingSequence]()
         while num_free < queued.num_slots:
-            having_more = [live for live in candidates if _has_more(live, client, held)]
-            if not having_more:
+            ranked = []  # those whose clients would still have no lower rank than `client`
+            for live in candidates:
+                owner = live.request.client
+                if owner != client and owner.rank(held[owner] - len(live.sequences)) >= client.rank(held[client]):
+                    ranked.append((owner.rank(held[owner]), slots.is_paused(live.key), slots.tokens_since(live), live))
+            if not ranked:
                 return victims
-            victim = max(having_more, key=lambda live: _claim(live, held, slots))
+            *_, victim = max(ranked, key=itemgetter(0, 1, 2))
             candidates.remove(victim)
             chosen.append(victim)
             held[victim.request.client] -= len(victim.sequences)
@@ -267,20 +272,6 @@ def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
         return False
     least = min(client.rank(held[client]) for client in clients)
     return least <= max(client.rank(count - 1) for client, count in held.items())
-
-
-def _has_more(live: SamplingSequence, client: Client, held: Counter[Client]) -> bool:
-    """Return True if the running request `live` may be suspended so that a waiting request of `client` gets its slots.
-
-    It may if its own client then still has no lower rank than `client`. `held` counts slots by client.
-    """
-    owner = live.request.client
-    return owner != client and owner.rank(held[owner] - len(live.sequences)) >= client.rank(held[client])
-
-
-def _claim(live: SamplingSequence, held: Counter[Client], slots: Slots) -> tuple[tuple[bool, float], bool, int]:
-    owner = live.request.client
-    return owner.rank(held[owner]), slots.is_paused(live.key), slots.tokens_since(live)
 
 
 logger = logging.getLogger(__name__)

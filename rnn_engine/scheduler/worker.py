@@ -274,7 +274,8 @@ class Worker:
         self._obey_and_step()
         if self._is_idle:
             self._is_idle = False
-            self._check_idle_device()
+            if not self._device_answers():  # found before the next request comes
+                self._recover("it did not run a token while it was idle")
         elif self._scheduler.failure is not None:
             self._check_device(self._scheduler.failure)
 
@@ -320,14 +321,6 @@ class Worker:
         self._deadline = Deadline("work between two steps", time.monotonic(), STEP_SECONDS)
         command()
         self._deadline = None
-
-    def _check_idle_device(self) -> None:
-        """Test the device, after a time without work, by running one token. If that fails, open the device again.
-
-        So a failure is found before the next request comes.
-        """
-        if not self._device_answers():
-            self._recover("it did not run a token while it was idle")
 
     def _check_device(self, failure: str) -> None:
         """Test the device, after a failure, by running one token. If that fails, open the device again.

@@ -138,7 +138,7 @@ def test_everybody_hears_what_they_would_hear_alone(comings: list[Arrival], cach
                 : len(heard.tokens)
             ]
     assert clients.scheduler.num_live == 0
-    assert len(clients.scheduler._drafts._spare) == NUM_SPARE
+    assert len(clients.scheduler._drafts.spare) == NUM_SPARE
 
 
 @settings(max_examples=8, deadline=None)
