@@ -7,7 +7,7 @@ except that of the last layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,7 @@ from rnn_engine.forward.context import BuildContext
 from rnn_engine.forward.forward_pass import Embedding, Head, Progress, check_width
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import StateLayout
-from rnn_engine.forward.stages import KernelStage, Stage
+from rnn_engine.forward.stages import KernelStage, Stage, plan_of
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import round_up
@@ -140,14 +140,14 @@ class BackwardPass:
         stages: list[Stage] = [*self._embedding.stages, *((self._clear,) if keeps else ())]
         for layer in self._layers:
             stages += [layer.start, *((layer.keep,) if keeps else ()), *layer.stages.forward]
-        return _plan(stages, step)
+        return plan_of(stages, step)
 
     def loss_plan(self, step: StepSize, *, has_gradient: bool) -> Plan:
         """Return the dispatches that compute the losses of a step's rows after `forward_plan`.
 
         If `has_gradient`, they also write the gradient of the residual stream at the rows' tokens.
         """
-        return _plan(self._row_gradients if has_gradient else self._loss, step)
+        return plan_of(self._row_gradients if has_gradient else self._loss, step)
 
     def backward_plan(self, step: StepSize) -> Plan:
         """Return the dispatches that add the gradient of the initial state, after those for the losses of all rows.
@@ -158,7 +158,7 @@ class BackwardPass:
         for layer in reversed(self._layers):
             recompute = () if layer is self._layers[-1] else layer.stages.recompute
             stages += [layer.restore, layer.start, *recompute, *layer.stages.backward, layer.add]
-        return _plan(stages, step)
+        return plan_of(stages, step)
 
     def update_plan(self) -> Plan:
         """Return the dispatches that change the initial state by its gradient, and clear that.
@@ -166,7 +166,7 @@ class BackwardPass:
         Before them, the squared norm must be 0.
         """
         stages = [layer.measure for layer in self._layers] + [layer.update for layer in self._layers]
-        return _plan(stages, StepSize(0, 0, 0))
+        return plan_of(stages, StepSize(0, 0, 0))
 
     def _load_head(self) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
         """Upload the head; return the stages that compute the losses of rows, and those with their gradients, too."""
@@ -302,7 +302,3 @@ def _mask(shape: ModelShape, layout: StateLayout, *, trains_shifts: bool) -> F32
     state = {name: np.full_like(values, 1 if name in trained else 0) for name, values in shape.initial_state().items()}
     mask: F32 = layout.pack(state)[0]
     return mask
-
-
-def _plan(stages: Iterable[Stage], step: StepSize) -> Plan:
-    return Plan(tuple(dispatch for stage in stages for dispatch in stage.dispatches(step)))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
-from rnn_engine.errors import InvalidRequestError, check_finite
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.types import F32, I32, FieldKind, ModelShape, State
 
 
@@ -71,11 +71,6 @@ def check_scale(scale: float) -> None:
     """Raise InvalidRequestError unless `scale`, the factor of a gradient, is finite."""
     if not math.isfinite(scale):
         raise InvalidRequestError("scale", scale, "a finite number")
-
-
-def check_rate(rate: float) -> None:
-    """Raise InvalidRequestError unless `rate`, a learning rate, is finite and not negative."""
-    check_finite("rate", rate)
 
 
 def check_training_state(state: TrainingState, shape: ModelShape, trained: Sequence[str]) -> None:

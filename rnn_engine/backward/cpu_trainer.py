@@ -11,13 +11,12 @@ from rnn_engine.backward.contract import (
     PackedDocuments,
     check_documents,
     check_optimizer,
-    check_rate,
     check_scale,
     check_training_state,
     trained_fields,
 )
 from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
-from rnn_engine.errors import StepError
+from rnn_engine.errors import StepError, check_finite
 from rnn_engine.reference import Array, RunBackward, RunLayers, Weights, embed, project_to_logits
 from rnn_engine.reference.backward import project_to_logits_backward
 from rnn_engine.reference.threads import matmul_threads
@@ -91,7 +90,7 @@ class CpuTrainer:
         return {name: values.astype(np.float32) for name, values in self._gradient.items()}
 
     def update(self, rate: float) -> float:
-        check_rate(rate)
+        check_finite("rate", rate)
         gradient = {name: values.astype(np.float64) for name, values in self._gradient.items()}
         self._clear_gradient()
         norm = float(np.sqrt(sum(np.square(values).sum() for values in gradient.values())))

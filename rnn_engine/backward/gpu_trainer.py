@@ -17,13 +17,12 @@ from rnn_engine.backward.contract import (
     PackedDocuments,
     check_documents,
     check_optimizer,
-    check_rate,
     check_scale,
     check_training_state,
     trained_fields,
 )
 from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
-from rnn_engine.errors import DeviceError, StepError
+from rnn_engine.errors import DeviceError, StepError, check_finite
 from rnn_engine.forward.forward_pass import Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import HEADER_WORDS, ROW_WORDS, RUN_WORDS, TOKEN_WORDS, StepLimits, StepSize
@@ -114,7 +113,7 @@ class GpuTrainer:
         return self._read([layer.gradient for layer in self._pass.layers], self._trained)
 
     def update(self, rate: float) -> float:
-        check_rate(rate)
+        check_finite("rate", rate)
         self._check_open()
         optimizer, count = self._optimizer, self._num_updates + 1
         biases = (1 - optimizer.beta1**count, 1 - optimizer.beta2**count)

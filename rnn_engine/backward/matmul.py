@@ -110,10 +110,6 @@ class TransposedMatMul:
             written |= set(targets)
         return cls(f"{forward.label}, backward", tuple(parts), variant.tokens, forward.counts_rows)
 
-    @property
-    def weight_bytes(self) -> int:
-        return sum(part.loaded.weight_bytes for part in self.parts)
-
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         count = step.num_rows if self.counts_rows else step.num_tokens
         tiles = -(-count // self.tokens)

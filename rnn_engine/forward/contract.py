@@ -43,9 +43,13 @@ def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int
     _check_slots([run.slot for run in batch], num_slots)
     for position, run in enumerate(batch):
         _check_run(position, run, shape)
-    _check_tokens(batch, shape.vocab_size)
-    _check_total("tokens", [len(run.tokens) for run in batch], max_tokens)
-    _check_total("rows", [run.rows for run in batch], max_rows)
+    if not are_token_ids(list(chain.from_iterable(run.tokens for run in batch)), shape.vocab_size):
+        for position, run in enumerate(batch):
+            check_token_ids(f"run {position}: token", run.tokens, shape.vocab_size)
+    num_tokens, num_rows = sum(len(run.tokens) for run in batch), sum(run.rows for run in batch)
+    for name, total, limit in (("tokens", num_tokens, max_tokens), ("rows", num_rows, max_rows)):
+        if total > limit:
+            raise InvalidRequestError(f"batch {name}", total, f"at most {limit} over all runs")
 
 
 def check_draws(
@@ -67,7 +71,10 @@ def check_draws(
                 f"run {position}: follows", True, "False, except for a run of one token with a draw and no embeddings"
             )
     if any(run.draw is not None and run.draw.count > 1 for run in batch):
-        _check_draws_alone(batch)
+        for position, run in enumerate(batch):
+            if run.draw is None or len(run.tokens) > 1 or run.embeddings is not None:
+                allowed = "one token with a draw and no embeddings, since a run of the batch draws more than one token"
+                raise InvalidRequestError(f"run {position}", run, allowed)
 
 
 def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.intp]]:
@@ -179,12 +186,6 @@ def _check_run(position: int, run: TokenRun, shape: ModelShape) -> None:
         check_token_ids(f"run {position}: target", run.targets, shape.vocab_size)
 
 
-def _check_tokens(batch: Batch, vocab_size: int) -> None:
-    if not are_token_ids(list(chain.from_iterable(run.tokens for run in batch)), vocab_size):
-        for position, run in enumerate(batch):
-            check_token_ids(f"run {position}: token", run.tokens, vocab_size)
-
-
 def _check_draw_ranges(batch: Batch, max_draws: int) -> None:
     """Raise InvalidRequestError if a numeric field of a draw in `batch` is out of range.
 
@@ -245,13 +246,6 @@ def _check_penalties(name: str, run: TokenRun, penalties: DrawPenalties, vocab_s
             raise InvalidRequestError(f"{name}: {part}", f"{row.dtype} {row.shape}", expected)
 
 
-def _check_draws_alone(batch: Batch) -> None:
-    for position, run in enumerate(batch):
-        if run.draw is None or len(run.tokens) > 1 or run.embeddings is not None:
-            allowed = "one token with a draw and no embeddings, since a run of the batch draws more than one token"
-            raise InvalidRequestError(f"run {position}", run, allowed)
-
-
 def _check_slots(slots: Sequence[int], num_slots: int) -> None:
     seen: set[int] = set()
     for position, slot in enumerate(slots):
@@ -260,8 +254,3 @@ def _check_slots(slots: Sequence[int], num_slots: int) -> None:
         if slot in seen:
             raise InvalidRequestError(f"run {position}: slot", slot, "a slot that no other run of the batch has")
         seen.add(slot)
-
-
-def _check_total(name: str, counts: Sequence[int], limit: int) -> None:
-    if sum(counts) > limit:
-        raise InvalidRequestError(f"batch {name}", sum(counts), f"at most {limit} over all runs")

@@ -23,7 +23,7 @@ from rnn_engine.forward.contract import (
 )
 from rnn_engine.reference import RunLayers, Watch, Weights, ignore_layer, project_to_logits
 from rnn_engine.reference.threads import matmul_threads
-from rnn_engine.types import F32, I32, Batch, Model, PendingState, Readout, ReadyState, State, Ticket, TokenRun, Trace
+from rnn_engine.types import F32, Batch, Model, PendingState, Readout, ReadyState, State, Ticket, Trace
 
 
 def read_out(
@@ -43,9 +43,11 @@ def read_out(
     allowed_logits = np.where(allowed & ~np.isnan(logits), logits, np.float32(-np.inf))
     ids = np.empty((len(logits), num_candidates), np.int32)  # [R, K]
     for row, values in enumerate(allowed_logits):
-        ids[row] = _greatest(values, num_candidates)
+        least = np.partition(values, -num_candidates)[-num_candidates]
+        among = np.flatnonzero(values >= least)  # ascending; more than K if others equal the least
+        ids[row] = among[np.argsort(-values[among], kind="stable")[:num_candidates]]
     is_token = np.take_along_axis(allowed, ids, axis=-1)
-    targets = zip(logits, _row_targets(batch), strict=True)
+    targets = [target for run in batch for target in (run.targets if run.targets is not None else [None] * run.rows)]
     with np.errstate(invalid="ignore", divide="ignore"):  # rows that are not finite
         logsumexp = _logsumexp(logits)
         allowed_logsumexp = _logsumexp(allowed_logits) if has_masks else logsumexp
@@ -54,22 +56,12 @@ def read_out(
         logits=np.where(is_token, np.take_along_axis(logits, ids, axis=-1), np.float32(-np.inf)),
         logsumexp=logsumexp,
         allowed_logsumexp=allowed_logsumexp,
-        target_logits=np.array([np.nan if target is None else row[target] for row, target in targets], np.float32),
+        target_logits=np.array(
+            [np.nan if target is None else row[target] for row, target in zip(logits, targets, strict=True)], np.float32
+        ),
         sound=sound_runs(batch, np.isfinite(logits).all(axis=-1) & np.isfinite(logsumexp)),
         full_row=full_row,
     )
-
-
-def _row_targets(batch: Batch) -> list[int | None]:
-    """Return for each of the step's R logit rows its target token, whose logit is wanted; None if it has none."""
-    return [target for run in batch for target in (run.targets if run.targets is not None else [None] * run.rows)]
-
-
-def _greatest(row: F32, count: int) -> I32:
-    """Return the ids of the `count` greatest logits of `row` [V], greatest first; equal logits by ascending id."""
-    least = np.partition(row, len(row) - count)[len(row) - count]
-    ids = np.flatnonzero(row >= least).astype(np.int32)  # ascending; more than `count` if others equal the least
-    return ids[np.argsort(-row[ids], kind="stable")[:count]]
 
 
 def _logsumexp(logits: F32) -> F32:
@@ -147,7 +139,9 @@ class CpuRunner:
             hidden, after = self._run_layers(weights.watched(watch), tokens, lengths, before)  # [T, D]
             for name, values in after.items():
                 self._live[name][slots] = values
-            logits: F32 = project_to_logits(self._weights, hidden[_row_positions(batch)])
+            ends = np.cumsum(lengths).tolist()  # a run's rows belong to its last `rows` tokens
+            rows = np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])
+            logits: F32 = project_to_logits(self._weights, hidden[rows])
         return logits
 
     def collect(self, ticket: Ticket) -> Readout:
@@ -175,12 +169,3 @@ class CpuRunner:
 
     def close(self) -> None:
         self._weights = None
-
-
-def _row_positions(batch: Sequence[TokenRun]) -> NDArray[np.intp]:
-    """Return for each of the step's R logit rows the index of its token among all tokens of the step.
-
-    A run's rows belong to its last `rows` tokens.
-    """
-    ends = np.cumsum([len(run.tokens) for run in batch])
-    return np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])

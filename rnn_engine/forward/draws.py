@@ -142,8 +142,6 @@ class Following:
     It does so for the runs that have `follows`, first in a step.
     """
 
-    weight_bytes = 0
-
     def __init__(self, context: BuildContext) -> None:
         threads = context.tuning.norm_threads
         self._stage = context.kernel_stage(
@@ -178,20 +176,15 @@ class DeviceDraws:
         """Upload what the device needs for the draws of `batch`: stop tokens, biases, penalties and `struct Draw`."""
         for run in batch:
             if run.draw is not None:
-                self._upload_halts(run.slot, self._no_halts if run.draw.halts is None else run.draw.halts)
-                self._upload_biases(run.slot, run.draw.biases)
+                halts, biases = self._no_halts if run.draw.halts is None else run.draw.halts, run.draw.biases
+                if halts is not self._halts[run.slot]:
+                    self._memory.upload(self._buffers.halts, run.slot * halts.nbytes, halts)
+                    self._halts[run.slot] = halts
+                if biases is not None and biases is not self._biases[run.slot]:
+                    words = np.stack((biases.tokens.astype(np.uint32), biases.values.view(np.uint32)), axis=1)
+                    self._memory.upload(self._buffers.biases, 8 * MOST_DRAW_BIASES * run.slot, words)
+                    self._biases[run.slot] = biases
         self._memory.upload(self._buffers.draws, 0, encode_draws(batch, self._limits, self._penalties))
-
-    def _upload_halts(self, slot: int, halts: NDArray[np.uint32]) -> None:
-        if halts is not self._halts[slot]:
-            self._memory.upload(self._buffers.halts, slot * halts.nbytes, halts)
-            self._halts[slot] = halts
-
-    def _upload_biases(self, slot: int, biases: DrawBiases | None) -> None:
-        if biases is not None and biases is not self._biases[slot]:
-            words = np.stack((biases.tokens.astype(np.uint32), biases.values.view(np.uint32)), axis=1)
-            self._memory.upload(self._buffers.biases, 8 * MOST_DRAW_BIASES * slot, words)
-            self._biases[slot] = biases
 
     def copies(self, batch: Batch, answer: Buffer, start: int) -> Iterator[BufferCopy]:
         """Yield the copies that move the results of the draws into the buffer `answer`, from byte `start` on.

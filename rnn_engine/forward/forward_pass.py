@@ -14,7 +14,7 @@ from rnn_engine.forward.draws import Following
 from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels
 from rnn_engine.forward.segments import Matrix, create_weight_buffers, upload_rows
 from rnn_engine.forward.slot_states import StateLayout
-from rnn_engine.forward.stages import KernelStage, Stage
+from rnn_engine.forward.stages import KernelStage, Stage, plan_of
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, WEIGHT_FORMATS, row_blocks
@@ -48,10 +48,6 @@ class GivenEmbeddings:
             lambda step: (step.num_tokens, 1),
             context.tuning.weight_includes(self._format),
         )
-
-    @property
-    def weight_bytes(self) -> int:
-        return 0
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         if step.has_given:
@@ -226,10 +222,6 @@ class FindCandidates:
     without_masks: KernelStage
     with_masks: KernelStage
 
-    @property
-    def weight_bytes(self) -> int:
-        return 0
-
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         stage = self.with_masks if step.has_masks else self.without_masks
         return stage.dispatches(step)
@@ -304,17 +296,12 @@ class ForwardPass:
         memory.finish_uploads()
         progress("loaded", num_parts, num_parts)
 
-    @property
-    def weight_bytes(self) -> int:
-        """The total size in bytes of the matrices that a step with logits reads: those of all layers and the head."""
-        return sum(stage.weight_bytes for stage in (*self._body, *self._heads[0].logits))
-
     def logits_plan(self, step: StepSize, side: int) -> Plan:
         """Return the dispatches of a step of size `step` up to the logits, which leaves out masks and draws.
 
         If the step has rows, their logits are written to `outputs[side]`.
         """
-        return Plan(tuple(self._logits_dispatches(step, side)))
+        return plan_of([*self._body, *(self._heads[side].logits if step.num_rows else ())], step)
 
     def traced_plans(self, step: StepSize, layers: Collection[int]) -> Iterator[tuple[int | None, Plan]]:
         """Yield the dispatches of `logits_plan` for side 0 in parts that end after each of `layers`.
@@ -325,7 +312,7 @@ class ForwardPass:
         ends = [(layer, self._layer_ends[layer]) for layer in sorted(layers)]
         start = 0
         for layer, end in [*ends, (None, len(stages))]:
-            yield layer, Plan(tuple(dispatch for stage in stages[start:end] for dispatch in stage.dispatches(step)))
+            yield layer, plan_of(stages[start:end], step)
             start = end
 
     def readout_plan(self, step: StepSize, side: int) -> Plan:
@@ -334,17 +321,12 @@ class ForwardPass:
         Upload the step's masks before submitting them.
         """
         head = self._heads[side]
-        stages = (head.candidates, head.draw) if step.has_draws else (head.candidates,)
-        return Plan(tuple(dispatch for stage in stages for dispatch in stage.dispatches(step)))
+        return plan_of((head.candidates, head.draw) if step.has_draws else (head.candidates,), step)
 
     def plan(self, step: StepSize, side: int) -> Plan:
         """Return all dispatches of a step of size `step`. Logits and read-outs of its rows go to `outputs[side]`."""
         logits = self.logits_plan(step, side).dispatches
         return Plan((*logits, *self.readout_plan(step, side).dispatches) if step.num_rows else logits)
-
-    def _logits_dispatches(self, step: StepSize, side: int) -> Iterator[Dispatch]:
-        for stage in (*self._body, *(self._heads[side].logits if step.num_rows else ())):
-            yield from stage.dispatches(step)
 
 
 def _create_states(layer: int, initial: F32, num_slots: int, memory: Memory) -> Buffer:

@@ -180,14 +180,10 @@ class GpuRunner:
         return self._memory.used
 
     @property
-    def allocated_bytes(self) -> int:
-        """The bytes of device memory that the runner has allocated."""
-        return self.memory.total
-
-    @property
     def weight_bytes(self) -> int:
         """The total size in bytes of all matrices that a step with logits reads."""
-        return self._forward.weight_bytes
+        parts = {id(part): part.weight_bytes for matmul in self.matmuls.bound for part, _ in matmul.parts}
+        return sum(parts.values())
 
     def plan(
         self,

@@ -8,7 +8,6 @@ not in the table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -94,11 +93,11 @@ GPUS: Final[tuple[Gpu, ...]] = (
 )
 
 
-def gpu_of(info: DeviceInfo, gpus: Iterable[Gpu] = GPUS) -> Gpu | None:
-    """Return the published figures of the device `info`, or None if `gpus` lacks it."""
+def gpu_of(info: DeviceInfo) -> Gpu | None:
+    """Return the published figures of the device `info`, or None if `GPUS` lacks it."""
     name = re.sub(r"\([^)]*\)", "", info.name).strip().removesuffix(" Graphics")
     words = " ".join(name.split())
-    return next((gpu for gpu in gpus if f" {words}".endswith(f" {gpu.name}")), None)
+    return next((gpu for gpu in GPUS if f" {words}".endswith(f" {gpu.name}")), None)
 
 
 def unknown_gpu(kind: str) -> Gpu:

@@ -369,10 +369,6 @@ class NormedMatMul:
     matmul: BoundMatMul
     norms_one: bool  # if the matmul norms a single token itself
 
-    @property
-    def weight_bytes(self) -> int:
-        return self.matmul.weight_bytes
-
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         if step.num_tokens > 1 or not self.norms_one:
             yield from self.norm.dispatches(step)

@@ -11,7 +11,7 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.forward.weight_formats import round_up
-from rnn_engine.gpu import Buffer, BufferCopy, Device, Dispatch, Kernels, Memory, Plan, ReadBack, Recorder
+from rnn_engine.gpu import Buffer, BufferCopy, Device, Dispatch, Memory, Plan, ReadBack, Recorder
 from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
 
 _KEYS_AT_ONCE: Final = 8  # the keys that a kernel of a recurrence loads at once
@@ -104,7 +104,10 @@ class SlotStates:
         self._slot_bytes = 4 * layout.stride  # in each layer's buffer
         self._sides = [0] * num_slots
         self._pair = memory.create_buffer("slots to copy", 8)
-        self._copy = self._plan_copy(device.kernels)
+        kernel = device.kernels.get("copy_state", {"THREADS": _COPY_THREADS, "STATE_STRIDE": layout.stride})
+        num_groups = -(-layout.stride // (4 * _COPY_THREADS))
+        groups = [device.kernels.bind(kernel.source, {"pair": self._pair, "state": state}) for state in buffers]
+        self._copy = Plan(tuple(Dispatch("fork", kernel, group, num_groups) for group in groups))
         self._unused = [self._create_staging()]
         self._num_staging = 1
         self._reads: deque[SlotRead] = deque()  # the reads that hold a staging buffer, oldest first
@@ -175,17 +178,6 @@ class SlotStates:
 
     def _create_staging(self) -> Buffer:
         return self._memory.create_buffer("state to read", len(self._buffers) * self._slot_bytes, mappable=True)
-
-    def _plan_copy(self, kernels: Kernels) -> Plan:
-        """Return the plan that copies a slot's state to another slot, with one dispatch for each layer."""
-        kernel = kernels.get("copy_state", {"THREADS": _COPY_THREADS, "STATE_STRIDE": self._layout.stride})
-        num_groups = -(-self._layout.stride // (4 * _COPY_THREADS))
-        return Plan(
-            tuple(
-                Dispatch("fork", kernel, kernels.bind(kernel.source, {"pair": self._pair, "state": state}), num_groups)
-                for state in self._buffers
-            )
-        )
 
 
 class SlotRead:

@@ -5,7 +5,7 @@ A stage is bound to its buffers when the model is loaded. It yields dispatches f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -15,23 +15,18 @@ from numpy.typing import NDArray
 from rnn_engine.forward.segments import Matrix
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, INPUT_BLOCK
-from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
+from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory, Plan
 
 
 class Stage(Protocol):
     """The protocol of a part of the forward pass, such as a norm or a matmul, that yields kernel dispatches."""
-
-    @property
-    def weight_bytes(self) -> int:
-        """The size in bytes of the weight matrices that the stage reads."""
-        ...
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class KernelStage:
-    """A stage of the forward pass that runs one kernel and reads no weight matrix."""
+    """A stage of the forward pass that runs one kernel."""
 
     label: str
     kernel: Kernel
@@ -40,13 +35,14 @@ class KernelStage:
     state_bytes: int = 0  # the bytes of a run's state that it reads and writes
     waits: int = 0  # as in Dispatch
 
-    @property
-    def weight_bytes(self) -> int:
-        return 0
-
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         moved_bytes = 2 * step.num_runs * self.state_bytes
         yield Dispatch(self.label, self.kernel, self.bind_group, *self.workgroups(step), moved_bytes, waits=self.waits)
+
+
+def plan_of(stages: Iterable[Stage], step: StepSize) -> Plan:
+    """Return the dispatches of all `stages` in a step of size `step`."""
+    return Plan(tuple(dispatch for stage in stages for dispatch in stage.dispatches(step)))
 
 
 # Inputs of matmuls, quantised to bytes by quantise_inputs.wgsl, for matrices whose weights are bytes too.

@@ -278,10 +278,7 @@ class _Measure:
         plan = Plan(tuple(matmul.dispatch(part, group, variant, task.tokens) for matmul, part, group in chosen))
         (first,) = time_plan(self.device, plan, 1)  # the driver may compile the kernel here
         seconds = median(time_plan(self.device, plan, _REPEATS if first < _LONG_SECONDS else 1)) / count
-        return seconds * _idleness(plan) if self.device.info.is_software else seconds
-
-
-def _idleness(plan: Plan) -> float:
-    """Return the factor by which `plan` takes longer because its last workgroups leave some processors idle."""
-    groups, processors = plan.dispatches[0].x * plan.dispatches[0].y, os.cpu_count() or 1
-    return -(-groups // processors) * processors / groups
+        if not self.device.info.is_software:
+            return seconds
+        groups, processors = plan.dispatches[0].x * plan.dispatches[0].y, os.cpu_count() or 1
+        return seconds * -(-groups // processors) * processors / groups  # the last workgroups leave processors idle

@@ -214,8 +214,9 @@ def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bo
     `TOKENS_A_PASS` tokens are skipped. Software devices do not wait for loads, so unrolled ones are skipped there.
     """
     passes = -(-work.tokens // TOKENS_A_PASS)
+    numbers = ("f32", "f16") if half and work.number == "f32" else (work.number,)
     every: Iterable[MatMulVariant] = chain[MatMulVariant](
-        _streams(work.tokens, work.number), _tiles(work.tokens, _tile_numbers(work.number, half))
+        _streams(work.tokens, work.number), _tiles(work.tokens, numbers)
     )
     for variant in every:
         if work.rows % variant.rows or not limits.allow(variant):
@@ -238,10 +239,6 @@ def _streams(tokens: int, number: str) -> Iterator[StreamVariant]:
             yield StreamVariant(count, groups, panels, 1, inputs, number)
         for splits, unroll in product((4, 16, 32), (1, 2, 4, 8) if number == "f32" else (1, 2)):
             yield StreamVariant(count, groups, panels, splits, number=number, unroll=unroll)
-
-
-def _tile_numbers(number: str, half: bool) -> tuple[str, ...]:
-    return ("f32", "f16") if half and number == "f32" else (number,)
 
 
 def _tiles(tokens: int, numbers: tuple[str, ...]) -> Iterator[TiledVariant]:

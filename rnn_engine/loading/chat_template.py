@@ -135,7 +135,8 @@ def _read(path: Path) -> ChatTemplate | None:
     settings = read_json(path)
     template = settings.get("chat_template")
     if isinstance(template, list):
-        template = _default_of(template)
+        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        template = named.get("tool_use") or named.get("default")
     if isinstance(template, str):
         return _jinja(path, template, {**(read_json(beside) if beside.is_file() else {}), **settings})
     return _make_world(path, settings) if settings and set(settings) <= {*_WORLD_FIELDS} else None
@@ -145,7 +146,11 @@ def _jinja(path: Path, source: str, settings: Mapping[str, Any]) -> JinjaTemplat
     """Return the Jinja template `source`; None if it is only the name of a template, which other programs have."""
     if "{" not in source:
         return None
-    special = {name: _token_text(settings.get(name)) for name in _SPECIAL_TOKENS}
+    special = {}
+    for name in _SPECIAL_TOKENS:
+        token = settings.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        special[name] = text if isinstance(text, str) else ""
     end = special["eos_token"]
     try:
         return JinjaTemplate(source, special, stop_tokens=[end] if end.strip() else [])
@@ -163,21 +168,6 @@ def _make_world(path: Path, settings: Mapping[str, Any]) -> WorldTemplate:
         return WorldTemplate(**texts, tool_format=formats[kind], thinks=settings.get("thinks") is True)
     except InvalidRequestError as error:
         raise ModelError(f"{path}: {error}") from error
-
-
-def _token_text(value: object) -> str:
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else ""
-
-
-def _default_of(templates: list[Any]) -> str | None:
-    """Return the source of the template `tool_use`, or else `default`, among named templates; None without both.
-
-    Each item of `templates` is a JSON object with `name` and `template`.
-    """
-    named = {each.get("name"): each.get("template") for each in templates if isinstance(each, dict)}
-    found = named.get("tool_use") or named.get("default")
-    return found if isinstance(found, str) else None
 
 
 def _read_text(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ import psutil
 from numpy.typing import NDArray
 
 from rnn_engine.files import read_record, write_record
-from rnn_engine.gpu import DeviceInfo, list_devices
+from rnn_engine.gpu import list_devices
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.model import ModelFile
 from rnn_engine.quantised.rows import Matrix
@@ -72,7 +72,9 @@ def choose_device(
     if not devices:
         return DeviceChoice("cpu", "WebGPU finds no device; on Linux, a Vulkan driver may be missing")
     if not all(each.is_software for each in devices):
-        return DeviceChoice(device, _why_first(devices))
+        if len(devices) == 1:
+            return DeviceChoice(device, "the only device that WebGPU finds")
+        return DeviceChoice(device, f"the first of the fastest kind of the {len(devices)} devices that WebGPU finds")
     num_bytes = sum(4 * prod(info.shape) for info in model.tensors.values())
     if num_bytes > psutil.virtual_memory().available // 2:
         return DeviceChoice(device, "no GPU was found, and numpy has no room for the weights in f32")
@@ -111,13 +113,6 @@ def _measure(model: ModelFile, weights: str, num_slots: int, software_name: str)
     return DeviceChoice("auto", f"{found} {1 / times:.1f} times as fast on {software_name} as with numpy")
 
 
-def _why_first(devices: Sequence[DeviceInfo]) -> str:
-    """Say why `auto` takes the first of the fastest kind of `devices`."""
-    if len(devices) == 1:
-        return "the only device that WebGPU finds"
-    return f"the first of the fastest kind of the {len(devices)} devices that WebGPU finds"
-
-
 def measure_speed(
     model: Model, load: Callable[[Model], Runner], clock: Callable[[], float] = time.perf_counter
 ) -> Speed:
@@ -130,12 +125,9 @@ def measure_speed(
     if num_layers <= _LAYERS[1]:
         return Speed(*(1 / seconds for seconds in _seconds_a_token(model, load, clock)))
     few, more = (_seconds_a_token(FirstLayers(model, layers), load, clock) for layers in _LAYERS)
-    return Speed(*(1 / _extrapolate(*pair, num_layers) for pair in zip(few, more, strict=True)))
-
-
-def _extrapolate(few: float, more: float, num_layers: int) -> float:
-    layer = max(0.0, more - few) / (_LAYERS[1] - _LAYERS[0])
-    return few + (num_layers - _LAYERS[0]) * layer
+    layers = [max(0.0, most - least) / (_LAYERS[1] - _LAYERS[0]) for least, most in zip(few, more, strict=True)]
+    rest = num_layers - _LAYERS[0]
+    return Speed(*(1 / (least + rest * layer) for least, layer in zip(few, layers, strict=True)))
 
 
 def _seconds_a_token(model: Model, load: Callable[[Model], Runner], clock: Callable[[], float]) -> tuple[float, float]:

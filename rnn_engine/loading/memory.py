@@ -64,8 +64,27 @@ def plan_memory(
         check_unknown_memory(weights, like.info)
         return MemoryPlan(weights, size.spare_bytes)
     choices = (usual, *AUTO_FORMATS[1:])
-    room = Room(available, like.info.name, measure_on(like, model), replace(size, spare_bytes=0), choices)
-    return room.plan(choices if weights == AUTO else (weights,), size.spare_bytes)
+    measure, without = measure_on(like, model), replace(size, spare_bytes=0)
+    for name in choices if weights == AUTO else (weights,):
+        if (needed := measure(name, without)) <= available:
+            break
+    else:
+        fitting = [each for each in choices if measure(each, without) <= available]
+        slots = bisect.bisect_left(  # the greatest number with which it fits, or 0
+            range(1, size.num_slots + 1),
+            True,
+            key=lambda count: measure(name, replace(without, num_slots=count)) > available,
+        )
+        ways = [*(f"--weights {each}" for each in fitting), *([f"--slots {slots}"] if slots else [])]
+        raise DeviceMemoryError(
+            f"the model needs {in_words(needed)} with weights {name} and "
+            f"{'1 slot' if size.num_slots == 1 else f'{size.num_slots} slots'}, {in_words(needed - available)} more "
+            f"than the {in_words(available)} that {like.info.name} has free; "
+            f"{'it fits with ' + ' or '.join(ways) if ways else 'expected a smaller model'}"
+        )
+    spare_bytes = min(size.spare_bytes, available - needed)
+    excess = measure(name, replace(size, spare_bytes=spare_bytes)) - available
+    return MemoryPlan(name, max(0, spare_bytes - max(0, excess)))  # a slot takes a little more than its state
 
 
 def check_unknown_memory(weights: str, device: DeviceInfo) -> None:
@@ -94,59 +113,6 @@ def usual_weights(model: ModelFile) -> str:
     LoRAs turn quantised blocks into plain numbers, so a model with LoRAs is f16.
     """
     return STORED if has_kept_blocks(model) and not model.loras else AUTO_FORMATS[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The free memory of a device, and a function to measure which settings of a model fit into it.
-
-    `measure` returns the model's bytes, and `size` is the wanted size without spare slots. `choices` are the weight
-    formats to suggest if the model does not fit.
-    """
-
-    available: int  # bytes
-    device_name: str
-    measure: Measure
-    size: RunnerSize
-    choices: tuple[str, ...]
-
-    def plan(self, formats: tuple[str, ...], spare_bytes: int) -> MemoryPlan:
-        """Choose the first of these weight formats that fits into the memory, and as many spare bytes as still fit.
-
-        Raises DeviceMemoryError if no format fits; the message suggests settings that would.
-        """
-        for weights in formats:
-            if self.fits(weights):
-                break
-        else:
-            raise DeviceMemoryError(self._refuse(formats[-1]))
-        spare_bytes = min(spare_bytes, self.available - self.measure(weights, self.size))
-        excess = self.measure(weights, replace(self.size, spare_bytes=spare_bytes)) - self.available
-        spare_bytes = max(0, spare_bytes - max(0, excess))  # a slot takes a little more than its state
-        return MemoryPlan(weights, spare_bytes)
-
-    def fits(self, weights: str, num_slots: int | None = None) -> bool:
-        return self.measure(weights, self._with_slots(num_slots)) <= self.available
-
-    def most_slots(self, weights: str) -> int:
-        """Return the greatest number of slots, up to `size.num_slots`, with which the model fits; 0 if none fits."""
-        counts = range(1, self.size.num_slots + 1)
-        return bisect.bisect_left(counts, True, key=lambda count: not self.fits(weights, count))
-
-    def _with_slots(self, num_slots: int | None) -> RunnerSize:
-        return self.size if num_slots is None else replace(self.size, num_slots=num_slots)
-
-    def _refuse(self, weights: str) -> str:
-        needed = self.measure(weights, self.size)
-        ways = [f"--weights {name}" for name in self.choices if self.measure(name, self.size) <= self.available]
-        if slots := self.most_slots(weights):
-            ways.append(f"--slots {slots}")
-        slots_text = "1 slot" if self.size.num_slots == 1 else f"{self.size.num_slots} slots"
-        return (
-            f"the model needs {in_words(needed)} with weights {weights} and {slots_text}, "
-            f"{in_words(needed - self.available)} more than the {in_words(self.available)} that {self.device_name} has"
-            f" free; {'it fits with ' + ' or '.join(ways) if ways else 'expected a smaller model'}"
-        )
 
 
 def measure_on(device: SizingDevice, model: ModelFile) -> Measure:
@@ -264,7 +230,8 @@ def _name_tokenizer(choice: str, model: ModelFile) -> str:
 
 
 def _device_needs(model: ModelFile, device: SizingDevice, num_slots: int, device_memory: int | None) -> DeviceNeeds:
-    name = _title(device.info)
+    info = device.info
+    name = f"{info.name} ({info.kind}, {info.backend})"
     available = free_memory(device.info, device_memory)
     unread, size = UnreadModel(model.shape, model.tensors), RunnerSize(num_slots=num_slots)
     usual = usual_weights(model)
@@ -291,7 +258,3 @@ def _device_needs(model: ModelFile, device: SizingDevice, num_slots: int, device
         for weights, count in counted.items()
     ]
     return DeviceNeeds(name, available, needs)
-
-
-def _title(info: DeviceInfo) -> str:
-    return f"{info.name} ({info.kind}, {info.backend})"

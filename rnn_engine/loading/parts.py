@@ -329,13 +329,14 @@ def place_model(
     if not cpu_has(settings.weights) and settings.device == "auto":
         choice = DeviceChoice("auto", f"numpy has no weights in {settings.weights}")
     else:
-        weights = partial(_weights_on, model, settings, size)
-        choice = choose_device(model, settings.device, weights, size.num_slots, cache_folder)
+        choice = choose_device(
+            model,
+            settings.device,
+            lambda: _plan(model, settings.device, settings, size).weights,
+            size.num_slots,
+            cache_folder,
+        )
     return choice, _plan(model, choice.device, settings, size)
-
-
-def _weights_on(model: ModelFile, settings: LoadSettings, size: RunnerSize) -> str:
-    return _plan(model, settings.device, settings, size).weights
 
 
 def _plan(model: ModelFile, device: str, settings: LoadSettings, size: RunnerSize) -> MemoryPlan:

@@ -131,13 +131,10 @@ async def advance_state(
         (position, ran.scored[position + 1 - first].top[:top_k] if position < len(tokens) - 1 else top)
         for position in positions
     )
-    scored = () if logprobs is None else await asyncio.to_thread(_with_top, ran.scored, logprobs)
+    scored: tuple[TokenInfo, ...] = ()
+    if logprobs is not None:  # a thread does it, since there may be many tokens
+        scored = await asyncio.to_thread(lambda: tuple(replace(info, top=info.top[:logprobs]) for info in ran.scored))
     return Advanced(named, scored, top, outputs, ran.cost)
-
-
-def _with_top(scored: Sequence[TokenInfo], count: int) -> tuple[TokenInfo, ...]:
-    """Return scored tokens with only the `count` likeliest alternatives of each."""
-    return tuple(replace(info, top=info.top[:count]) for info in scored)
 
 
 def _from_start(positions: Sequence[int], count: int) -> list[int]:
@@ -274,15 +271,9 @@ def state_difference(state: State, other: State, shape: ModelShape) -> Iterator[
     """
     for field in shape.state_fields:
         columns = field.shape[0] if field.kind is FieldKind.MATRIX else 1
-        first, second = (_columns(one[field.name], columns) for one in (state, other))
-        norms, other_norms, distances = map(_norms, (first, second, first - second))
-        yield FieldDifference(field.name, field.kind, norms, other_norms, distances)
-
-
-def _columns(array: F32, count: int) -> F64:
-    """Split each layer of a state's tensor [L, ...] in `count` equal parts, such as heads: [L, count, n] in f64."""
-    return array.reshape(len(array), count, -1).astype(np.float64)
-
-
-def _norms(columns: F64) -> F64:
-    return np.asarray(np.linalg.norm(columns, axis=-1), np.float64)
+        first, second = (
+            one[field.name].reshape(shape.num_layers, columns, -1).astype(np.float64) for one in (state, other)
+        )
+        yield FieldDifference(
+            field.name, field.kind, *(np.linalg.norm(each, axis=-1) for each in (first, second, first - second))
+        )

@@ -102,21 +102,12 @@ def load_embedder(folder: Path) -> Embedder:
             f"{folder} is not an embedding model; expected {_TOKENIZER} and one of {', '.join(_FILES)} in it"
         )
     try:
-        tokenizer = Tokenizer.from_str(_plain(read_text(folder / _TOKENIZER)))
+        content: dict[str, Any] = json.loads(read_text(folder / _TOKENIZER))
+        tokenizer = Tokenizer.from_str(json.dumps({**content, "truncation": None, "padding": None}))
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        embedder = Embedder(folder.name, tokenizer, session, _takes_first(folder))
+        pooling = json.loads(read_text(folder / _POOLING)) if (folder / _POOLING).is_file() else {}
+        embedder = Embedder(folder.name, tokenizer, session, bool(pooling.get("pooling_mode_cls_token")))
         embedder.embed(["a"])
     except Exception as error:  # tokenizers and onnxruntime raise errors of many kinds
         raise ModelError(f"the embedding model in {folder} can't be run: {error}") from error
     return embedder
-
-
-def _plain(text: str) -> str:
-    """Return the text of a tokenizer.json without its settings for truncation and padding."""
-    content: dict[str, Any] = json.loads(text)
-    return json.dumps({**content, "truncation": None, "padding": None})
-
-
-def _takes_first(folder: Path) -> bool:
-    path = folder / _POOLING
-    return path.is_file() and bool(json.loads(read_text(path)).get("pooling_mode_cls_token"))

@@ -81,7 +81,6 @@ async def score_choices(
     *,
     initial_state: InitialState | None = None,
     calibrate: bool = False,
-    limit: int | None = None,
 ) -> tuple[ChoiceScore, ...]:
     """Return the score of each of `choices`, which are lists of token ids, as a continuation of `context`.
 
@@ -90,10 +89,10 @@ async def score_choices(
     at most.
 
     The context begins from `initial_state`. If `calibrate` is set, each choice is also scored after token 0 alone, from
-    the same state. An empty context is token 0, unless `initial_state` has logits to continue from. At most `limit`
-    choices run in the engine at a time, by default the number of its slots. A choice's tokens simply follow the
-    context's. If the text of both would be tokenised differently as a whole, put the boundary elsewhere, best before a
-    space. Raises InvalidRequestError, or OverloadedError if the queue is full, before anything runs.
+    the same state. An empty context is token 0, unless `initial_state` has logits to continue from. A choice's tokens
+    simply follow the context's. If the text of both would be tokenised differently as a whole, put the boundary
+    elsewhere, best before a space. Raises InvalidRequestError, or OverloadedError if the queue is full, before anything
+    runs.
     """
 
     def make() -> list[GenerateRequest]:
@@ -103,7 +102,7 @@ async def score_choices(
         return calls + [_call(BEGINNING, choice, initial_state) for choice in choices if calibrate]
 
     calls = await asyncio.to_thread(make)
-    found = await _score(engine, calls, limit or engine.info.num_slots)
+    found = await _score(engine, calls)
     given, alone = found[: len(choices)], found[len(choices) :]
     return tuple(ChoiceScore(*runs) for runs in (zip(given, alone, strict=True) if calibrate else zip(given)))
 
@@ -136,7 +135,7 @@ async def score_after(
             calls += [_call(begun, each, context.initial_state, context.checkpoint_positions) for each in continuations]
         return calls
 
-    found = await _score(engine, await asyncio.to_thread(make), engine.info.num_slots)
+    found = await _score(engine, await asyncio.to_thread(make))
     size = len(continuations)
     return tuple(tuple(found[start : start + size]) for start in range(0, len(found), size))
 
@@ -162,7 +161,7 @@ async def score_pairs(
             calls.append(replace(_call(begun, continuation, initial_state), logprobs=alternatives))
         return calls
 
-    return await _score(engine, await asyncio.to_thread(make), engine.info.num_slots)
+    return await _score(engine, await asyncio.to_thread(make))
 
 
 def probabilities(figures: Sequence[float]) -> list[float]:
@@ -218,9 +217,9 @@ def _call(
     )
 
 
-async def _score(engine: EngineLike, calls: Sequence[GenerateRequest], limit: int) -> list[Continuation]:
+async def _score(engine: EngineLike, calls: Sequence[GenerateRequest]) -> list[Continuation]:
     received: list[list[Event]] = [[] for _ in calls]
-    async with ParallelRequests(engine, calls, limit) as running:
+    async with ParallelRequests(engine, calls, engine.info.num_slots) as running:
         async for events in running:
             for number, event in events:
                 received[number].append(event)

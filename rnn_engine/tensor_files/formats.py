@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from errno import ENOENT
 from pathlib import Path
 from typing import Any
@@ -63,42 +62,27 @@ _HEAD_BYTES = 64
 _EXPECTED = "a model file (.safetensors, .st, .pth, .gguf, .bin or .prefab)"
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """A file format: how to recognise it by a file's first bytes, and the function that opens such a file."""
-
-    recognises: Callable[[bytes], bool]  # the file's first bytes -> True if it has this format
-    open: Callable[[BinaryFile], TensorSource]  # the source closes the file
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """A kind of file that can't be opened, recognised by its first bytes, and the error message for it."""
-
-    prefix: bytes
-    message: str
-
-
-_FORMATS = (
-    _Format(lambda head: head.startswith(b"PK\x03\x04"), PthFile),
-    _Format(lambda head: head.startswith(b"GGUF"), GgufFile),
-    _Format(lambda head: head.startswith(PREFAB_START), PrefabFile),
-    _Format(lambda head: head.startswith(MAGIC), GgmfFile),
-    _Format(lambda head: head[8:9] == b"{", SafetensorsFile),
+_FORMATS: tuple[tuple[int, bytes, Callable[[BinaryFile], TensorSource]], ...] = (
+    (0, b"PK\x03\x04", PthFile),
+    (0, b"GGUF", GgufFile),
+    (0, PREFAB_START, PrefabFile),
+    (0, MAGIC, GgmfFile),
+    (8, b"{", SafetensorsFile),
 )
+"""The position in a file at which a format has certain bytes, these, and the source of tensors that closes the file."""
 
-_REFUSALS = (
-    _Refusal(
-        b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9",
-        "a .pth file in the layout that torch wrote before version 1.6; load it in a newer torch and save it again",
+_WEB_PAGE = "a web page and not a model; download the file itself"
+_REFUSALS = {
+    b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9": (
+        "a .pth file in the layout that torch wrote before version 1.6; load it in a newer torch and save it again"
     ),
-    _Refusal(
-        b"version https://git-lfs",
-        "a Git LFS pointer and not the model itself; fetch it with `git lfs pull` or download the file directly",
+    b"version https://git-lfs": (
+        "a Git LFS pointer and not the model itself; fetch it with `git lfs pull` or download the file directly"
     ),
-    _Refusal(b"<!DOCTYPE", "a web page and not a model; download the file itself"),
-    _Refusal(b"<html", "a web page and not a model; download the file itself"),
-)
+    b"<!DOCTYPE": _WEB_PAGE,
+    b"<html": _WEB_PAGE,
+}
+"""The first bytes of a file that can't be opened -> what it is."""
 
 
 def open_source(path: Path) -> TensorSource:
@@ -160,19 +144,15 @@ def read_source(file: BinaryFile) -> TensorSource:
 
     The result's `close` closes the file. Raises ModelError.
     """
-    return _find_format(file).open(file)
-
-
-def _find_format(file: BinaryFile) -> _Format:
     head = file.read(0, min(_HEAD_BYTES, file.stamp.size)).tobytes()
     if not head:
         raise ModelError(f"{file.path} is empty; is its download complete?")
-    for refusal in _REFUSALS:
-        if head.startswith(refusal.prefix):
-            raise ModelError(f"{file.path} is {refusal.message}")
-    for file_format in _FORMATS:
-        if file_format.recognises(head):
-            return file_format
+    for beginning, what in _REFUSALS.items():
+        if head.startswith(beginning):
+            raise ModelError(f"{file.path} is {what}")
+    for position, mark, open_format in _FORMATS:
+        if head.startswith(mark, position):
+            return open_format(file)
     raise ModelError(
         f"{file.path} is neither a safetensors file (.safetensors, .st) nor a .pth, .gguf, .prefab or rwkv.cpp's .bin; "
         "is its download complete?"

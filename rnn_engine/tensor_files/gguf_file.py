@@ -7,10 +7,10 @@ truncated ends the process; it takes two seconds for World's vocabulary, and set
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,6 @@ from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource
 from rnn_engine.tensor_files.ggml_file import ELEMENT_TYPES, ElementType, GgmlFile
 from rnn_engine.tensor_files.source import TensorEntry, show
-
-if TYPE_CHECKING:
-    from gguf import GGUFWriter
-
 
 # Read the header of a GGUF file: its metadata and the list of its tensors, with bounds on its size.
 
@@ -54,70 +50,8 @@ Metadata = Mapping[str, Any]
 """A GGUF file's metadata: key -> a number, a text, an array of numbers, or a list of bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
-    """The entry for one tensor in the header of a GGUF file."""
-
-    name: str
-    dimensions: tuple[int, ...]  # the fastest first, the reverse of numpy's order
-    type_number: int
-    offset: int  # in bytes, from the start of the tensors' data
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The header of a GGUF file: the metadata, and an entry for each tensor."""
-
-    metadata: Metadata
-    entries: tuple[StoredEntry, ...]
-    size: int  # bytes
-
-
-def read_header(file: BinaryFile) -> Header:
-    """Read the header of a GGUF file. Raises ModelError if it is damaged, or larger than a model's can be."""
-    reader = _HeaderReader(file)
-    reader.take(4)  # the magic bytes
-    version = reader.integer("<I")
-    if version not in _VERSIONS:
-        if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
-            raise ModelError(f"{file.path} is a GGUF file for big-endian machines; expected a little-endian one")
-        raise ModelError(f"{file.path} is a GGUF file of version {version}; expected 2 or 3")
-    num_tensors, num_keys = reader.integer("<Q"), reader.integer("<Q")
-    for count, what in ((num_tensors, "tensors"), (num_keys, "keys")):
-        if count > _MOST_ENTRIES:
-            raise damaged(file, f"it counts {count} {what}; expected at most {_MOST_ENTRIES}")
-    metadata: dict[str, Any] = {}
-    for _ in range(num_keys):
-        _add(file, metadata, reader.text("a key"), reader.value)
-    entries: dict[str, StoredEntry] = {}
-    for _ in range(num_tensors):
-        name = reader.text("a tensor's name")
-        _add(file, entries, name, lambda name=name: _read_entry(file, reader, name))  # type: ignore[misc]
-    return Header(metadata, tuple(entries.values()), reader.position)
-
-
-def damaged(file: ByteSource, what: str) -> ModelError:
+def _damaged(file: ByteSource, what: str) -> ModelError:
     return ModelError(f"{file.path}: damaged or truncated GGUF file: {what}")
-
-
-def _add(file: BinaryFile, found: dict[str, Any], name: str, read: Callable[[], Any]) -> None:
-    if name in found:
-        raise damaged(file, f"{show(name)} occurs twice")
-    found[name] = read()
-
-
-def _read_entry(file: BinaryFile, reader: _HeaderReader, name: str) -> StoredEntry:
-    num_dimensions = reader.integer("<I")
-    if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
-        raise damaged(
-            file, f"tensor {show(name)} has {num_dimensions} dimensions; expected 1 to {_MOST_DIMENSIONS} of them"
-        )
-    dimensions = tuple(reader.integer("<Q") for _ in range(num_dimensions))
-    if 0 in dimensions:
-        raise damaged(
-            file, f"tensor {show(name)} has the dimensions {list(dimensions)}; expected dimensions of at least 1"
-        )
-    return StoredEntry(name, dimensions, reader.integer("<I"), reader.integer("<Q"))
 
 
 class _HeaderReader:
@@ -135,7 +69,7 @@ class _HeaderReader:
         """Return the next `size` bytes of the header, and move past them."""
         if size > self._end - self.position:
             limit = "the file" if self._end == self._file.stamp.size else f"the {HEADER_LIMIT} bytes of a header"
-            raise damaged(
+            raise _damaged(
                 self._file, f"{size} bytes at {self.position} reach beyond {limit}, which has {self._end} bytes"
             )
         start = self.position - self._window_start
@@ -160,7 +94,7 @@ class _HeaderReader:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise damaged(self._file, f"{what} is not valid UTF-8: {show(repr(data[:100]))}") from error
+            raise _damaged(self._file, f"{what} is not valid UTF-8: {show(repr(data[:100]))}") from error
 
     def value(self) -> Any:  # noqa: ANN401
         """Read the next metadata value of the header: the number of its type, and then the value."""
@@ -177,12 +111,12 @@ class _HeaderReader:
             return self._numbers(kind, count)
         self._strings_left -= count
         if self._strings_left < 0:
-            raise damaged(self._file, f"an array counts {count} texts; expected at most {_MOST_STRINGS} in all")
+            raise _damaged(self._file, f"an array counts {count} texts; expected at most {_MOST_STRINGS} in all")
         return [self.string() for _ in range(count)]
 
     def _numbers(self, kind: int, count: int) -> NDArray[Any]:
         if kind not in _NUMBERS:
-            raise damaged(self._file, f"a value of the metadata has the type {kind}; expected 0 to {max(_NUMBERS)}")
+            raise _damaged(self._file, f"a value of the metadata has the type {kind}; expected 0 to {max(_NUMBERS)}")
         dtype = np.dtype(_NUMBERS[kind])
         return np.frombuffer(self.take(count * dtype.itemsize), dtype)
 
@@ -198,21 +132,63 @@ class GgufFile(GgmlFile):
     """An open GGUF file, from which metadata and tensors are read."""
 
     def __init__(self, file: BinaryFile) -> None:
-        """Read the file's header. Raises ModelError if the file is damaged."""
+        """Read the file's header. Raises ModelError if it is damaged, or larger than a model's can be."""
         super().__init__(file)
-        header = read_header(file)
-        self.metadata: Metadata = header.metadata
+        reader = _HeaderReader(file)
+        num_tensors, num_keys = self._read_counts(reader)
+        metadata: dict[str, Any] = {}
+        for _ in range(num_keys):
+            key = self._new(reader.text("a key"), metadata)
+            metadata[key] = reader.value()
+        self.metadata: Metadata = metadata
+        entries: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        for _ in range(num_tensors):
+            name = self._new(reader.text("a tensor's name"), entries)
+            entries[name] = self._read_entry(reader, name)
         alignment = self._alignment()
-        data_start = expected = _align(header.size, alignment)
-        for entry in header.entries:
-            start = data_start + entry.offset
+        data_start = expected = _align(reader.position, alignment)
+        for name, (dimensions, type_number, offset) in entries.items():
+            start = data_start + offset
             if start != expected:
                 raise self._damaged(
-                    f"tensor {show(entry.name)} begins at byte {entry.offset}; expected {expected - data_start}, "
+                    f"tensor {show(name)} begins at byte {offset}; expected {expected - data_start}, "
                     "the end of the one before"
                 )
-            end = self._add(entry.name, entry.dimensions, self._element(entry), start)
-            expected = _align(end, alignment)
+            expected = _align(self._add(name, dimensions, self._element(name, type_number), start), alignment)
+
+    def _read_counts(self, reader: _HeaderReader) -> tuple[int, int]:
+        """Read the beginning of the header: return the number of tensors and of keys of the metadata."""
+        reader.take(4)  # the magic bytes
+        version = reader.integer("<I")
+        if version not in _VERSIONS:
+            path = self._file.path
+            if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+                raise ModelError(f"{path} is a GGUF file for big-endian machines; expected a little-endian one")
+            raise ModelError(f"{path} is a GGUF file of version {version}; expected 2 or 3")
+        num_tensors, num_keys = reader.integer("<Q"), reader.integer("<Q")
+        for count, what in ((num_tensors, "tensors"), (num_keys, "keys")):
+            if count > _MOST_ENTRIES:
+                raise self._damaged(f"it counts {count} {what}; expected at most {_MOST_ENTRIES}")
+        return num_tensors, num_keys
+
+    def _new(self, name: str, found: Mapping[str, object]) -> str:
+        if name in found:
+            raise self._damaged(f"{show(name)} occurs twice")
+        return name
+
+    def _read_entry(self, reader: _HeaderReader, name: str) -> tuple[tuple[int, ...], int, int]:
+        """Return a tensor's dimensions, the fastest first, the number of its type, and its place among the data."""
+        num_dimensions = reader.integer("<I")
+        if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
+            raise self._damaged(
+                f"tensor {show(name)} has {num_dimensions} dimensions; expected 1 to {_MOST_DIMENSIONS} of them"
+            )
+        dimensions = tuple(reader.integer("<Q") for _ in range(num_dimensions))
+        if 0 in dimensions:
+            raise self._damaged(
+                f"tensor {show(name)} has the dimensions {list(dimensions)}; expected dimensions of at least 1"
+            )
+        return dimensions, reader.integer("<I"), reader.integer("<Q")
 
     @property
     def num_parts(self) -> int:
@@ -230,18 +206,18 @@ class GgufFile(GgmlFile):
             )
         return alignment
 
-    def _element(self, entry: StoredEntry) -> ElementType:
-        element = ELEMENT_TYPES.get(entry.type_number)
+    def _element(self, name: str, type_number: int) -> ElementType:
+        element = ELEMENT_TYPES.get(type_number)
         if element is None:
             names = ", ".join(each.name for each in ELEMENT_TYPES.values())
             raise ModelError(
-                f"{self._file.path}: tensor {show(entry.name)} has the GGUF type number {entry.type_number}; "
+                f"{self._file.path}: tensor {show(name)} has the GGUF type number {type_number}; "
                 f"expected one of {names}"
             )
         return element
 
     def _damaged(self, what: str) -> ModelError:
-        return damaged(self._file, what)
+        return _damaged(self._file, what)
 
 
 def _align(position: int, alignment: int) -> int:
@@ -278,12 +254,18 @@ def write_gguf(
     writer = GGUFWriter(file.name, architecture)
     try:
         for key, value in values.items():
-            _add_value(writer, key, value)
+            match value:
+                case float():
+                    writer.add_float32(key, value)
+                case int():
+                    writer.add_uint32(key, value)
+                case _:
+                    writer.add_string(key, value)
         if vocabulary is not None:
             writer.add_token_list(list(vocabulary.tokens))
             writer.add_token_types(list(vocabulary.kinds))
         for entry in entries:
-            number, element = _element_type(entry)
+            number, element = _BY_NAME[entry.info.block_type or _PLAIN[entry.info.dtype.name]]
             shape = entry.info.shape
             size = prod(shape) // element.block_size * element.block_bytes
             writer.add_tensor_info(entry.name, shape, np.dtype(np.float32), size, GGMLQuantizationType(number))
@@ -291,24 +273,6 @@ def write_gguf(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for entry in entries:
-            writer.write_tensor_data(_bytes(entry))
+            writer.write_tensor_data(np.ascontiguousarray(entry.read()).reshape(-1).view(np.uint8))
     finally:
         writer.close()
-
-
-def _element_type(entry: TensorEntry) -> tuple[int, ElementType]:
-    return _BY_NAME[entry.info.block_type or _PLAIN[entry.info.dtype.name]]
-
-
-def _bytes(entry: TensorEntry) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(entry.read()).reshape(-1).view(np.uint8)
-
-
-def _add_value(writer: GGUFWriter, key: str, value: Value) -> None:
-    match value:
-        case float():
-            writer.add_float32(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case _:
-            writer.add_string(key, value)

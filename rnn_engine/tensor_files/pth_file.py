@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 from typing import IO, Any, Final
 
 import ml_dtypes
@@ -42,23 +41,25 @@ class PthFile(TensorSource):
         super().__init__(file)
         self._most_inflated = most_inflated
         self._zip = ZipArchive(file)
-        self._folder = _find_folder(file.path, self._zip)
-        _check_byte_order(file.path, self._zip, f"{self._folder}byteorder")
-        entries = _read_entries(file.path, self._zip, f"{self._folder}{_PICKLE_NAME}")
+        self._folder = self._find_folder()
+        entries = self._read_entries()
         self._refs = {name: entry for name, entry in entries.items() if isinstance(entry, TensorRef)}
         self._lists = {name: entry for name, entry in entries.items() if not isinstance(entry, TensorRef)}
-        for name, ref in self._refs.items():
-            _check_inside(file.path, self._zip, self._entry(ref), name, ref)
-        self.tensors = {name: _info(file.path, name, ref) for name, ref in self._refs.items()}
+        self.tensors = {name: self._check(name, ref) for name, ref in self._refs.items()}
         self.tensors |= {name: TensorInfo((len(numbers),), _INTEGER) for name, numbers in self._lists.items()}
 
     def reads_rows(self, name: str) -> bool:
         ref = self._refs.get(name)
-        return ref is not None and _is_contiguous(ref) and not self._zip.is_compressed(self._entry(ref))
+        return ref is not None and ref.strides == _strides(ref.shape) and not self._zip.is_compressed(self._entry(ref))
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
         if name in self._lists:
-            return _integers_of(self._file.path, name, self._lists[name])[rows]
+            try:
+                return np.array(self._lists[name], _INTEGER)[rows]
+            except OverflowError:
+                raise ModelError(
+                    f"{self._file.path}: a number of the list {show(name)} is too large; expected less than 2^63"
+                ) from None
         ref = _rows_of(self._refs[name], rows)
         if 0 in ref.shape:
             return np.empty(ref.shape, ref.storage.dtype)
@@ -81,57 +82,48 @@ class PthFile(TensorSource):
     def _entry(self, ref: TensorRef) -> str:
         return f"{self._folder}data/{ref.storage.key}"
 
+    def _find_folder(self) -> str:
+        """Return the path of the folder that holds the pickle inside the zip, with a slash at its end.
 
-def _find_folder(path: Path, archive: ZipArchive) -> str:
-    """Return the path of the folder that holds the pickle inside the zip, with a slash at its end."""
-    found = [name for name in archive.names if name.rpartition("/")[2] == _PICKLE_NAME]
-    if len(found) != 1:
-        raise ModelError(f"{path} is a zip with {len(found)} entries named {_PICKLE_NAME}; a .pth file has one")
-    return found[0].removesuffix(_PICKLE_NAME)
+        Raises ModelError if there is no such folder, or if its numbers have another order of bytes.
+        """
+        path, archive = self._file.path, self._zip
+        found = [name for name in archive.names if name.rpartition("/")[2] == _PICKLE_NAME]
+        if len(found) != 1:
+            raise ModelError(f"{path} is a zip with {len(found)} entries named {_PICKLE_NAME}; a .pth file has one")
+        folder = found[0].removesuffix(_PICKLE_NAME)
+        if (entry := f"{folder}byteorder") in archive.names:
+            order = archive.read(entry, 0, min(archive.size(entry), 16)).tobytes()
+            if order != b"little":
+                raise ModelError(f"{path} has the byte order {order!r}; expected b'little'")
+        return folder
 
+    def _read_entries(self) -> dict[str, Entry]:
+        path, entry = self._file.path, f"{self._folder}{_PICKLE_NAME}"
+        if (size := self._zip.size(entry)) > _PICKLE_LIMIT:
+            raise ModelError(f"{path} has a pickle of {size} bytes; expected at most {_PICKLE_LIMIT}")
+        data = self._zip.read_whole(entry)
+        try:
+            return read_tensor_refs(data)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
 
-def _check_byte_order(path: Path, archive: ZipArchive, entry: str) -> None:
-    if entry not in archive.names:
-        return
-    order = archive.read(entry, 0, min(archive.size(entry), 16)).tobytes()
-    if order != b"little":
-        raise ModelError(f"{path} has the byte order {order!r}; expected b'little'")
+    def _check(self, name: str, ref: TensorRef) -> TensorInfo:
+        """Return a tensor's shape and type.
 
-
-def _read_entries(path: Path, archive: ZipArchive, entry: str) -> dict[str, Entry]:
-    size = archive.size(entry)
-    if size > _PICKLE_LIMIT:
-        raise ModelError(f"{path} has a pickle of {size} bytes; expected at most {_PICKLE_LIMIT}")
-    data = archive.read_whole(entry)
-    try:
-        return read_tensor_refs(data)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error
-
-
-def _integers_of(path: Path, name: str, numbers: Sequence[int]) -> NDArray[np.int64]:
-    try:
-        return np.array(numbers, _INTEGER)
-    except OverflowError:
-        raise ModelError(f"{path}: a number of the list {show(name)} is too large; expected less than 2^63") from None
-
-
-def _info(path: Path, name: str, ref: TensorRef) -> TensorInfo:
-    try:
-        return TensorInfo(ref.shape, ref.storage.dtype)
-    except ValueError as error:
-        raise ModelError(f"{path}: tensor {show(name)}: {error}") from error
-
-
-def _check_inside(path: Path, archive: ZipArchive, entry: str, name: str, ref: TensorRef) -> None:
-    """Raise ModelError unless a tensor lies inside the zip entry with its numbers and is no larger than the entry."""
-    if entry not in archive.names:
-        raise ModelError(f"{path}: the data of tensor {show(name)} is missing: there is no zip entry {show(entry)}")
-    count = archive.size(entry) // ref.storage.dtype.itemsize
-    if 0 not in ref.shape and (_reach(ref) > count or prod(ref.shape) > count):
-        raise ModelError(
-            f"{path}: tensor {show(name)} of shape {list(ref.shape)} is not inside its storage of {count} elements"
-        )
+        Raises ModelError unless it lies inside the zip entry with its numbers and is no larger than the entry.
+        """
+        entry, prefix = self._entry(ref), f"{self._file.path}: tensor {show(name)}"
+        if entry not in self._zip.names:
+            path = self._file.path
+            raise ModelError(f"{path}: the data of tensor {show(name)} is missing: there is no zip entry {show(entry)}")
+        count = self._zip.size(entry) // ref.storage.dtype.itemsize
+        if 0 not in ref.shape and (_reach(ref) > count or prod(ref.shape) > count):
+            raise ModelError(f"{prefix} of shape {list(ref.shape)} is not inside its storage of {count} elements")
+        try:
+            return TensorInfo(ref.shape, ref.storage.dtype)
+        except ValueError as error:
+            raise ModelError(f"{prefix}: {error}") from error
 
 
 def _rows_of(ref: TensorRef, rows: slice) -> TensorRef:
@@ -142,9 +134,9 @@ def _rows_of(ref: TensorRef, rows: slice) -> TensorRef:
     return replace(ref, offset=ref.offset + start * ref.strides[0], shape=(stop - start, *ref.shape[1:]))
 
 
-def _is_contiguous(ref: TensorRef) -> bool:
-    """Return True if a tensor's numbers lie in its storage one after another, in numpy's order."""
-    return ref.strides == tuple(prod(ref.shape[axis + 1 :]) for axis in range(len(ref.shape)))
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a tensor whose numbers lie one after another, in numpy's order."""
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _reach(ref: TensorRef) -> int:
@@ -171,7 +163,9 @@ def write_pth(file: IO[bytes], entries: Sequence[TensorEntry]) -> None:
     `file` must be seekable.
     """
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in (("data.pkl", _pickle(entries)), ("byteorder", b"little"), ("version", b"3\n")):
+        items = b"".join(_text(entry.name) + _tensor(str(key), entry) for key, entry in enumerate(entries))
+        pickle = b"\x80\x02}(" + items + b"u."
+        for name, content in (("data.pkl", pickle), ("byteorder", b"little"), ("version", b"3\n")):
             archive.writestr(_zip_entry(name, len(content)), content)
         for key, entry in enumerate(entries):
             with archive.open(_zip_entry(f"data/{key}", entry.info.num_bytes), "w") as storage:
@@ -184,19 +178,13 @@ def _zip_entry(name: str, size: int) -> zipfile.ZipInfo:
     return entry
 
 
-def _pickle(entries: Sequence[TensorEntry]) -> bytes:
-    items = b"".join(_text(entry.name) + _tensor(str(key), entry) for key, entry in enumerate(entries))
-    return b"\x80\x02}(" + items + b"u."
-
-
 def _tensor(key: str, entry: TensorEntry) -> bytes:
     """Return the pickle operations that make a tensor from the storage `key`, which it fills in numpy's order."""
     shape = entry.info.shape
-    strides = [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
     storage = f"ctorch\n{_STORAGES[entry.info.dtype]}\n".encode()
-    size = _integer(int(np.prod(shape, dtype=np.int64)))
+    size = _integer(prod(shape))
     window = b"(" + _text("storage") + storage + _text(key) + _text("cpu") + size + b"tQ"
-    arguments = window + _integer(0) + _integers(shape) + _integers(strides) + b"\x89" + _EMPTY_ORDERED_DICT
+    arguments = window + _integer(0) + _integers(shape) + _integers(_strides(shape)) + b"\x89" + _EMPTY_ORDERED_DICT
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + arguments + b"tR"
 
 

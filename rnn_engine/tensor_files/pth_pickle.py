@@ -290,8 +290,9 @@ class _Machine:
                 stack.append(_storage(stack.pop()))
             case "REDUCE":
                 stack.append(_make(*self._take(2)))
-            case "BUILD":
-                self._drop_attributes()
+            case "BUILD":  # sets attributes of a dict, torch's `_metadata`, which are ignored
+                self._take(1)
+                self._top(dict)
             case _:
                 raise ModelError(
                     f"the pickle uses the operation {opcode}, which a file of tensors does not need: it is refused"
@@ -318,11 +319,6 @@ class _Machine:
         if not all(isinstance(key, str) for key in keys):
             raise ModelError("the pickle holds a dict whose keys are not all names")
         self._top(dict).update(zip(keys, items[1::2], strict=True))
-
-    def _drop_attributes(self) -> None:
-        """Pop the attributes that the pickle sets on a dict, torch's `_metadata`, and ignore them."""
-        self._take(1)
-        self._top(dict)
 
     def _top(self, kind: type[Any]) -> Any:  # noqa: ANN401
         if not isinstance(self._stack[-1], kind):

@@ -56,7 +56,9 @@ class SafetensorsFile(TensorSource):
         super().__init__(file)
         header, data_start = _read_header(file, header_limit)
         try:
-            self.metadata = _strings(header.pop("__metadata__", {}))
+            self.metadata: dict[str, str] = header.pop("__metadata__", {})
+            if not isinstance(self.metadata, dict) or not all(isinstance(each, str) for each in self.metadata.values()):
+                raise ValueError("the metadata is not an object of texts")
             entries = {name: _HeaderEntry(entry) for name, entry in header.items()}
             self._plain = {
                 name: TensorInfo(entry.shape, _dtype(file, name, entry.dtype)) for name, entry in entries.items()
@@ -105,12 +107,6 @@ def _count(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError("a size or a position is not an integer of at least 0")
     return value
-
-
-def _strings(metadata: object) -> dict[str, str]:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("the metadata is not an object of texts")
-    return metadata
 
 
 def _read_header(file: ByteSource, limit: int) -> tuple[dict[str, Any], int]:

@@ -23,12 +23,12 @@ def runner() -> Iterator[GpuRunner]:
 
 
 def test_at_most_four_reads_hold_memory(runner: GpuRunner) -> None:
-    before = runner.allocated_bytes
+    before = runner.memory.total
     reads = [runner.start_read(0) for _ in range(4)]
-    grown = runner.allocated_bytes
+    grown = runner.memory.total
     assert grown > before
     reads += [runner.start_read(0) for _ in range(10)]
-    assert runner.allocated_bytes == grown
+    assert runner.memory.total == grown
     assert all(not read.result()["wkv"].any() for read in reads)
 
 

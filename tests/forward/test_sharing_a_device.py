@@ -73,7 +73,7 @@ def test_loading_and_closing_leaves_no_bytes_behind(device: Device) -> None:
     before = device.allocated_bytes
     for _ in range(20):
         runner = load()
-        assert device.allocated_bytes == before + runner.allocated_bytes
+        assert device.allocated_bytes == before + runner.memory.total
         runner.close()
         assert device.allocated_bytes == before
 

@@ -53,8 +53,8 @@ def load(folder: Path, held: Held) -> Mapping[str, float]:
             held.look()
             run_step(runner, [TokenRun(0, [1], rows=1)])
             held.look()
-            found[turn] = held.now / runner.allocated_bytes
-            found[f"{turn} at most"] = held.most / runner.allocated_bytes
+            found[turn] = held.now / runner.memory.total
+            found[f"{turn} at most"] = held.most / runner.memory.total
     return found
 
 

@@ -182,11 +182,11 @@ def test_what_other_models_have_is_taken_off(opened: ModelFile) -> None:
     try:
         with pytest.raises(DeviceMemoryError):
             plan_memory(opened, "auto", SIZE, weights="f16", device_memory=most)
-        plan_memory(opened, "auto", SIZE, weights="f16", device_memory=most + other.allocated_bytes)
-        for device_memory, fits in ((most, False), (most + other.allocated_bytes, True)):
+        plan_memory(opened, "auto", SIZE, weights="f16", device_memory=most + other.memory.total)
+        for device_memory, fits in ((most, False), (most + other.memory.total, True)):
             inspected = inspect_model(opened, num_slots=SIZE.num_slots, device_memory=device_memory)
             found = min(inspected.devices, key=lambda device: device.available_bytes or 0)  # `other` is on one device
-            assert found.available_bytes == device_memory - other.allocated_bytes
+            assert found.available_bytes == device_memory - other.memory.total
             assert next(need for need in found.needs if need.weights == "f16").fits is fits
     finally:
         other.close()

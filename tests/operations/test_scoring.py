@@ -45,13 +45,13 @@ async def test_a_choice_is_one_request_that_is_scored_from_the_context_on() -> N
     assert {(request.score_from, request.max_tokens, request.logprobs) for request in engine.requests} == {(2, 0, 0)}
 
 
-async def test_scores_come_in_the_order_of_the_choices_whatever_the_limit() -> None:
+async def test_scores_come_in_the_order_of_the_choices_whatever_the_number_of_slots() -> None:
     choices = [encode(text) for text in ["the", "quick", "brown", "fox"]]
-    for limit in (1, 3, None):
-        engine = FakeEngine(num_slots=2)
-        scores = await score_choices(engine, [1], choices, limit=limit)
+    for num_slots in (1, 2, 3):
+        engine = FakeEngine(num_slots=num_slots)
+        scores = await score_choices(engine, [1], choices)
         assert [[info.token for info in score.given.tokens] for score in scores] == choices
-        assert engine.most_active == (limit or 2)
+        assert engine.most_active == num_slots
 
 
 async def test_calibration_takes_off_what_the_choice_has_after_token_0() -> None:

@@ -251,17 +251,13 @@ class GatedRecurrence:
     recurrence: KernelStage
     alone: KernelStage | None  # the recurrence that computes them itself
 
-    @property
-    def weight_bytes(self) -> int:
-        return self.gates.weight_bytes
-
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         if self.alone is None or step.num_tokens > 1:
             yield from self.gates.dispatches(step)
             yield from self.recurrence.dispatches(step)
         else:
             for dispatch in self.alone.dispatches(step):
-                yield replace(dispatch, moved_bytes=dispatch.moved_bytes + self.weight_bytes)
+                yield replace(dispatch, moved_bytes=dispatch.moved_bytes + self.gates.weight_bytes)
 
 
 def can_compute_gates(context: BuildContext, gates: BoundMatMul) -> bool:
