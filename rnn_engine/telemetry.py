@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Literal, Self, TypeAlias
 
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError, TimeLimitError, UnavailableError
@@ -226,18 +226,16 @@ class RequestAccount:
             self._listener(RequestReport(outcome, self.arrived, time.monotonic(), self._timing, *tokens))
 
 
+_OUTCOMES = (
+    (StepError, Outcome.FAILED_STEP),
+    (OverloadedError, Outcome.OVERLOADED),
+    (TimeLimitError, Outcome.TIMED_OUT),
+    (UnavailableError, Outcome.UNAVAILABLE),
+    (EngineClosedError, Outcome.CLOSED),
+    ((Exception, NoneType), Outcome.ERROR),
+    (BaseException, Outcome.ABANDONED),
+)
+
+
 def _outcome_of(error: BaseException | None) -> Outcome:
-    match error:
-        case StepError():
-            return Outcome.FAILED_STEP
-        case OverloadedError():
-            return Outcome.OVERLOADED
-        case TimeLimitError():
-            return Outcome.TIMED_OUT
-        case UnavailableError():
-            return Outcome.UNAVAILABLE
-        case EngineClosedError():
-            return Outcome.CLOSED
-        case Exception() | None:
-            return Outcome.ERROR
-    return Outcome.ABANDONED
+    return next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))

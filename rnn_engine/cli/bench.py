@@ -92,14 +92,7 @@ def bench_command(
 @click.option("--show", is_flag=True, help="Show the choices that are kept for all devices, without a search.")
 @click.option("--forget", is_flag=True, help="Delete the choices that are kept for all devices, without a search.")
 def tune_kernels_command(
-    loading: LoadSettings,
-    /,
-    model: Path,
-    seconds: float,
-    exhaustive: bool,
-    half: bool,
-    show: bool,
-    forget: bool,
+    loading: LoadSettings, /, model: Path, seconds: float, exhaustive: bool, half: bool, show: bool, forget: bool
 ) -> None:
     """Find the fastest kernels for a model's matrices on a device.
 

@@ -116,11 +116,7 @@ def _read_prompt() -> str:
 @click.command()
 @model_argument
 @click.option(
-    "--tokens",
-    type=Parsed(parse_tokens),
-    required=True,
-    metavar="1,2,3|FILE.npy",
-    help="The ids of the tokens to run.",
+    "--tokens", type=Parsed(parse_tokens), required=True, metavar="1,2,3|FILE.npy", help="The ids of the tokens to run."
 )
 @settings_options(LoadSettings, "device", "weights", "device_memory", "v5_group_norm_epsilon", "loras")
 @click.option(

@@ -94,4 +94,4 @@ def application(args: dict[str, Any]) -> Any:  # noqa: ANN401 - an application o
     store = None if given.store is None else StoreConfig(StoreUrl.parse(given.store))
     loading = LoadSettings(given.device, given.tokenizer, weights=given.weights)
     choice = EngineChoice(given.model, loading, given.slots, CacheConfig(store=store), max_queued=given.max_queued)
-    return make_application(partial(load_replica, choice), replicas=1, slots=given.slots)
+    return make_application(partial(load_replica, choice), FleetSettings(replicas=1), given.slots)

@@ -13,15 +13,7 @@ import cloup
 
 from rnn_engine.bounds import LONGEST_WAIT
 from rnn_engine.cli.config_file import config_option, configured_models
-from rnn_engine.cli.options import (
-    AddOption,
-    Parsed,
-    bad_value,
-    find_model,
-    make,
-    options_of,
-    slots_option,
-)
+from rnn_engine.cli.options import AddOption, Parsed, bad_value, find_model, make, options_of, slots_option
 from rnn_engine.hub import model_name
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine_server.auth.keys import ApiKey, check_key_name, read_keys

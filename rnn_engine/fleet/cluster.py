@@ -24,7 +24,7 @@ from ray.serve.exceptions import RayServeException
 from rnn_engine.errors import InvalidRequestError, RnnEngineError
 from rnn_engine.fleet.deployment import NAME, LoadReplica, make_application
 from rnn_engine.fleet.remote import Front, RemoteEngine
-from rnn_engine.fleet.settings import FleetSettings, Resources
+from rnn_engine.fleet.settings import FleetSettings
 from rnn_engine.fleet.wire import NOTHING_KNOWN, ReplicaLostError, Report
 from rnn_engine.gpu import equal_devices
 
@@ -36,20 +36,21 @@ _CALM = {"log_level": "WARNING", "enable_access_log": False}  # Serve's logging
 _log = logging.getLogger(__name__)
 
 
-def start_ray(address: str | None, replicas: int, resources: Resources, device: str = "auto") -> None:
-    """Join the Ray cluster at `address`, or start a cluster on this machine that ends with this process. Blocks.
+def start_ray(settings: FleetSettings) -> None:
+    """Join the fleet's Ray cluster, or start a cluster on this machine that ends with this process. Blocks.
 
-    `auto` is the cluster that this machine belongs to. A cluster on this machine has room for `replicas` on all GPUs
-    that are as good for `device`; they are counted here because Ray itself knows few makers' GPUs. Does nothing if Ray
-    has been started. Raises InvalidRequestError for an address of Ray's client or for too few GPUs, DeviceError if
+    `auto` is the cluster that this machine belongs to. A cluster on this machine has room for the replicas on all GPUs
+    that are as good for their device; they are counted here because Ray itself knows few makers' GPUs. Does nothing if
+    Ray has been started. Raises InvalidRequestError for an address of Ray's client or for too few GPUs, DeviceError if
     there is no such GPU, and RnnEngineError if no cluster answers.
     """
+    address = settings.address
     if address is not None and address != "auto":
         _check_address(address)
     if ray.is_initialized():
         return
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    own = {} if address is not None else _own_machine(replicas, resources, device)
+    own = {} if address is not None else _own_machine(settings)
     try:
         _init_for_good(address=address or "local", log_to_driver=False, logging_level="error", **own)
     except Exception as error:  # Ray raises plain exceptions
@@ -94,15 +95,16 @@ def _check_address(address: str) -> None:
         raise RnnEngineError(f"no Ray cluster answers at {address}: {error}") from error
 
 
-def _own_machine(replicas: int, resources: Resources, device: str) -> dict[str, Any]:
+def _own_machine(settings: FleetSettings) -> dict[str, Any]:
     """Return the arguments of `ray.init` for a cluster on this machine: the numbers of CPUs and GPUs that it offers.
 
     Raises InvalidRequestError if the GPUs are too few for the replicas.
     """
+    replicas, resources = settings.most_replicas, settings.resources
     cpus = max(os.cpu_count() or 1, ceil(replicas * resources.cpus))
     gpus = 0
     if resources.gpus:
-        gpus = sum(not each.is_software for each in equal_devices(device))
+        gpus = sum(not each.is_software for each in equal_devices(settings.device))
         if gpus * int(1 / resources.gpus) < replicas:
             allowed = f"at most {1 / ceil(replicas / gpus):.3g}" if gpus else "0"
             reason = f"there are {gpus} GPUs for {replicas} replicas" if gpus else "WebGPU finds no GPU on this machine"
@@ -232,20 +234,10 @@ async def open_fleet(
     application = settings.application or f"{name}-{uuid.uuid4().hex[:8]}"  # others may serve the same model
     async with AsyncExitStack() as undo:
         undo.callback(front.close)
-        await asyncio.to_thread(
-            start_ray, settings.address, settings.most_replicas, settings.resources, settings.device
-        )
+        await asyncio.to_thread(start_ray, settings)
         if owned:
-            replicas = make_application(
-                load,
-                replicas=settings.replicas,
-                scaling=settings.scaling,
-                slots=slots,
-                resources=settings.resources,
-                drain_seconds=settings.drain_seconds,
-            )
             undo.push_async_callback(asyncio.to_thread, serve.delete, application)
-            await asyncio.to_thread(deploy, application, replicas)
+            await asyncio.to_thread(deploy, application, make_application(load, settings, slots))
         else:
             await asyncio.to_thread(check_application, application)
         links = RayLinks(application, owned=owned)

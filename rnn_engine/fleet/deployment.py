@@ -11,7 +11,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.replica import Replica
-from rnn_engine.fleet.settings import ReplicaPlace, Resources, Scaling
+from rnn_engine.fleet.settings import FleetSettings, ReplicaPlace, Scaling
 from rnn_engine.fleet.wire import ReplicaLostError
 from rnn_engine.loading.parts import freeze_modules
 
@@ -105,32 +105,23 @@ class NamedReplicaRouter(RequestRouter):
         return [candidate_replicas]  # Serve then sees that the call is settled, and asks none of them
 
 
-def make_application(
-    load: LoadReplica,
-    *,
-    replicas: int,
-    scaling: Scaling | None = None,
-    slots: int = 8,
-    resources: Resources | None = None,
-    drain_seconds: float = 30.0,
-) -> serve.Application:
-    """Return a Ray Serve application with `replicas` replicas. With `scaling`, Serve adds and removes replicas.
+def make_application(load: LoadReplica, settings: FleetSettings, slots: int = 8) -> serve.Application:
+    """Return a Ray Serve application with the replicas that `settings` describe.
 
-    `load` loads a replica's engine, which has `slots` slots. A replica that is removed finishes its requests first,
-    within `drain_seconds`.
+    `load` loads a replica's engine, which has `slots` slots. A replica that is removed finishes its requests first.
     """
-    wanted = resources or Resources()
+    scaling, resources = settings.scaling, settings.resources
     deployment = serve.deployment(
         EngineReplica,
         name=NAME,
-        num_replicas=replicas if scaling is None else None,
-        autoscaling_config=None if scaling is None else _autoscaling(replicas, scaling, slots),
+        num_replicas=settings.replicas if scaling is None else None,
+        autoscaling_config=None if scaling is None else _autoscaling(settings.replicas, scaling, slots),
         max_ongoing_requests=_MOST_CALLS,
         health_check_period_s=_CHECK_SECONDS,
         max_constructor_retry_count=_MOST_STARTS,
-        graceful_shutdown_timeout_s=drain_seconds,
+        graceful_shutdown_timeout_s=settings.drain_seconds,
         graceful_shutdown_wait_loop_s=0.2,
-        ray_actor_options={"num_cpus": wanted.cpus, "num_gpus": wanted.gpus},
+        ray_actor_options={"num_cpus": resources.cpus, "num_gpus": resources.gpus},
         request_router_config=RequestRouterConfig(request_router_class=NamedReplicaRouter),
     )
     return deployment.bind(load)

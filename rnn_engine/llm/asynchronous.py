@@ -353,25 +353,15 @@ class AsyncLLM:
                 results.add(first + index, completion)
 
             rest = prompts[first:]
+            options: CallOptions = {"state": state, "progress": progress, "on_done": add}
             if chat:
-                await self.chat(
-                    [[ChatMessage(Role.USER, text)] for text in rest],
-                    params,
-                    state=state,
-                    progress=progress,
-                    on_done=add,
-                )
+                await self.chat([[ChatMessage(Role.USER, text)] for text in rest], params, **options)
             else:
-                await self.generate(rest, params, state=state, progress=progress, on_done=add)
+                await self.generate(rest, params, **options)
         return len(rest)
 
     async def rank(
-        self,
-        context: Prompt,
-        choices: Sequence[Prompt],
-        *,
-        calibrate: bool = False,
-        state: State | None = None,
+        self, context: Prompt, choices: Sequence[Prompt], *, calibrate: bool = False, state: State | None = None
     ) -> list[RankedChoice]:
         """Return the choices in the order of their probability as continuations of `context`, the likeliest first.
 
@@ -529,13 +519,7 @@ class AsyncLLM:
         return continuation(self.engine, prompt, params, start, grammar)
 
     async def _complete_all(
-        self,
-        asked: Sequence[Asked],
-        start: Start,
-        *,
-        keep_state: bool,
-        progress: bool | None,
-        on_done: OnDone,
+        self, asked: Sequence[Asked], start: Start, *, keep_state: bool, progress: bool | None, on_done: OnDone
     ) -> list[Completion]:
         """Run all requests, a few more at a time than there are slots, and return their completions in order."""
         done: dict[int, Completion] = {}
@@ -592,12 +576,7 @@ class AsyncLLM:
 
 
 def _completion(
-    form: AnswerForm,
-    text: str,
-    tokens: Sequence[TokenInfo],
-    started: Started,
-    finished: Finished,
-    state: State | None,
+    form: AnswerForm, text: str, tokens: Sequence[TokenInfo], started: Started, finished: Finished, state: State | None
 ) -> Completion:
     reader = AnswerReader(form)
     pieces = whole_calls(reader, [*reader.feed(text), *reader.finish()])

@@ -161,7 +161,8 @@ def answer(
             ending=first.stop[0] if first.stop else "",
         )
     calls = [
-        _chat_call(engine, prompt, params, frozen) for prompt, (frozen, _) in zip(prompts, start.states, strict=True)
+        _call(engine, prompt.tokens, params, frozen, prompt)
+        for prompt, (frozen, _) in zip(prompts, start.states, strict=True)
     ]
     thinking = None
     if first.thought and grammar is not None:
@@ -260,23 +261,16 @@ def _parse_message(field: str, message: Message) -> ChatMessage:
     )
 
 
-def _chat_call(
-    engine: EngineLike, prompt: ChatPrompt, params: SamplingParams, frozen: FrozenState | None
-) -> GenerateRequest:
-    call = _call(engine, prompt.tokens, params, frozen)
-    return replace(
-        call,
-        turn_positions=sorted(prompt.turns.values()),
-        stop=(*call.stop_bytes, *(text.encode() for text in prompt.stop)),
-        stop_tokens=(*call.stop_tokens, *prompt.stop_tokens),
-    )
-
-
 def _call(
-    engine: EngineLike, tokens: Sequence[int], params: SamplingParams, frozen: FrozenState | None
+    engine: EngineLike,
+    tokens: Sequence[int],
+    params: SamplingParams,
+    frozen: FrozenState | None,
+    chat: ChatPrompt | None = None,
 ) -> GenerateRequest:
-    _check_params(params)
-    return GenerateRequest(
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError("params", params, "SamplingParams")
+    call = GenerateRequest(
         prompt=tokens,
         initial_state=None if frozen is None else frozen.for_request,
         max_tokens=params.max_tokens,
@@ -286,11 +280,14 @@ def _call(
         sampling=params.resolved(engine.tokenize),
         logprobs=params.logprobs,
     )
-
-
-def _check_params(params: object) -> None:
-    if not isinstance(params, SamplingParams):
-        raise InvalidRequestError("params", params, "SamplingParams")
+    if chat is None:
+        return call
+    return replace(
+        call,
+        turn_positions=sorted(chat.turns.values()),
+        stop=(*call.stop_bytes, *(text.encode() for text in chat.stop)),
+        stop_tokens=(*call.stop_tokens, *chat.stop_tokens),
+    )
 
 
 def _checked(engine: EngineLike, asked: Asked) -> Asked:

@@ -67,14 +67,14 @@ def shared(ray_fleets: RayFleets, tiny_model: Path, tmp_path_factory: pytest.Tem
 
     from rnn_engine.fleet.cluster import deploy
     from rnn_engine.fleet.deployment import make_application
-    from rnn_engine.fleet.settings import Resources
+    from rnn_engine.fleet.settings import FleetSettings, Resources
 
     store = StoreServer(tmp_path_factory.mktemp("store"))
     cache = CacheConfig(store=StoreConfig(StoreUrl.parse(store.url)))
     load = partial(load_replica, EngineChoice(tiny_model, LoadSettings("cpu", "none"), 3, cache))
 
     def redeploy() -> None:
-        deploy(APPLICATION, make_application(load, replicas=1, slots=3, resources=Resources(0.1)))
+        deploy(APPLICATION, make_application(load, FleetSettings(1, resources=Resources(0.1)), 3))
 
     redeploy()
     yield Shared(store, tiny_model, redeploy)

@@ -22,13 +22,13 @@ from rnn_engine.errors import RnnEngineError
 from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
 from rnn_engine.fleet.deployment import make_application
 from rnn_engine.fleet.remote import RemoteEngine
-from rnn_engine.fleet.settings import Resources
+from rnn_engine.fleet.settings import FleetSettings, Resources
 from rnn_engine.loading.settings import StateSettings
 from rnn_engine.telemetry import EngineCounters
 from tests.support.fleet import replica_processes
 
 REPLICAS = 2
-RESOURCES = Resources(cpus=0.1)
+SETTINGS = FleetSettings(REPLICAS, resources=Resources(cpus=0.1))
 _MOST = 4  # models at a time
 _STARTS = 3  # of Ray, which gives its own processes 15 seconds each
 
@@ -41,7 +41,7 @@ class RayFleets:
         for start in range(_STARTS):
             try:
                 with ThreadPoolExecutor(1) as threads:
-                    threads.submit(start_ray, None, REPLICAS, RESOURCES).result()
+                    threads.submit(start_ray, SETTINGS).result()
                 break
             except RnnEngineError:
                 if start == _STARTS - 1:
@@ -74,7 +74,7 @@ class RayFleets:
         [schema] = ServeDeploySchema.model_validate(described).applications
         built = import_attr(schema.import_path)({**schema.args, **args})
         [deployment] = schema.deployments
-        options = {"num_replicas": deployment.num_replicas, "ray_actor_options": {"num_cpus": RESOURCES.cpus}}
+        options = {"num_replicas": deployment.num_replicas, "ray_actor_options": {"num_cpus": SETTINGS.resources.cpus}}
         root = built._bound_deployment
         assert root.name == deployment.name
         await asyncio.to_thread(deploy, schema.name, root.options(**options).bind(*root.init_args))
@@ -91,7 +91,7 @@ class RayFleets:
                 serve.delete(self._names.pop(next(iter(self._names))))
             name = f"tests-{next(self._numbers)}"
             load = partial(load_replica, choice)
-            deploy(name, make_application(load, replicas=REPLICAS, slots=choice.slots, resources=RESOURCES))
+            deploy(name, make_application(load, SETTINGS, choice.slots))
         self._names[repr(choice)] = name
         return name
 

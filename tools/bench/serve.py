@@ -57,12 +57,11 @@ async def _open_fleet(load: LoadReplica, replicas: int, slots: int) -> EngineLik
     from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
     from rnn_engine.fleet.deployment import make_application
     from rnn_engine.fleet.remote import Front, RemoteEngine
-    from rnn_engine.fleet.settings import Resources
+    from rnn_engine.fleet.settings import FleetSettings, Resources
 
-    resources = Resources(_CPUS)
-    await asyncio.to_thread(start_ray, None, replicas, resources)
-    application = make_application(load, replicas=replicas, slots=slots, resources=resources)
-    await asyncio.to_thread(deploy, MODEL, application)
+    settings = FleetSettings(replicas, resources=Resources(_CPUS))
+    await asyncio.to_thread(start_ray, settings)
+    await asyncio.to_thread(deploy, MODEL, make_application(load, settings, slots))
     states = make_state_store(SHAPE, MODEL)
     front = Front(WordTokenizer(VOCAB), WorldTemplate(), StateStore(states), states.files)
     engine = await RemoteEngine.open(RayLinks(MODEL, owned=True), front, max_queued=QUEUED)

@@ -26,10 +26,7 @@ _PIECE_BYTES: Final = 1 << 20
 _LOOK_SECONDS: Final = 0.2
 _UNBOUNDED: Final = 1 << 62
 _LIMITS: Final = Limits(
-    max_file_bytes=_UNBOUNDED,
-    max_key_file_bytes=_UNBOUNDED,
-    max_all_file_bytes=_UNBOUNDED,
-    max_batch_lines=_UNBOUNDED,
+    max_file_bytes=_UNBOUNDED, max_key_file_bytes=_UNBOUNDED, max_all_file_bytes=_UNBOUNDED, max_batch_lines=_UNBOUNDED
 )
 
 
