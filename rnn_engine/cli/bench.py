@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from rnn_engine.bounds import TUNE_SECONDS
-from rnn_engine.cli.options import FiniteRange, Parsed, bad_value, check_outputs, model_argument, settings_options
+from rnn_engine.bounds import TUNE_SECONDS, Kind, setting
+from rnn_engine.cli.options import FiniteRange, bad_value, check_outputs, model_argument, settings_options
 from rnn_engine.loading.settings import LoadSettings
 
 
@@ -22,17 +24,23 @@ def _parse_numbers(text: str) -> list[int]:
     return numbers
 
 
+_NUMBERS = Kind(metavar="TEXT", parse=_parse_numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What to measure, and how often."""
+
+    slots: Sequence[int] = setting((1, 8), _NUMBERS, text="1,8").help("Numbers of sequences to decode.")
+    lengths: Sequence[int] = setting((64,), _NUMBERS, text="64").help("Lengths of prompts in tokens.")
+    repeats: int = setting(10, Kind(int, low=1)).help("Timed runs a line.")
+    profile: bool = setting(False).help("Also time each kernel, and compare it with the device's peak speeds.")
+
+
 @click.command()
 @model_argument
 @settings_options(LoadSettings, "device", "weights", "device_memory", "loras", "tune_seconds")
-@click.option(
-    "--slots", type=Parsed(_parse_numbers), default="1,8", metavar="TEXT", help="Numbers of sequences to decode."
-)
-@click.option(
-    "--lengths", type=Parsed(_parse_numbers), default="64", metavar="TEXT", help="Lengths of prompts in tokens."
-)
-@click.option("--repeats", type=click.IntRange(min=1), default=10, help="Timed runs a line.")
-@click.option("--profile", is_flag=True, help="Also time each kernel, and compare it with the device's peak speeds.")
+@settings_options(Runs)
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -43,13 +51,10 @@ def _parse_numbers(text: str) -> list[int]:
 @click.pass_context
 def bench_command(
     context: click.Context,
+    runs: Runs,
     loading: LoadSettings,
     /,
     model: Path,
-    slots: list[int],
-    lengths: list[int],
-    repeats: int,
-    profile: bool,
     report: Path | None,
     as_json: bool,
 ) -> None:
@@ -60,7 +65,7 @@ def bench_command(
     from rnn_engine.cli.benchmark import measure, print_tables, write_report
 
     check_outputs(context, {"--report": report})
-    benchmark = measure(model, loading, slots=slots, lengths=lengths, repeats=repeats, profile=profile)
+    benchmark = measure(model, loading, runs)
     if report is not None:
         write_report(benchmark, report)
     if as_json:

@@ -18,6 +18,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from rnn_engine.cli.bench import Runs
 from rnn_engine.cli.options import describe_shape
 from rnn_engine.cli.reports import share, write_page
 from rnn_engine.errors import DeviceError
@@ -229,13 +230,12 @@ class Benchmark:
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
-def measure(
-    model: Path, loading: LoadSettings, *, slots: Sequence[int], lengths: Sequence[int], repeats: int, profile: bool
-) -> Benchmark:
-    """Load a model, and measure decode with each number of `slots` and prefill of prompts of each of `lengths`.
+def measure(model: Path, loading: LoadSettings, runs: Runs) -> Benchmark:
+    """Load a model, and measure decode with each number of slots and prefill of prompts of each length.
 
     With `profile`, also time each kernel. Raises DeviceError if the device can't do that.
     """
+    slots, lengths, repeats = runs.slots, runs.lengths, runs.repeats
     with progress_bar("opening the model") as progress:
         with open_model(model, loading.loras) as opened:
             room, memory = RunnerSize(num_slots=max(slots)), loading.device_memory
@@ -249,7 +249,7 @@ def measure(
                 progress=progress,
             )
         with closing(runner):
-            profiled = _profiled(runner) if profile else None
+            profiled = _profiled(runner) if runs.profile else None
             steps = [(f"decode, {count} slot(s)", measure_decode, profile_decode, count) for count in slots]
             steps += [(f"prefill, {length} tokens", measure_prefill, profile_prefill, length) for length in lengths]
             results: list[Measurement] = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from rnn_engine.bounds import TEXT, Kind, setting
 from rnn_engine.cli.generation_options import Starts, grammar_options, mix_options, sampling_options
 from rnn_engine.cli.options import (
     LongCommand,
@@ -27,18 +29,22 @@ from rnn_engine.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from rnn_engine.grammar import Grammar
 
+TOKENS = Kind(metavar="1,2,3|FILE.npy", parse=parse_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to continue, and before which texts to stop."""
+
+    prompt: str | None = setting(None, TEXT, "-p", "--prompt").help("The text to continue.  [default: standard input]")
+    tokens: Sequence[int] | None = setting(None, TOKENS).help("Token ids to continue; the output is token ids, too.")
+    chat: bool = setting(False).help("Send the text to the model as a user's message, and print the answer.")
+    stop: Sequence[str] = setting((), TEXT).help("Stop before this text.")
+
 
 @click.command(cls=LongCommand)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
-@click.option("-p", "--prompt", help="The text to continue.  [default: standard input]")
-@click.option(
-    "--tokens",
-    type=Parsed(parse_tokens),
-    metavar="1,2,3|FILE.npy",
-    help="Token ids to continue; the output is token ids, too.",
-)
-@click.option("--chat", is_flag=True, help="Send the text to the model as a user's message, and print the answer.")
-@click.option("--stop", multiple=True, help="Stop before this text. May be given several times.")
+@settings_options(Task)
 @sampling_options
 @grammar_options
 @loading_options
@@ -48,12 +54,9 @@ def generate_command(
     loading: LoadSettings,
     grammar: Grammar | None,
     sampling: SamplingParams,
+    task: Task,
     /,
     words: tuple[str, ...],
-    prompt: str | None,
-    tokens: list[int] | None,
-    chat: bool,
-    stop: tuple[str, ...],
     max_tokens: int,
 ) -> None:
     """Continue a text and print what follows.
@@ -61,28 +64,16 @@ def generate_command(
     The text is PROMPT, or what comes on standard input. A single word is MODEL if it names a file, a folder or a model
     that `pull` knows; otherwise it is PROMPT.
     """
-    if prompt is not None and tokens is not None:
+    if task.prompt is not None and task.tokens is not None:
         raise click.UsageError("--prompt and --tokens can't be used together")
-    if chat and tokens is not None:
+    if task.chat and task.tokens is not None:
         raise click.UsageError("--chat and --tokens can't be used together")
-    model, argument = _divide(words, has_prompt=prompt is not None or tokens is not None)
-    prompt = argument if prompt is None else prompt
-    if prompt is None and tokens is None:
-        prompt = _read_prompt()
+    model, argument = _divide(words, has_prompt=task.prompt is not None or task.tokens is not None)
+    if task.prompt is None and task.tokens is None:
+        task = replace(task, prompt=_read_prompt() if argument is None else argument)
     from rnn_engine.cli.generation import generate
 
-    generate(
-        model,
-        loading,
-        starts,
-        sampling,
-        grammar,
-        prompt=prompt,
-        tokens=tokens,
-        chat=chat,
-        stop=stop,
-        max_tokens=max_tokens,
-    )
+    generate(model, loading, starts, sampling, grammar, task, max_tokens)
 
 
 def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None]:
@@ -116,7 +107,7 @@ def _read_prompt() -> str:
 @click.command()
 @model_argument
 @click.option(
-    "--tokens", type=Parsed(parse_tokens), required=True, metavar="1,2,3|FILE.npy", help="The ids of the tokens to run."
+    "--tokens", type=Parsed(parse_tokens), required=True, metavar=TOKENS.metavar, help="The ids of the tokens to run."
 )
 @settings_options(LoadSettings, "device", "weights", "device_memory", "v5_group_norm_epsilon", "loras")
 @click.option(

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Role, WorldTemplate
+from rnn_engine.cli.generate import Task
 from rnn_engine.cli.generation_options import Starts
 from rnn_engine.cli.session import EngineChoice, engine_session
 from rnn_engine.errors import InvalidRequestError
@@ -34,22 +35,16 @@ def generate(
     starts: Starts,
     sampling: SamplingParams,
     grammar: Grammar | None,
-    *,
-    prompt: str | None,
-    tokens: Sequence[int] | None,
-    chat: bool,
-    stop: Sequence[str],
+    task: Task,
     max_tokens: int,
 ) -> None:
-    """Load a model, continue `prompt` and print what follows. If `prompt` is None, continue `tokens` and print tokens.
-
-    With `chat`, the prompt is sent as a user's message.
-    """
+    """Load a model, continue the task's prompt, or else its tokens, and print what follows: a text, or else tokens."""
+    prompt, tokens, stop = task.prompt, task.tokens, task.stop
     with engine_session(EngineChoice(model, loading, slots=max(1, len(starts.files)))) as session:
         states = starts.read(session.engine.state_files)
         initial = states[0] if states else session.initial
         stop_tokens: Sequence[int] = ()
-        if prompt is not None and chat:
+        if prompt is not None and task.chat:
             made = prompt_after(session.engine, initial, Conversation([ChatMessage(Role.USER, prompt)]))
             tokens, stop, stop_tokens = made.tokens, (*stop, *made.stop), made.stop_tokens
         elif prompt is not None:
@@ -64,10 +59,10 @@ def generate(
             sampling=sampling.resolved(session.engine.tokenize),
             grammar=grammar,
         )
-        lacks_turns = bool(prompt) and not chat and _lacks_turns(session.engine.info.chat_template, prompt or "")
+        lacks_turns = bool(prompt) and not task.chat and _lacks_turns(session.engine.info.chat_template, prompt or "")
         if lacks_turns:
             click.echo(_TURNS_HINT, err=True)
-        printer = _TextPrinter(strips=chat)
+        printer = _TextPrinter(strips=task.chat)
         session.generate(request, printer.print if prompt is not None else _print_ids)
         click.echo()
         if printer.only_blanks and prompt is not None and not lacks_turns:
