@@ -32,7 +32,7 @@ from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import LEASE
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS
-from rnn_engine_server.core.schema import INTEGERS, NULL, Parsed, RefusedError, RequestBody, Usage
+from rnn_engine_server.core.schema import INTEGERS, NULL, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import work
 from rnn_engine_states.named.entry import NamedState
@@ -337,14 +337,7 @@ async def list_leases(request: web.Request) -> LeaseEntries:
     return {
         "object": "list",
         "data": [
-            {
-                "object": "lease",
-                "owner": lease.owner,
-                "ttl": lease.ttl,
-                "expires_in": lease.expires_in,
-                "states": list(lease.names),
-                "bytes": lease.num_bytes,
-            }
+            described(LeaseEntry, lease, object="lease", states=list(lease.names), bytes=lease.num_bytes)
             for lease in leases
         ],
     }

@@ -29,6 +29,7 @@ from rnn_engine_server.apis.ollama.schemas import (
     OllamaDetails,
     OllamaError,
     OllamaGenerateRequest,
+    OllamaGeneration,
     OllamaModel,
     OllamaModelFacts,
     OllamaModels,
@@ -271,29 +272,26 @@ ROUTES = RouteTable(error_form=ollama_error)
 @ROUTES.post("/api/chat", answer=OllamaChat, chunk=OllamaChat, stream_type=LINES)
 async def chat(request: web.Request, body: OllamaChatRequest) -> web.StreamResponse:
     """Continue a conversation, as Ollama does. Errors of all of its routes have Ollama's form, too."""
-    engine = engine_of(request, body.cache_salt)
-    if body.translated is None:
-        return _loaded(OllamaDialect(engine.info, None, "message"), stream=body.stream)
-    calls, form, resolved = await prepare_chat(request, engine, body.translated)
-    dialect = OllamaDialect(engine.info, form, "message")
-    return await answer_in(
-        dialect, request, body.translated, calls, resolved, stream_type=LINES, keep_alive=dialect.keep_alive
-    )
+    return await _answer(request, body, "message")
 
 
 @ROUTES.post("/api/generate", answer=OllamaText, chunk=OllamaText, stream_type=LINES)
 async def generate(request: web.Request, body: OllamaGenerateRequest) -> web.StreamResponse:
     """Answer or continue a text, as Ollama does."""
-    engine = engine_of(request, body.cache_salt)
-    match body.translated:
-        case None:
-            return _loaded(OllamaDialect(engine.info, None, "response"), stream=body.stream)
-        case CompletionRequest() as translated:
-            calls, resolved = await prepare_completions(request, engine, translated)
-            dialect = OllamaDialect(engine.info, None, "response")
-        case translated:
-            calls, form, resolved = await prepare_chat(request, engine, translated)
-            dialect = OllamaDialect(engine.info, form, "response")
+    return await _answer(request, body, "response")
+
+
+async def _answer(request: web.Request, body: OllamaGeneration, kind: AnswerKind) -> web.StreamResponse:
+    engine, translated = engine_of(request, body.cache_salt), body.translated
+    form: AnswerForm | None = None
+    if translated is None:  # the request only asks to load the model, which is loaded by now
+        answer = OllamaDialect(engine.info, form, kind).empty()
+        return web.Response(body=encode_line(answer), content_type=LINES) if body.stream else json_response(answer)
+    if isinstance(translated, CompletionRequest):
+        calls, resolved = await prepare_completions(request, engine, translated)
+    else:
+        calls, form, resolved = await prepare_chat(request, engine, translated)
+    dialect = OllamaDialect(engine.info, form, kind)
     return await answer_in(
         dialect, request, translated, calls, resolved, stream_type=LINES, keep_alive=dialect.keep_alive
     )
@@ -324,12 +322,6 @@ async def older_embed(request: web.Request, body: OlderEmbedRequest) -> Long[Old
         raise InvalidRequestError("prompt", len(body.input), "one text")
     [one] = (await find_vectors(request, body)).embeddings
     return Long(one.vector.size, lambda: {"embedding": one.vector.tolist()})
-
-
-def _loaded(dialect: OllamaDialect, *, stream: bool) -> web.Response:
-    """Return the answer to a request that has no prompt and only asks to load the model, which is loaded by now."""
-    answer = dialect.empty()
-    return web.Response(body=encode_line(answer), content_type=LINES) if stream else json_response(answer)
 
 
 @ROUTES.get("/api/tags", uses_model=False)

@@ -12,12 +12,12 @@ from typing_extensions import TypedDict
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.apis.openai.files import ExpiresAfter
 from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
-from rnn_engine_server.apis.openai.response_schemas import InputTokensDetails, OutputTokensDetails
+from rnn_engine_server.apis.openai.response_schemas import ResponseUsage, response_usage
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import PageEnds, page_ends
 from rnn_engine_server.core.handlers import RouteTable
-from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.core.schema import RequestBody, described
 from rnn_engine_server.jobs.runner import BatchRunner
 from rnn_engine_server.store.batches import Batch, Batches, BatchStatus, Endpoint
 
@@ -26,6 +26,7 @@ BATCHES = web.AppKey("batches", Batches)
 RUNNER = web.AppKey("batch_runner", BatchRunner)
 
 _MOST_LISTED = 100
+_ENTERED = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")  # with times
 
 
 class BatchRequest(RequestBody):
@@ -66,14 +67,8 @@ class BatchCounts(TypedDict):
     failed: int
 
 
-class BatchUsage(TypedDict):
+class BatchUsage(ResponseUsage):
     """The tokens of the answers that a batch has; `cached_tokens` of the input were not run."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
 
 
 class BatchObject(TypedDict):
@@ -180,39 +175,24 @@ async def _batch(request: web.Request) -> Batch:
 
 def _batch_object(store: Batches, batch: Batch) -> BatchObject:
     batch = store.shown(batch)
-    entered: dict[str, Any] = {name: int(when) for name, when in batch.entered.items()}
-    output_id, error_id = batch.result_ids
-    usage, finish = batch.usage, store.estimated_finish(batch)
-    errors: list[BatchErrorEntry] = [
-        {"code": each.code, "message": each.message, "param": each.param, "line": each.line} for each in batch.errors
-    ]
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "endpoint": batch.endpoint,
-        "errors": {"object": "list", "data": errors} if errors else None,
-        "input_file_id": batch.input_file_id,
-        "completion_window": batch.completion_window,
-        "status": batch.status,
-        "output_file_id": output_id,
-        "error_file_id": error_id,
-        "created_at": int(batch.created),
-        "in_progress_at": entered.get("in_progress"),
-        "expires_at": int(batch.expires),
-        "finalizing_at": entered.get("finalizing"),
-        "completed_at": entered.get("completed"),
-        "failed_at": entered.get("failed"),
-        "expired_at": entered.get("expired"),
-        "cancelling_at": entered.get("cancelling"),
-        "cancelled_at": entered.get("cancelled"),
-        "estimated_finish": None if finish is None else int(finish),
-        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
-        "usage": {
-            "input_tokens": usage.input_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-            "output_tokens": usage.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-            "total_tokens": usage.input_tokens + usage.output_tokens,
-        },
-        "metadata": dict(batch.metadata),
+    entered: dict[str, Any] = {
+        f"{name}_at": int(batch.entered[name]) if name in batch.entered else None for name in _ENTERED
     }
+    output_id, error_id = batch.result_ids
+    finish, errors = store.estimated_finish(batch), [described(BatchErrorEntry, each) for each in batch.errors]
+    used = batch.usage
+    return described(
+        BatchObject,
+        batch,
+        object="batch",
+        errors={"object": "list", "data": errors} if errors else None,
+        output_file_id=output_id,
+        error_file_id=error_id,
+        created_at=int(batch.created),
+        expires_at=int(batch.expires),
+        estimated_finish=None if finish is None else int(finish),
+        request_counts=described(BatchCounts, batch),
+        usage=response_usage(used.input_tokens, used.cached_tokens, used.output_tokens, used.reasoning_tokens),
+        metadata=dict(batch.metadata),
+        **entered,
+    )

@@ -19,7 +19,7 @@ from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import PageEnds, json_response, page_ends, query_page
 from rnn_engine_server.core.handlers import RouteTable
-from rnn_engine_server.core.schema import RequestBody
+from rnn_engine_server.core.schema import RequestBody, described
 from rnn_engine_server.core.streams import DONE, EventStream, encode_event, send_until_closing
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
 from rnn_engine_server.models.registry import MODEL_USE
@@ -394,28 +394,22 @@ def _job_object(request: web.Request, job: TuningJob) -> FineTuningJob:
     hyperparameters = _hyperparameters_object(job.hyperparameters)
     state: StateMethodObject = {"type": "state", "state": {"hyperparameters": hyperparameters}}
     supervised: SupervisedMethodObject = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
-    error = job.error
-    return {
-        "id": job.id,
-        "object": "fine_tuning.job",
-        "model": job.model,
-        "created_at": int(job.created),
-        "finished_at": None if job.finished is None else int(job.finished),
-        "estimated_finish": None if finish is None else int(finish),
-        "fine_tuned_model": job.model_name(job.state) if has_result else None,
-        "organization_id": "",
-        "status": job.status,
-        "training_file": job.training_file,
-        "validation_file": job.validation_file,
-        "result_files": [job.result_file] if has_result else [],
-        "trained_tokens": job.trained_tokens,
-        "error": None if error is None else {"code": error.code, "message": error.message, "param": error.param},
-        "hyperparameters": hyperparameters,
-        "method": state if job.method == "state" else supervised,
-        "seed": job.seed,
-        "integrations": [],
-        "metadata": dict(job.metadata),
-    }
+    return described(
+        FineTuningJob,
+        job,
+        object="fine_tuning.job",
+        created_at=int(job.created),
+        finished_at=None if job.finished is None else int(job.finished),
+        estimated_finish=None if finish is None else int(finish),
+        fine_tuned_model=job.model_name(job.state) if has_result else None,
+        organization_id="",
+        result_files=[job.result_file] if has_result else [],
+        error=None if job.error is None else described(JobErrorObject, job.error),
+        hyperparameters=hyperparameters,
+        method=state if job.method == "state" else supervised,
+        integrations=[],
+        metadata=dict(job.metadata),
+    )
 
 
 def _hyperparameters_object(found: Hyperparameters) -> HyperparametersObject:
@@ -427,15 +421,14 @@ def _hyperparameters_object(found: Hyperparameters) -> HyperparametersObject:
 
 
 def _event_object(event: Event) -> FineTuningEvent:
-    return {
-        "id": event.id,
-        "object": "fine_tuning.job.event",
-        "created_at": int(event.created),
-        "level": event.level,
-        "message": event.message,
-        "type": "message" if event.data is None else "metrics",
-        "data": None if event.data is None else dict(event.data),
-    }
+    return described(
+        FineTuningEvent,
+        event,
+        object="fine_tuning.job.event",
+        created_at=int(event.created),
+        type="message" if event.data is None else "metrics",
+        data=None if event.data is None else dict(event.data),
+    )
 
 
 def _checkpoint_object(job: TuningJob, checkpoint: Checkpoint) -> FineTuningCheckpoint:

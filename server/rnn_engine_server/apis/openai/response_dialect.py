@@ -16,7 +16,7 @@ from rnn_engine.sampling.params import SamplingParams
 from rnn_engine_server.apis.common.answering import AnswerClock, Dialect, Ended
 from rnn_engine_server.apis.openai.background import BackgroundRun
 from rnn_engine_server.apis.openai.dialect import ContentTokens, chat_logprobs
-from rnn_engine_server.apis.openai.response_schemas import ResponsesRequest, ResponseUsage
+from rnn_engine_server.apis.openai.response_schemas import ResponsesRequest, ResponseUsage, response_usage
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob
 from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.streams import encode_event
@@ -279,14 +279,7 @@ class ResponsesDialect(Dialect):
 
     def _usage(self, finished: Finished) -> ResponseUsage:
         prompt, cached = (0, 0) if self._started is None else (self._started.prompt_tokens, self._started.cached_tokens)
-        drawn = finished.completion_tokens
-        return {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": cached},
-            "output_tokens": drawn,
-            "output_tokens_details": {"reasoning_tokens": self._thoughts.count},
-            "total_tokens": prompt + drawn,
-        }
+        return response_usage(prompt, cached, finished.completion_tokens, self._thoughts.count)
 
     def _encode(self, event: Mapping[str, Any]) -> bytes:
         number, self._number = self._number, self._number + 1

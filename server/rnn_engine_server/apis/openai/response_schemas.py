@@ -252,6 +252,17 @@ class ResponseUsage(TypedDict):
     total_tokens: int
 
 
+def response_usage(prompt: int, cached: int, drawn: int, thoughts: int) -> ResponseUsage:
+    """Return token counts in the form of responses; `thoughts` of the `drawn` tokens are those of reasoning."""
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": drawn,
+        "output_tokens_details": {"reasoning_tokens": thoughts},
+        "total_tokens": prompt + drawn,
+    }
+
+
 class ResponseFailure(TypedDict):
     code: str
     message: str
