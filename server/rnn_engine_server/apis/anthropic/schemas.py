@@ -27,13 +27,12 @@ from rnn_engine_server.apis.common.messages import (
     client_tools,
     earlier_arguments,
 )
-from rnn_engine_server.apis.common.states import StateEntry
+from rnn_engine_server.apis.common.states import SavedState
 from rnn_engine_server.apis.openai.schemas import TranslatedChat
 from rnn_engine_server.core.schema import (
     NULL,
     OBJECT,
     STRING,
-    ErrorDetail,
     Parsed,
     RefusedError,
     RequestBody,
@@ -392,7 +391,7 @@ class AnthropicUsage(TypedDict):
     output_tokens: int
 
 
-class AnthropicAnswer(TypedDict):
+class AnthropicAnswer(SavedState):
     """The answer to a conversation: the assistant's next message.
 
     `stop_sequence` is the one of `stop_sequences` that ended the answer.
@@ -406,8 +405,6 @@ class AnthropicAnswer(TypedDict):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: AnthropicUsage
-    saved_state: NotRequired[StateEntry | None]
-    save_error: NotRequired[ErrorDetail]
 
 
 class AnthropicDelta(TypedDict):
@@ -435,7 +432,7 @@ class AnthropicErrorDetail(TypedDict):
     details: NotRequired[dict[str, Any]]
 
 
-class AnthropicEvent(TypedDict):
+class AnthropicEvent(SavedState):
     """One event of an answer's stream. The name of the server-sent event is the field `type`.
 
     `index` is the number of the content block.
@@ -457,8 +454,6 @@ class AnthropicEvent(TypedDict):
     delta: NotRequired[AnthropicDelta]
     usage: NotRequired[AnthropicUsage]
     error: NotRequired[AnthropicErrorDetail]
-    saved_state: NotRequired[StateEntry | None]
-    save_error: NotRequired[ErrorDetail]
 
 
 class AnthropicError(TypedDict):

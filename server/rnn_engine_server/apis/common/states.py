@@ -7,7 +7,7 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, NotRequired, Self, TypeAlias
 
 import numpy as np
 from pydantic import BeforeValidator, Field
@@ -20,7 +20,16 @@ from rnn_engine.requests import Event, Finished, GenerateRequest, MixedState, St
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32, InitialState
 from rnn_engine_server.core.errors import describe
-from rnn_engine_server.core.schema import NULL, STRING, Parsed, RefusedError, RequestBody, described, is_integers
+from rnn_engine_server.core.schema import (
+    NULL,
+    STRING,
+    ErrorDetail,
+    Parsed,
+    RefusedError,
+    RequestBody,
+    described,
+    is_integers,
+)
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.reading import StateForm
@@ -284,6 +293,13 @@ class StateEntry(TypedDict):
     persistent: bool
     read_only: bool
     expires_in: float | None
+
+
+class SavedState(TypedDict):
+    """The fields of an answer whose request has `save_as`: the state, or null and why it can't be saved."""
+
+    saved_state: NotRequired[StateEntry | None]
+    save_error: NotRequired[ErrorDetail]
 
 
 def state_entry(named: NamedState) -> StateEntry:

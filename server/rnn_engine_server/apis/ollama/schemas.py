@@ -26,10 +26,10 @@ from rnn_engine_server.apis.common.messages import (
     earlier_arguments,
     leave_out_of_message,
 )
-from rnn_engine_server.apis.common.states import StateEntry
+from rnn_engine_server.apis.common.states import SavedState
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest
 from rnn_engine_server.apis.openai.schemas import CompletionRequest, TranslatedChat, shared_fields
-from rnn_engine_server.core.schema import NULL, OBJECT, ErrorDetail, Parsed, RefusedError, RequestBody, only
+from rnn_engine_server.core.schema import NULL, OBJECT, Parsed, RefusedError, RequestBody, only
 from rnn_engine_server.core.settings import Limits
 
 _TEXT_ONLY = "the model reads and writes text only"
@@ -334,7 +334,7 @@ class OllamaAssistantMessage(TypedDict):
     tool_calls: NotRequired[list[OllamaAnsweredCall]]
 
 
-class OllamaEnd(TypedDict):
+class OllamaEnd(SavedState):
     """The fields that every line of an answer has.
 
     Only the last line has counts of tokens, and durations in nanoseconds if times are taken.
@@ -350,8 +350,6 @@ class OllamaEnd(TypedDict):
     prompt_eval_duration: NotRequired[int]
     eval_count: NotRequired[int]
     eval_duration: NotRequired[int]
-    saved_state: NotRequired[StateEntry | None]
-    save_error: NotRequired[ErrorDetail]
 
 
 class OllamaChat(OllamaEnd):

@@ -21,7 +21,7 @@ from rnn_engine_server.apis.common.messages import (
     Message,
     client_tools,
 )
-from rnn_engine_server.apis.common.states import StateEntry
+from rnn_engine_server.apis.common.states import SavedState
 from rnn_engine_server.apis.openai.response_items import (
     METADATA_BOUNDS,
     ConversationRef,
@@ -32,7 +32,7 @@ from rnn_engine_server.apis.openai.response_items import (
 )
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, TranslatedChat
 from rnn_engine_server.core.bodies import PageEnds
-from rnn_engine_server.core.schema import ErrorDetail, PromptProgressBody, RefusedError, RequestBody, Timings, only
+from rnn_engine_server.core.schema import PromptProgressBody, RefusedError, RequestBody, Timings, only
 from rnn_engine_server.core.settings import Limits
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -278,7 +278,7 @@ class ConversationId(TypedDict):
     id: str
 
 
-class Response(TypedDict):
+class Response(SavedState):
     """A response object, which is the answer to a request for a response.
 
     Its status is `incomplete` if the answer was cut. Fields of the request have the values that the server understood.
@@ -310,8 +310,6 @@ class Response(TypedDict):
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
-    saved_state: NotRequired[StateEntry | None]
-    save_error: NotRequired[ErrorDetail]
 
 
 class ResponseEvent(TypedDict):

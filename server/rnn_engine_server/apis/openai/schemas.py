@@ -25,10 +25,9 @@ from rnn_engine_server.apis.common.generation import (
 )
 from rnn_engine_server.apis.common.histories import history
 from rnn_engine_server.apis.common.messages import Message, ToolFields, check_messages, leave_out_of_message, parse_role
-from rnn_engine_server.apis.common.states import StateEntry
+from rnn_engine_server.apis.common.states import SavedState
 from rnn_engine_server.core.schema import (
     STRING,
-    ErrorDetail,
     Parsed,
     PromptProgressBody,
     RefusedError,
@@ -128,22 +127,25 @@ class CompletionChoice(TypedDict):
     prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]
 
 
-class Completion(TypedDict):
+class Choices(SavedState):
+    """The fields of every object with choices."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    timings: NotRequired[Timings]
+
+
+class Completion(Choices):
     """The answer to a completion, and with `stream` each event.
 
     In a stream, `usage` is sent only if `stream_options` asks for it.
     """
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
-    saved_state: NotRequired[StateEntry | None]
-    save_error: NotRequired[ErrorDetail]
-    timings: NotRequired[Timings]
     prompt_progress: NotRequired[PromptProgressBody]
 
 
@@ -462,19 +464,12 @@ class Verbose(TypedDict):
 _VerboseField = TypedDict("_VerboseField", {"__verbose": NotRequired[Verbose]})  # no name for a class's body
 
 
-class ChatCompletion(_VerboseField):
+class ChatCompletion(Choices, _VerboseField):
     """The answer to a conversation: one or more choices of the next message."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
-    saved_state: NotRequired[StateEntry | None]
-    save_error: NotRequired[ErrorDetail]
-    timings: NotRequired[Timings]
     prompt_token_ids: NotRequired[list[int]]
     prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]
 
@@ -528,19 +523,12 @@ class ChatChunkChoice(TypedDict):
     prompt_token_ids: NotRequired[list[int]]
 
 
-class ChatCompletionChunk(TypedDict):
+class ChatCompletionChunk(Choices):
     """One event of a chat completion's stream."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
-    saved_state: NotRequired[StateEntry | None]
-    save_error: NotRequired[ErrorDetail]
-    timings: NotRequired[Timings]
     prompt_progress: NotRequired[PromptProgressBody]
 
 
