@@ -8,7 +8,7 @@ from sqlite3 import Connection
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from aiohttp import web
-from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.database import Transaction
@@ -17,6 +17,7 @@ from rnn_engine.operations.collections import (
     DEFAULT_CANDIDATES,
     DEFAULT_TOP_N,
     MAX_CANDIDATES,
+    Hit,
     OnThread,
     Search,
     add_documents,
@@ -33,15 +34,14 @@ from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import (
+    PageEnds,
     hold_more,
-    json_response,
-    long_json_response,
     page_ends,
     query_count,
-    read_body,
 )
-from rnn_engine_server.core.routing import SETTINGS, Route
-from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody, Usage
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.routing import SETTINGS
+from rnn_engine_server.core.schema import STRING, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 from rnn_engine_states.documents import Document, DocumentStore, StoredCollection
@@ -73,9 +73,7 @@ _DOCUMENT_SCHEMA = {
         },
     ]
 }
-Documents: TypeAlias = Annotated[
-    list[Document], PlainValidator(_parse_documents), WithJsonSchema({"type": "array", "items": _DOCUMENT_SCHEMA})
-]
+Documents: TypeAlias = Annotated[list[Document], Parsed(_parse_documents, {"type": "array", "items": _DOCUMENT_SCHEMA})]
 
 
 class CreateCollectionRequest(ModelNameBody):
@@ -148,14 +146,11 @@ class CollectionEntry(TypedDict):
     persistent: bool
 
 
-class CollectionEntries(TypedDict):
+class CollectionEntries(PageEnds):
     """The collections of the API key, ordered by name. If `has_more`, `last_id` is `after` for the next page."""
 
     object: Literal["list"]
     data: list[CollectionEntry]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class CollectionDeleted(TypedDict):
@@ -230,7 +225,24 @@ class QueryAnswer(TypedDict):
     usage: Usage
 
 
-async def list_collections(request: web.Request) -> web.Response:
+_OF = {"owner": "For the scope `admin` alone: the name of the API key whose collection is meant."}
+_PAGE = {
+    "limit": f"How many documents to return: 100 by default, at most {_MOST_DOCUMENTS}.",
+    "after": "The id of a document: return only those after it.",
+    **_OF,
+}
+_LIST = {
+    "limit": f"How many collections to return: {_MOST_LISTED} by default and at most.",
+    "after": "The id of a collection: return only those after it.",
+    **OWNER_QUERY,
+}
+
+ROUTES = RouteTable()
+
+
+@ROUTES.get("/v1/collections", query=_LIST, uses_model=False)
+async def list_collections(request: web.Request) -> Long[CollectionEntries]:
+    """The collections of documents."""
     store, limit = request.app[COLLECTIONS], query_count(request, "limit", _MOST_LISTED, _MOST_LISTED)
     page = partial(store.page, owner=listed_owner(request), after=request.query.get("after"), limit=limit)
     found, has_more = await _read(request, page)
@@ -240,43 +252,52 @@ async def list_collections(request: web.Request) -> web.Response:
         ends = page_ends(found, has_more=has_more)
         return {"object": "list", "data": [_entry(store, each) for each in found], **ends}
 
-    return await long_json_response(request, CALL_WORK * len(found), make)
+    return Long(CALL_WORK * len(found), make)
 
 
-async def create(request: web.Request) -> web.Response:
-    body = await read_body(request, CreateCollectionRequest)
+@ROUTES.post("/v1/collections", scope=Scope.MANAGE)
+async def create(request: web.Request, body: CreateCollectionRequest) -> CollectionEntry:
+    """Make an empty collection of documents."""
     store = request.app[COLLECTIONS]
     made = await create_collection(engine_of(request), store, request[PRINCIPAL].name, body.name)
-    return json_response(_entry(store, made))
+    return _entry(store, made)
 
 
-async def get(request: web.Request) -> web.Response:
-    return json_response(_entry(request.app[COLLECTIONS], await _collection(request)))
+@ROUTES.get("/v1/collections/{collection}", query=_OF, uses_model=False)
+async def get(request: web.Request) -> CollectionEntry:
+    """A collection of documents."""
+    return _entry(request.app[COLLECTIONS], await _collection(request))
 
 
-async def delete(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/collections/{collection}", query=_OF, scope=Scope.MANAGE, uses_model=False)
+async def delete(request: web.Request) -> CollectionDeleted:
+    """Delete a collection with all of its documents."""
     store, name = request.app[COLLECTIONS], request.match_info["collection"]
     await _free(request, partial(store.delete, owner=_owner(request), name=name))
-    answer: CollectionDeleted = {"object": "collection.deleted", "name": name, "deleted": True}
-    return json_response(answer)
+    return {"object": "collection.deleted", "name": name, "deleted": True}
 
 
-async def add(request: web.Request) -> web.Response:
-    body = await read_body(request, AddDocumentsRequest)
+@ROUTES.post("/v1/collections/{collection}/documents", query=_OF, scope=Scope.MANAGE)
+async def add(request: web.Request, body: AddDocumentsRequest) -> DocumentsAdded:
+    """Add documents to a collection.
+
+    The model runs each once for its vector and once for a state that is kept.
+    """
     engine, store, collection = engine_of(request), request.app[COLLECTIONS], await _collection(request)
     prepare = partial(prepare_documents, engine, store, collection, body.documents, replace_known=body.replace)
     new = await _on_thread(request)(prepare)
     request.app[SETTINGS].limits.check("max_prompt_tokens", "documents", new.num_tokens)
     costs = await add_documents(engine, store, collection, new)
-    answer: DocumentsAdded = {
+    return {
         "object": "collection.documents.added",
         "ids": [document.id for document in new.documents],
         "usage": usage_of(costs),
     }
-    return json_response(answer)
 
 
-async def list_documents(request: web.Request) -> web.Response:
+@ROUTES.get("/v1/collections/{collection}/documents", query=_PAGE, uses_model=False)
+async def list_documents(request: web.Request) -> Long[DocumentEntries]:
+    """The documents of a collection."""
     collection, limit = await _collection(request), query_count(request, "limit", 100, _MOST_DOCUMENTS)
     rows, has_more = await _read(request, partial(collection.page, after=request.query.get("after"), limit=limit))
     num_bytes = sum(row.num_bytes for row in rows)
@@ -287,27 +308,33 @@ async def list_documents(request: web.Request) -> web.Response:
         documents = request.app[COLLECTIONS].database.read_now(read).values()
         return {"object": "list", "data": list(map(_document_entry, documents)), "has_more": has_more}
 
-    return await long_json_response(request, SHORT_WORK + 1 + num_bytes, make)
+    return Long(SHORT_WORK + 1 + num_bytes, make)
 
 
-async def get_document(request: web.Request) -> web.Response:
+@ROUTES.get("/v1/collections/{collection}/documents/{id}", query=_OF, uses_model=False)
+async def get_document(request: web.Request) -> Long[DocumentEntry]:
+    """One document of a collection."""
     collection, document_id = await _collection(request), request.match_info["id"]
     found = await _read(request, partial(collection.get, document_id=document_id))
     _hold(request, len(found.text))
-    return await long_json_response(request, len(found.text), partial(_document_entry, found))
+    return Long(len(found.text), partial(_document_entry, found))
 
 
-async def remove_document(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/collections/{collection}/documents/{id}", query=_OF, scope=Scope.MANAGE, uses_model=False)
+async def remove_document(request: web.Request) -> DocumentsRemoved:
+    """Remove one document from a collection."""
     return await _removed(request, [request.match_info["id"]], must_exist=True)
 
 
-async def remove_documents(request: web.Request) -> web.Response:
-    body = await read_body(request, RemoveDocumentsRequest)
+@ROUTES.post("/v1/collections/{collection}/documents/delete", query=_OF, scope=Scope.MANAGE, uses_model=False)
+async def remove_documents(request: web.Request, body: RemoveDocumentsRequest) -> DocumentsRemoved:
+    """Remove documents from a collection."""
     return await _removed(request, body.ids, must_exist=False)
 
 
-async def query(request: web.Request) -> web.Response:
-    body = await read_body(request, QueryRequest)
+@ROUTES.post("/v1/collections/{collection}/query", query=_OF)
+async def query(request: web.Request, body: QueryRequest) -> Long[QueryAnswer]:
+    """The documents of a collection that answer a query best."""
     engine, collection = engine_of(request), await _collection(request)
     found = await search_collection(
         engine,
@@ -322,7 +349,7 @@ async def query(request: web.Request) -> web.Response:
         hold=partial(_hold, request),
     )
     size = sum(len(hit.document.text) for hit in found.hits)
-    return await long_json_response(request, size, partial(_query_answer, collection.name, engine.info.model, found))
+    return Long(size, partial(_query_answer, collection.name, engine.info.model, found))
 
 
 def _owner(request: web.Request) -> str:
@@ -346,15 +373,14 @@ async def _free(request: web.Request, change: Callable[[Transaction], T]) -> T:
     return await request.app[COLLECTIONS].database.write(change, request[PRINCIPAL].name, frees=True)
 
 
-async def _removed(request: web.Request, ids: Sequence[str], *, must_exist: bool) -> web.Response:
+async def _removed(request: web.Request, ids: Sequence[str], *, must_exist: bool) -> DocumentsRemoved:
     collection, removed = await _collection(request), list[str]()
     while ids:
         found, ids = await _free(request, partial(collection.remove, ids=ids))
         removed += found
     if must_exist and not removed:
         raise collection.unknown(request.match_info["id"])
-    answer: DocumentsRemoved = {"object": "collection.documents.deleted", "ids": removed}
-    return json_response(answer)
+    return {"object": "collection.documents.deleted", "ids": removed}
 
 
 def _hold(request: web.Request, num_bytes: int) -> None:
@@ -372,26 +398,25 @@ def _on_thread(request: web.Request) -> OnThread:
 
 
 def _entry(store: DocumentStore, collection: StoredCollection) -> CollectionEntry:
-    return {
-        "object": "collection",
-        "id": collection.id,
-        "name": collection.name,
-        "owner": collection.owner,
-        "model": collection.model_name,
-        "created": int(collection.created),
-        "documents": collection.num_documents,
-        "bytes": collection.num_bytes,
-        "persistent": store.persistent,
-    }
+    return described(
+        CollectionEntry,
+        collection,
+        object="collection",
+        model=collection.model_name,
+        created=int(collection.created),
+        documents=collection.num_documents,
+        bytes=collection.num_bytes,
+        persistent=store.persistent,
+    )
 
 
 def _document_entry(document: Document) -> DocumentEntry:
-    return {
-        "id": document.id,
-        "text": document.text,
-        "metadata": dict(document.metadata),
-        "tokens": document.num_tokens,
-    }
+    return described(DocumentEntry, document, metadata=dict(document.metadata), tokens=document.num_tokens)
+
+
+def _hit(hit: Hit) -> QueryHit:
+    document = hit.document
+    return described(QueryHit, hit, id=document.id, text=document.text, metadata=dict(document.metadata))
 
 
 def _query_answer(name: str, model: str, found: Search) -> QueryAnswer:
@@ -400,59 +425,9 @@ def _query_answer(name: str, model: str, found: Search) -> QueryAnswer:
         "collection": name,
         "model": model,
         "method": found.method,
-        "results": [
-            {
-                "id": hit.document.id,
-                "text": hit.document.text,
-                "metadata": dict(hit.document.metadata),
-                "score": hit.score,
-                "similarity": hit.similarity,
-                "relevance": hit.relevance,
-            }
-            for hit in found.hits
-        ],
+        "results": list(map(_hit, found.hits)),
         "search_ms": 1000 * found.search_seconds,
         "rerank_ms": 1000 * found.rerank_seconds,
         "tokens_run": found.tokens_run,
         "usage": usage_of(found.costs),
     }
-
-
-_ALL = "/v1/collections"
-_ONE = f"{_ALL}/{{collection}}"
-_DOCUMENTS = f"{_ONE}/documents"
-_DOCUMENT = f"{_DOCUMENTS}/{{id}}"
-
-_OF = {"owner": "For the scope `admin` alone: the name of the API key whose collection is meant."}
-_PAGE = {
-    "limit": f"How many documents to return: 100 by default, at most {_MOST_DOCUMENTS}.",
-    "after": "The id of a document: return only those after it.",
-    **_OF,
-}
-_LIST = {
-    "limit": f"How many collections to return: {_MOST_LISTED} by default and at most.",
-    "after": "The id of a collection: return only those after it.",
-    **OWNER_QUERY,
-}
-_ADD = "Add documents to a collection. The model runs each once for its vector and once for a state that is kept."
-_CREATE = "Make an empty collection of documents."
-_QUERY = "The documents of a collection that answer a query best."
-_REMOVE = "Remove documents from a collection."
-_reading = partial(Route, "GET", uses_model=False)
-_changing = partial(Route, scope=Scope.MANAGE)
-_removing = partial(_changing, query=_OF, uses_model=False)
-
-ROUTES = (
-    _reading(_ALL, list_collections, "The collections of documents.", CollectionEntries, query=_LIST),
-    _changing("POST", _ALL, create, _CREATE, CollectionEntry, request=CreateCollectionRequest),
-    _reading(_ONE, get, "A collection of documents.", CollectionEntry, query=_OF),
-    _removing("DELETE", _ONE, delete, "Delete a collection with all of its documents.", CollectionDeleted),
-    _reading(_DOCUMENTS, list_documents, "The documents of a collection.", DocumentEntries, query=_PAGE),
-    _changing("POST", _DOCUMENTS, add, _ADD, DocumentsAdded, request=AddDocumentsRequest, query=_OF),
-    _removing(
-        "POST", f"{_DOCUMENTS}/delete", remove_documents, _REMOVE, DocumentsRemoved, request=RemoveDocumentsRequest
-    ),
-    _reading(_DOCUMENT, get_document, "One document of a collection.", DocumentEntry, query=_OF),
-    _removing("DELETE", _DOCUMENT, remove_document, "Remove one document from a collection.", DocumentsRemoved),
-    Route("POST", f"{_ONE}/query", query, _QUERY, QueryAnswer, request=QueryRequest, query=_OF),
-)
