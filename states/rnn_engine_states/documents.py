@@ -35,7 +35,7 @@ MAX_METADATA_BYTES: Final = 1 << 14  # of JSON, of one document
 MAX_TEXT_BYTES: Final = 1 << 20  # of one document
 
 _DOCUMENT_BYTES = 128  # that a document takes in the file besides texts and vector; its id is there twice
-_PAGE_BYTES = 1 << 23  # of the documents that are read at a time, unless one is larger
+_PAGE_BYTES = 1 << 20  # of the texts of a page, unless one document is larger
 _PART_BYTES = 1 << 20  # of the documents that one change removes, unless one is larger: a full disk has room for it
 _PART = 1000  # ids or documents that one change looks at to remove them
 _SCHEMA = (
@@ -145,7 +145,7 @@ class Row(NamedTuple):
 
     row: int
     num_tokens: int
-    num_bytes: int
+    num_bytes: int  # about what it takes in the file without its vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ def _document(stored: tuple[object, ...]) -> Document:
 
 
 _FIELDS = ", ".join(each.name for each in fields(StoredCollection))
-_ROW = ", ".join(Row._fields)
+_ROW = "row, num_tokens, num_bytes - length(vector)"
 
 
 def _select(connection: AnyConnection, condition: str, *values: object) -> list[StoredCollection]:
@@ -470,7 +470,7 @@ class DocumentStore:
         found = transaction.execute("SELECT collection FROM deleted LIMIT 1").fetchone()
         if found is None:
             return
-        query = f"SELECT {_ROW} FROM documents WHERE collection = ? ORDER BY row DESC LIMIT {_PART}"
+        query = f"SELECT row, num_tokens, num_bytes FROM documents WHERE collection = ? ORDER BY row DESC LIMIT {_PART}"
         rows = _first(list(map(Row._make, transaction.execute(query, found))), _PART_BYTES)
         _delete(transaction, [each.row for each in rows])
         if not rows:

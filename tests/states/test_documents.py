@@ -87,7 +87,11 @@ class Notes:
 
     @property
     def ids(self) -> list[str]:
-        return [document.id for document in self.page()[0]]
+        found, has_more = self.page()
+        while has_more:
+            more, has_more = self.page(found[-1].id)
+            found += more
+        return [document.id for document in found]
 
     def nearest(self, vector: F32, count: int) -> list[tuple[Document, float]]:
         nearest = self.store.nearest(self.stored, vector, count)
@@ -153,7 +157,8 @@ def test_a_page_of_large_documents_is_short(store: DocumentStore, monkeypatch: p
     assert [[document.id for document in notes.page(after)[0]] for after in (None, "b")] == [["a", "b"], ["c"]]
     assert (notes.page()[1], notes.page("b")[1]) == (True, False)
     monkeypatch.setattr(module, "_PAGE_BYTES", 10)
-    assert notes.ids == ["a"]
+    assert [document.id for document in notes.page()[0]] == ["a"]
+    assert notes.ids == ["a", "b", "c"]
 
 
 def test_many_documents_are_removed_in_parts(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
