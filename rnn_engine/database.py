@@ -140,7 +140,7 @@ class Database:
         self._readers = self._writer if find_path is None else _FairThreads(_NUM_READERS, "store-reader")
 
     async def read(self, query: Callable[[sqlite3.Connection], T], owner: str | None = None) -> T:
-        """Call `query` with a connection that sees all changes that have ended."""
+        """Call `query` with a connection that sees all changes that have ended, and none that ends meanwhile."""
         return await asyncio.wrap_future(self._start(self._readers, owner, lambda: self._read(query)))
 
     async def write(
@@ -203,7 +203,12 @@ class Database:
 
     def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         with self._storage_errors():
-            return query(self._connect())
+            connection = self._connect()
+            connection.execute("BEGIN")
+            try:
+                return query(connection)
+            finally:
+                connection.execute("ROLLBACK")
 
     def _write(self, change: Callable[[Transaction], T], frees: bool, flushes: bool) -> T:
         with self._storage_errors():

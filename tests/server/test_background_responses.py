@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from openai.types.responses import Response as ClientResponse
 from openai.types.responses import ResponseStreamEvent
 
 from rnn_engine.errors import OverloadedError
-from rnn_engine.requests import Client
-from rnn_engine_server.apis.openai.background import BACKGROUND
+from rnn_engine.requests import Client, Event, GenerateRequest, TextDelta
+from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRun
 from rnn_engine_server.apis.openai.response_schemas import Response, ResponseEvent
 from rnn_engine_server.core.settings import Limits
 from tests.support.fake_engine import FakeEngine
@@ -167,7 +167,7 @@ async def test_a_deleted_response_stops_and_leaves_nothing(
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(made.id)
     assert engine.active == 0
-    assert list(server.folder.glob("*.events")) == []
+    assert list(server.folder.glob("blobs/*.events")) == []
 
 
 async def test_a_conversation_gets_the_answer_when_it_is_there(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
@@ -200,7 +200,7 @@ async def test_what_is_wrong_is_refused_at_once(client: openai.AsyncOpenAI, engi
     for fields, words in (
         ({"store": False}, "store: False is not allowed; expected true"),
         ({"extra_body": {"state": "nobody's"}}, "nobody's"),
-        ({"previous_response_id": "resp_none"}, "is not kept"),
+        ({"previous_response_id": "resp_none"}, "there is no response"),
     ):
         with pytest.raises(openai.APIStatusError, match=words):
             await client.responses.create(**{**HI, **fields})
@@ -274,6 +274,7 @@ async def test_a_restart_runs_what_had_not_ended_with_the_same_seed(tmp_path: Pa
             ended = await until_ended(client, await client.responses.retrieve(created.response.id))
             assert (ended.status, ended.output_text) == ("completed", "Hi 49")
             events = await events_after(client, ended.id, 1)
+            assert "response.failed" not in [event.type for event in events]
             assert [event.sequence_number for event in events] == list(range(2, len(events) + 2))
             assert events[-1].type == "response.completed"
         old, new = first.engine.requests[-1], second.engine.requests[-1]
@@ -284,6 +285,89 @@ async def test_a_restart_runs_what_had_not_ended_with_the_same_seed(tmp_path: Pa
             assert (await client.responses.retrieve(ended.id)).output_text == "Hi 49"
             assert len(await events_after(client, ended.id)) == len(events) + 2
         assert third.engine.requests == []
+
+
+class GroupingEngine(FakeEngine):
+    """A fake engine whose events have several tokens each, as with guessed tokens."""
+
+    group = 4
+
+    async def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
+        held = list[TextDelta]()
+        async for event in super().generate(request, wait_for_room=wait_for_room):
+            if isinstance(event, TextDelta):
+                held.append(event)
+            if held and (len(held) == self.group or not isinstance(event, TextDelta)):
+                yield TextDelta(
+                    "".join(each.text for each in held), tuple(info for each in held for info in each.tokens)
+                )
+                held.clear()
+            if not isinstance(event, TextDelta):
+                yield event
+
+
+@pytest.mark.parametrize("before", [1, 2, 5])
+async def test_a_stream_goes_on_after_a_kill_if_its_pieces_differ(tmp_path: Path, before: int) -> None:
+    """Whatever a client has seen before a kill, with what it reads after it, is the whole answer once."""
+    reply = " <think>Well, let me see.</think>Hello there, ann!"
+
+    def serve(folder: str, group: int) -> JobServer:
+        engine = GroupingEngine(reply=lambda _: reply)
+        engine.group = group
+        return JobServer(tmp_path / folder, engine)
+
+    fields: Any = {**HI, "stream": True, "include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    (tmp_path / "a").mkdir()
+    first = serve("a", before)
+    first.engine.hold = 40
+    async with first.run() as client:
+        stream = await client.responses.create(**fields)
+        created = await anext(aiter(stream))
+        assert created.type == "response.created"
+        await first.engine.held.wait()
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        first.engine.release.set()
+        seen = [created, *[event async for event in stream]]
+    [log] = (tmp_path / "b" / "blobs").glob("*.events")
+    num_seen = log.read_bytes().count(b"\n\n")
+    with log.open("ab") as file:
+        file.write(b"event: response.output_text.delta\nda")  # a kill in the middle of an event
+    async with serve("b", 3).run() as client:
+        ended = await until_ended(client, await client.responses.retrieve(created.response.id))
+        again = await events_after(client, ended.id)
+    before_kill: list[Any] = [event.to_dict() for event in seen]
+    told: list[Any] = [event.to_dict() for event in again]
+    assert told[:num_seen] == before_kill[:num_seen]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+
+    def others(events: list[Any]) -> list[str]:
+        return [event["type"] for event in events if "delta" not in event]
+
+    def text(events: list[Any], kind: str) -> str:
+        return "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta")
+
+    assert others(told) == others(before_kill)
+    for kind in ("reasoning_text", "output_text"):
+        assert text(told, kind) == text(before_kill, kind) != ""
+    logprobs = [part for event in told if event["type"] == "response.output_text.delta" for part in event["logprobs"]]
+    assert logprobs == told[-1]["response"]["output"][-1]["content"][0]["logprobs"]
+
+
+def test_a_log_of_events_is_gone_on_with(tmp_path: Path) -> None:
+    """What is damaged is written anew, and the failure of a server that stops is not told."""
+    log, queued = tmp_path / "log", {"id": "resp_1", "status": "queued", "output": []}
+    run = BackgroundRun(queued, log, lambda: True)
+    run.add(b'event: response.failed\ndata: {"type":"response.failed"}\n\n')
+    run.add(b'event: a\ndata: {"type":"a"}\n\n')
+    run.end()
+    again = BackgroundRun(queued, log, lambda: False)
+    assert (again.num_events, again.num_bytes) == (3, log.stat().st_size)
+    assert [again.unlogged({"type": kind}) for kind in ("a", "a", "b")] == [None, {"type": "a"}, {"type": "b"}]
+    again.end()
+    log.write_bytes(b"damaged\n\n")
+    anew = BackgroundRun(queued, log, lambda: False)
+    assert (anew.num_events, log.read_bytes().count(b"\n\n")) == (2, 2)
+    anew.end()
 
 
 async def test_a_response_of_a_removed_key_fails(tmp_path: Path) -> None:

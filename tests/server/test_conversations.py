@@ -11,7 +11,7 @@ from openai.types.responses import ResponseInputItemParam
 
 from rnn_engine_server.apis.openai.response_items import KeptConversation
 from rnn_engine_server.apis.openai.response_schemas import ResponseItemList
-from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
@@ -19,7 +19,7 @@ from tests.support.http import Body, Serve, Through, check_shape, error_of, post
 from tests.support.official import openai_client
 
 PATH = "/v1/conversations"
-KEYS = (ApiKey.of("ann's key", "ann"), ApiKey.of("bob's key", "bob"))
+KEYS = (ApiKey.of("ann's key", "ann", Scope.USE), ApiKey.of("bob's key", "bob", Scope.USE))
 MODEL: Any = {"model": "fake"}
 HI: ResponseInputItemParam = {"role": "user", "content": "Hi"}
 
@@ -52,7 +52,7 @@ async def test_a_conversation_is_kept_changed_and_deleted(client: openai.AsyncOp
     found = await client.conversations.retrieve(made.id)
     assert (found.created_at, found.metadata) == (made.created_at, {"c": "d"})
     assert (await client.conversations.delete(made.id)).deleted
-    with pytest.raises(openai.NotFoundError, match="is not kept"):
+    with pytest.raises(openai.NotFoundError, match="it never existed, or it was deleted"):
         await client.conversations.retrieve(made.id)
 
 
@@ -166,7 +166,11 @@ async def test_what_is_read_counts_in_the_memory_of_requests(serve: Serve) -> No
     made = await post(client, PATH, KeptConversation, {})
     for _ in range(8):
         assert (await client.post(f"{PATH}/{made['id']}/items", json={"items": items})).status == 200
-    for path in (f"{PATH}/{made['id']}/items", f"{PATH}/{made['id']}/items/x"):
-        error = await error_of(await client.get(path), 413)
-        assert "the conversation would take about" in error["message"]
+    error = await error_of(await client.get(f"{PATH}/{made['id']}/items"), 413)
+    assert "the conversation would take about" in error["message"]
+    page = await (await client.get(f"{PATH}/{made['id']}/items?limit=2")).json()
+    assert (len(page["data"]), page["has_more"]) == (2, True)
+    item = await (await client.get(f"{PATH}/{made['id']}/items/{page['last_id']}")).json()
+    assert item == page["data"][1]
+    await error_of(await client.get(f"{PATH}/{made['id']}/items/x"), 404)
     await error_of(await client.post("/v1/responses", json={"input": "Hi", "conversation": made["id"]}), 413)

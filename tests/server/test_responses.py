@@ -18,7 +18,7 @@ from openai.types.responses import (
 
 from rnn_engine.interface import EngineLike
 from rnn_engine_server.apis.openai.response_schemas import Response, ResponseEvent, ResponseItemList, ResponseList
-from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.demo_server import demo_choice
@@ -28,7 +28,7 @@ from tests.support.official import openai_client
 
 PATH = "/v1/responses"
 ANN, BOB = "ann's key", "bob's key"
-KEYS = (ApiKey.of(ANN, "ann"), ApiKey.of(BOB, "bob"))
+KEYS = (ApiKey.of(ANN, "ann", Scope.USE), ApiKey.of(BOB, "bob", Scope.USE))
 WEATHER: FunctionToolParam = {
     "type": "function",
     "name": "weather",
@@ -322,7 +322,7 @@ async def test_a_response_belongs_to_its_key(client: openai.AsyncOpenAI) -> None
 
 async def test_what_is_not_to_be_stored_is_not(client: openai.AsyncOpenAI) -> None:
     made = await client.responses.create(input="Hi", store=False, **MODEL)
-    with pytest.raises(openai.NotFoundError, match="is not kept"):
+    with pytest.raises(openai.NotFoundError, match="it never existed, or it was deleted"):
         await client.responses.retrieve(made.id)
 
 

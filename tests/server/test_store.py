@@ -110,6 +110,35 @@ class TestOperators:
         with pytest.raises(openai.NotFoundError):
             await bob.fine_tuning.jobs.retrieve(job.id)
 
+    async def test_an_operator_sees_and_deletes_conversations_and_responses(self, tmp_path: Path) -> None:
+        """Also those of a key that is removed."""
+        async with JobServer(tmp_path, keys=(EVE,)).run() as client:
+            eve = client.with_options(api_key="eve's key")
+            talk = await eve.conversations.create(items=[{"role": "user", "content": "Hi"}])
+            answers = [await eve.responses.create(model="fake", input=text) for text in ("Hi", "Bye")]
+        async with JobServer(tmp_path, keys=(ANN, OPERATOR)).run() as ann:
+            operator = ann.with_options(api_key="operator's key")
+
+            async def listed(path: str, **query: str) -> list[str]:
+                found: Any = await operator.get(path, cast_to=object, options={"params": query})
+                return [each["id"] for each in found["data"]]
+
+            assert await listed("/conversations") == await listed("/responses") == []
+            assert await listed("/conversations", owner="*") == await listed("/conversations", owner="eve") == [talk.id]
+            assert await listed("/responses", owner="eve", limit="1") == [answers[1].id]
+            for path in ("/conversations", "/responses"):
+                with pytest.raises(openai.PermissionDeniedError, match="owner: 'eve' is another API key"):
+                    await ann.get(path, cast_to=object, options={"params": {"owner": "eve"}})
+            assert (await operator.responses.retrieve(answers[0].id)).output_text == answers[0].output_text
+            assert len((await operator.responses.input_items.list(answers[0].id)).data) == 1
+            assert len((await operator.conversations.items.list(talk.id)).data) == 1
+            with pytest.raises(openai.NotFoundError):
+                await ann.responses.retrieve(answers[0].id)
+            await operator.conversations.delete(talk.id)
+            for answer in answers:
+                await operator.responses.delete(answer.id)
+            assert await listed("/conversations", owner="*") == await listed("/responses", owner="*") == []
+
     async def test_what_removed_keys_have_left(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
         file = await file_of(store, "eve")

@@ -21,9 +21,9 @@ from rnn_engine_server.apis.engine.collections import COLLECTIONS
 from rnn_engine_server.apis.koboldcpp import GENERATIONS, Generations
 from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRunner
 from rnn_engine_server.apis.openai.batches import BATCHES, RUNNER
+from rnn_engine_server.apis.openai.conversations import STORE
 from rnn_engine_server.apis.openai.files import FILES
 from rnn_engine_server.apis.openai.fine_tuning import TUNING_RUNNER, TUNINGS
-from rnn_engine_server.apis.openai.kept import CONVERSATIONS, ConversationStore
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.auth.admission import (
     CLIENT,
@@ -78,16 +78,24 @@ def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
     """Return the usage of each store of clients' values, by the store's name. For any thread but the event loop's."""
     count, num_bytes, held, vector_bytes, evictions = app[COLLECTIONS].usage()
     return {
-        "conversations": app[CONVERSATIONS].usage,
+        "conversations": app[STORE].history_usage,
         "slot_prompts": app[SLOT_PROMPTS].usage,
         "collections": KeptUsage(count, num_bytes, 0),
         "collection_vectors": KeptUsage(held, vector_bytes, evictions),
     }
 
 
-STORE = web.AppKey("store", Store)
-
-__all__ = ["BATCHES", "RUNNER", "LoadEngine", "LoadOrder", "ModelRegistry", "ServerSettings", "make_app", "run"]
+__all__ = [
+    "BATCHES",
+    "RUNNER",
+    "STORE",
+    "LoadEngine",
+    "LoadOrder",
+    "ModelRegistry",
+    "ServerSettings",
+    "make_app",
+    "run",
+]
 
 Served: TypeAlias = EngineLike | ModelRegistry
 """What a server serves: one engine, or the models of a registry."""
@@ -140,7 +148,6 @@ def make_app(
     store = store or Store(settings.job_folder, settings.limits)
     app[STORE] = store
     app[FILES], app[BATCHES], app[TUNINGS] = store.files, store.batches, store.tunings
-    app[CONVERSATIONS] = ConversationStore(store, settings.limits)
     calls = InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted))
     find_principal = _principals(settings).get
     app[RUNNER] = BatchRunner(
@@ -152,7 +159,7 @@ def make_app(
         strict=settings.strict,
     )
     app[BACKGROUND] = BackgroundRunner(
-        app[CONVERSATIONS],
+        store.responses,
         calls,
         find_principal,
         lambda: app[LIFECYCLE].closing,
@@ -326,7 +333,8 @@ async def _run_batches(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _run_background(app: web.Application) -> AsyncIterator[None]:
-    await app[BACKGROUND].start_all()
+    if app[STORE].persistent:
+        await app[BACKGROUND].start_all()
     yield
     await app[BACKGROUND].close()
 
@@ -340,7 +348,6 @@ async def _run_tunings(app: web.Application) -> AsyncIterator[None]:
 
 async def _close_store(app: web.Application) -> AsyncIterator[None]:
     yield
-    app[CONVERSATIONS].close()
     await asyncio.to_thread(app[STORE].close)
 
 

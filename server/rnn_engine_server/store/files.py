@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,10 +14,10 @@ from typing import IO, Final, Literal, TypeAlias
 from pydantic import TypeAdapter
 
 from rnn_engine.database import Database, Transaction
-from rnn_engine.errors import InvalidRequestError, StorageError
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.core.bodies import on_thread
 from rnn_engine_server.store.blobs import Blobs
-from rnn_engine_server.store.owners import Columns, Cursor, Page, Room, Table
+from rnn_engine_server.store.owners import Columns, Cursor, Expiry, Page, Room, Table
 
 UploadPurpose: TypeAlias = Literal["batch", "fine-tune"]
 """What an uploaded file is for, under OpenAI's names."""
@@ -52,8 +51,7 @@ HELD_FILES: Final = (
     "CREATE INDEX held_files_by_job ON held_files (job)",
 )
 """The files that unfinished jobs need."""
-_EXPIRED: Final = "expires <= ? AND NOT EXISTS (SELECT 1 FROM held_files WHERE file = id)"
-_log = logging.getLogger(__name__)
+_NOT_HELD: Final = "NOT EXISTS (SELECT 1 FROM held_files WHERE file = id)"
 
 
 class NewFile:
@@ -103,7 +101,7 @@ class Files:
         self.now = clock
         """Returns the Unix time in seconds by which files expire."""
         self._database = database
-        self._next_expiry = 0.0  # no file expires before that time
+        self._expiry = Expiry(database, FILES, clock, self.forget, _NOT_HELD)
 
     @staticmethod
     def new_id() -> str:
@@ -112,12 +110,12 @@ class Files:
 
     async def page(self, owner: str | None, cursor: Cursor, purpose: str | None = None) -> Page[StoredFile]:
         """Return a part of the list of an owner's files, perhaps of one purpose. Raises InvalidRequestError."""
-        await self._drop_expired()
+        await self._expiry.drop()
         return await self._database.read(lambda db: FILES.page(db, owner, cursor, purpose), owner)
 
     async def get(self, owner: str | None, file_id: str) -> StoredFile:
         """Return the owner's file with this id. Raises NotFoundError if there is none, or none any more."""
-        await self._drop_expired()
+        await self._expiry.drop()
         return await self._database.read(lambda db: FILES.find(db, owner, file_id), owner)
 
     async def content(self, owner: str | None, file_id: str) -> Path:
@@ -141,7 +139,7 @@ class Files:
         StorageError if the disk or the room for all files is full.
         """
         file_id = self.new_id()
-        await self._drop_expired()
+        await self._expiry.drop()
         self.room.take(owner, 1, 0)
         new: NewFile | None = None
         try:
@@ -174,7 +172,7 @@ class Files:
                 raise InvalidRequestError("file", file_id, "a file that no unfinished job needs; cancel the job first")
             self.forget(transaction, stored)
 
-        await self._drop_expired()
+        await self._expiry.drop()
         await self._database.write(delete, owner, frees=True)
 
     # Parts of changes that jobs make, too.
@@ -186,7 +184,7 @@ class Files:
     def release(self, transaction: Transaction, job_id: str) -> None:
         """Undo `hold`."""
         transaction.execute("DELETE FROM held_files WHERE job = ?", (job_id,))
-        self._next_expiry = 0.0
+        self._expiry.note(0.0)
 
     def forget(self, transaction: Transaction, stored: StoredFile) -> None:
         """Delete a file, its content after the end of the change."""
@@ -197,8 +195,7 @@ class Files:
     def record(self, transaction: Transaction, stored: StoredFile) -> None:
         """Write the record of a file whose content and room are there."""
         FILES.put(transaction, stored)
-        if stored.expires is not None:
-            self._next_expiry = min(self._next_expiry, stored.expires)
+        self._expiry.note(stored.expires)
 
     def adopt(
         self, blob: str, file_id: str, owner: str, filename: str, purpose: FilePurpose, lifetime: float | None
@@ -220,20 +217,3 @@ class Files:
         now = self.now()
         expires = None if lifetime is None else now + lifetime
         return StoredFile(file_id, owner, filename, purpose, num_bytes, sha256, now, expires)
-
-    async def _drop_expired(self) -> None:
-        """Delete the files whose time has passed, but not those that jobs need."""
-        now = self.now()
-        if now < self._next_expiry:
-            return
-
-        def drop(transaction: Transaction) -> None:
-            for stored in list(FILES.select(transaction, _EXPIRED, now)):
-                self.forget(transaction, stored)
-            [found] = transaction.execute("SELECT min(expires) FROM files WHERE expires > ?", (now,)).fetchone()
-            self._next_expiry = float("inf") if found is None else float(found)
-
-        try:
-            await self._database.write(drop, frees=True)
-        except StorageError as error:
-            _log.warning("expired files can't be deleted: %s", error)

@@ -18,14 +18,18 @@ from typing import Final
 from rnn_engine.database import Database
 from rnn_engine.errors import StateError
 from rnn_engine_server.core.bodies import storage_errors
+from rnn_engine_server.core.kept import KeptUsage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.jobs.lines import LineCounts
-from rnn_engine_server.store import batches, events, tunings
+from rnn_engine_server.store import batches, events, histories, tunings, turns
 from rnn_engine_server.store.batches import BATCHES, Batches
 from rnn_engine_server.store.blobs import Blobs
+from rnn_engine_server.store.conversations import CONVERSATIONS, Conversations
 from rnn_engine_server.store.files import FILES, HELD_FILES, Files
 from rnn_engine_server.store.former import take_over
+from rnn_engine_server.store.histories import EVENTS, HistoryRoom
 from rnn_engine_server.store.owners import Room, ended_in
+from rnn_engine_server.store.responses import RESPONSES, Responses
 from rnn_engine_server.store.tunings import TUNINGS, Tunings
 from rnn_engine_states.files.exchange import OwnedFolder
 
@@ -34,7 +38,11 @@ TEMPORARY_FOLDER: Final = "rnn-engine-jobs-"  # the beginning of the names of te
 
 _DATABASE: Final = "jobs.sqlite"
 _BLOBS: Final = "blobs"
-_SCHEMA: Final = ((*FILES.schema, *HELD_FILES, *BATCHES.schema, *TUNINGS.schema, *events.SCHEMA),)
+_SCHEMA: Final = (
+    (*FILES.schema, *HELD_FILES, *BATCHES.schema, *TUNINGS.schema, *events.SCHEMA),
+    (*turns.SCHEMA, *histories.SCHEMA, *CONVERSATIONS.schema, *RESPONSES.schema),
+)
+"""What makes each format of the database of the one before."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +65,7 @@ class StoreReadings:
 
 
 class Store:
-    """The files, batches and tuning jobs of all owners in one folder. An owner sees its own alone."""
+    """What clients leave, in one folder: files, jobs, conversations and responses. An owner sees its own alone."""
 
     def __init__(
         self, folder: Path | None = None, limits: Limits | None = None, clock: Callable[[], float] = time.time
@@ -84,6 +92,9 @@ class Store:
         self.files = Files(self._database, self.blobs, self._room, clock)
         self.batches = Batches(self._database, self.files, self.limits)
         self.tunings = Tunings(self._database, self.files, self.limits)
+        self.histories = HistoryRoom(self._database, self.blobs, self.limits, clock)
+        self.conversations = Conversations(self.histories)
+        self.responses = Responses(self.histories, self.conversations)
         if folder is not None:
             try:
                 self._recover(folder)
@@ -140,6 +151,12 @@ class Store:
             self.tunings.tokens,
         )
 
+    @property
+    def history_usage(self) -> KeptUsage:
+        """How many conversations and responses there are, and their bytes. Blocks."""
+        nothing = self._folder is None  # a folder is not made for this
+        return KeptUsage(0, 0, 0) if nothing else self._database.read_now(self.histories.usage)
+
     def close(self) -> None:
         """Unlock the folder, and delete it if it is temporary. Blocks. Idempotent."""
         self._database.close()
@@ -150,7 +167,10 @@ class Store:
 
     def _recover(self, folder: Path) -> None:
         """Count the room that is in use, and make blobs and records agree."""
-        take_over(folder, self._database, self.blobs)
+        take_over(folder, self._database, self.blobs, self.histories)
+        self._database.read_now(lambda _: None)  # so that it is open
+        if self._database.was_damaged:
+            self._database.write_now(self.histories.mend)
         known = set[str]()
 
         def read(db: sqlite3.Connection) -> None:
@@ -166,6 +186,7 @@ class Store:
             for job in TUNINGS.select(db, f"status NOT IN ({ended_in(tunings.FOLLOWS)})"):
                 known.update((job.result_file, *(f"{job.id}.{ending}" for ending in tunings.BLOBS)))
                 self._room.give(job.owner, -1, 0)
+            known.update(f"{each.id}.{EVENTS}" for each in RESPONSES.select(db, f"label = '{EVENTS}'"))
 
         self._database.read_now(read)
         self.blobs.sweep(known, keep=self._database.was_damaged)

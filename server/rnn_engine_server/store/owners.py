@@ -12,16 +12,17 @@ import sqlite3
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from rnn_engine.database import Transaction
+from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
 from rnn_engine_server.core.settings import Limits
 
+_MOST_EXPIRED: Final = 100  # things that one change deletes
 _log = logging.getLogger(__name__)
 
 
@@ -72,11 +73,12 @@ class Page(Generic[Item]):
 class Table(Generic[T]):
     """The things of one kind. Its methods need a connection, and must be called on a thread of the database."""
 
-    def __init__(self, name: str, kind: TypeAdapter[T], what: str) -> None:
-        """Describe the table `name`; messages call one of its things `what`."""
+    def __init__(self, name: str, kind: TypeAdapter[T], what: str, why_gone: str = "") -> None:
+        """Describe the table `name`; messages call one of its things `what`, and say why one may be gone."""
         self.name = name
         self.what = what
         self._kind = kind
+        self._why_gone = why_gone
 
     @property
     def schema(self) -> Sequence[str]:
@@ -117,7 +119,7 @@ class Table(Generic[T]):
         for thing in self.select(connection, "id = ?", thing_id):
             if owner in (None, thing.owner):
                 return thing
-        raise NotFoundError(f"there is no {self.what} {thing_id[:80]!r}")
+        raise NotFoundError(f"there is no {self.what} {thing_id[:80]!r}{self._why_gone}")
 
     def page(
         self,
@@ -171,6 +173,52 @@ class Table(Generic[T]):
     def statuses(self, connection: sqlite3.Connection) -> Counter[str]:
         """Return how many things are in each status."""
         return Counter(dict(connection.execute(f"SELECT status, count(*) FROM {self.name} GROUP BY status").fetchall()))
+
+
+class Expiry(Generic[T]):
+    """Deletes the things of a table whose time has passed."""
+
+    def __init__(
+        self,
+        database: Database,
+        table: Table[T],
+        clock: Callable[[], float],
+        forget: Callable[[Transaction, T], None],
+        condition: str = "TRUE",
+    ) -> None:
+        """Delete by `forget` what expires by the `clock`, if an SQL `condition` holds."""
+        self._database = database
+        self._table = table
+        self._clock = clock
+        self._forget = forget
+        self._condition = condition
+        self._next = 0.0  # nothing expires before that time
+
+    def note(self, expires: float | None) -> None:
+        """Note that something expires at a time, or may expire from now on (0)."""
+        if expires is not None:
+            self._next = min(self._next, expires)
+
+    async def drop(self) -> None:
+        """Delete what has expired, a few things at a time. What can't be deleted is logged."""
+        now = self._clock()
+        query = f"SELECT min(expires) FROM {self._table.name} WHERE expires > ?"
+
+        def drop(transaction: Transaction) -> bool:
+            condition = f"expires <= ? AND {self._condition} LIMIT {_MOST_EXPIRED}"
+            expired = list(self._table.select(transaction, condition, now))
+            for thing in expired:
+                self._forget(transaction, thing)
+            if len(expired) < _MOST_EXPIRED:
+                [found] = transaction.execute(query, (now,)).fetchone()
+                self._next = float("inf") if found is None else float(found)
+            return bool(expired)
+
+        try:
+            while now >= self._next and await self._database.write(drop, frees=True):
+                pass
+        except StorageError as error:
+            _log.warning("what has expired can't be deleted: %s", error)
 
 
 def _digest(owner: str, record: str) -> int:

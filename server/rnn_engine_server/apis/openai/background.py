@@ -1,7 +1,7 @@
 """Responses in the background: stored before they are run, so that they outlast their request and the process.
 
-A response is run by a call of its own route, as a stream. The events of the stream are appended to a file, from which
-any number of clients read them, also later. After a restart, what had not ended is run again, with the same seed.
+A response is run by a call of its own route, as a stream. The events of the stream are appended to a log, a blob from
+which any number of clients read them, also later. After a restart, what had not ended is run again, with the same seed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from aiohttp import hdrs, web
 from pydantic_core import from_json
@@ -23,25 +24,23 @@ from pydantic_core import from_json
 from rnn_engine.errors import InvalidRequestError, StorageError
 from rnn_engine.files import append
 from rnn_engine.requests import Client
-from rnn_engine_server.apis.openai.kept import ConversationStore
-from rnn_engine_server.apis.openai.kept_file import History, Kept
-from rnn_engine_server.apis.openai.response_items import KeptItem
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.core.bodies import storage_errors, to_json
 from rnn_engine_server.core.inner import InnerCalls
 from rnn_engine_server.core.routing import DEADLINE
 from rnn_engine_server.core.streams import EventStream, cancel_tasks, encode_event, send_until_closing, uninterrupted
+from rnn_engine_server.store.histories import EVENTS
+from rnn_engine_server.store.responses import Responses, StoredResponse
+from rnn_engine_server.store.turns import History, StoredItem
 
 PATH = "/v1/responses"
-
-NUM_QUEUED_EVENTS = 2
-"""How many events a stream has before the response begins to run."""
 
 _SEED_BITS = 63
 _RETRY_SECONDS = 5.0  # after which a full disk is tried again
 _FAILURE = "the events of the response can't be written to the folder of jobs"
 _PIECE_BYTES = 1 << 20  # of events, read at a time
 _END = b"\n\n"  # of an event
+_FAILED = b"event: response.failed\n"
 _log = logging.getLogger(__name__)
 
 
@@ -50,31 +49,70 @@ def new_seed() -> int:
     return secrets.randbits(_SEED_BITS)
 
 
-class BackgroundRun:
-    """The run of one response. The handler that answers it finds it in its request, under `BACKGROUND_RUN`."""
+@dataclass(slots=True)
+class _Logged:
+    """How much of events of one kind, of one item, is in a log: their number, their text and its log-probabilities."""
 
-    def __init__(self, kept: Kept, events: Path | None) -> None:
-        """Begin a file of events; None = events are not kept. Blocks for the disk. Raises OSError."""
-        self.queued: Mapping[str, Any] = {**from_json(kept.body), "output": []}  # the response before it begins
+    events: int = 0
+    text: int = 0
+    logprobs: int = 0
+
+
+class BackgroundRun:
+    """The run of one response. The handler that answers it finds it in its request, under `BACKGROUND_RUN`.
+
+    A run after a restart repeats the answer, but perhaps in other pieces. So its events go on in the middle of a piece.
+    """
+
+    def __init__(self, queued: Mapping[str, Any], log: Path | None, is_closing: Callable[[], bool]) -> None:
+        """Go on with the log of events that a former run has left, or begin one; None = events are not kept.
+
+        Blocks for the disk. Raises OSError.
+        """
+        self.queued = queued  # the response before it begins
         self.has_begun = False
         self.num_events = 0
         self.num_bytes = 0  # of the events
         self.changed = asyncio.Event()  # set, and replaced, when there are more events; set at the end
         self.task: asyncio.Task[None] | None = None
-        self._events = None if events is None else events.open("wb", buffering=0)
-        for kind in ("response.created", "response.queued"):
+        self._is_closing = is_closing
+        self._logged: dict[tuple[str, int | None], _Logged] = {}  # that the present run has not repeated yet
+        self._log = None if log is None else log.open("ab+", buffering=0)
+        if self._log is not None:
+            self._read_log(self._log)
+        for kind in ("response.created", "response.queued")[self.num_events :]:
             self._add_one(kind, self.queued)
-        assert self.num_events == NUM_QUEUED_EVENTS
 
     @property
     def key(self) -> str:
         """The part of the response's id that the ids of its items have, too."""
         return str(self.queued["id"]).removeprefix("resp_")
 
+    def unlogged(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what of an event is not in the log yet, None if nothing is."""
+        place = event["type"], event.get("output_index")
+        logged = self._logged.get(place)
+        if logged is None:
+            return event
+        if "delta" not in event:
+            logged.events -= 1
+            if not logged.events:
+                del self._logged[place]
+            return None
+        text, logprobs = event["delta"], event.get("logprobs") or ()
+        left = {**event, "delta": text[logged.text :]}
+        if "logprobs" in event:
+            left["logprobs"] = logprobs[logged.logprobs :]
+        logged.text, logged.logprobs = max(logged.text - len(text), 0), max(logged.logprobs - len(logprobs), 0)
+        if not (logged.text or logged.logprobs):
+            del self._logged[place]
+        return left if left["delta"] or left.get("logprobs") else None
+
     def add(self, events: bytes) -> None:
-        """Append encoded events of the running response. Raises OSError."""
+        """Append encoded events of the running response, but no failure of a server that stops. Raises OSError."""
         self.has_begun = True
-        self._write(events)
+        if not (events.startswith(_FAILED) and self._is_closing()):
+            self._write(events)
 
     def fail(self, code: str, message: str) -> Mapping[str, Any]:
         """Return the response as one that has failed, after appending the event for it."""
@@ -84,18 +122,37 @@ class BackgroundRun:
         return failed
 
     def end(self) -> None:
-        """Close the file of events, and wake those who wait for more."""
-        if self._events is not None:
-            self._events.close()
+        """Close the log of events, and wake those who wait for more."""
+        if self._log is not None:
+            self._log.close()
         self.changed.set()
+
+    def _read_log(self, log: IO[bytes]) -> None:
+        """Count what is in the log. What a crash has left of an event is cut off, and a damaged log is begun anew."""
+        log.seek(0)
+        events = log.read().split(_END)[:-1]
+        try:
+            for event in events:
+                told = from_json(event.partition(b"\ndata: ")[2])
+                logged = self._logged.setdefault((told["type"], told.get("output_index")), _Logged())
+                logged.events += 1
+                if "delta" in told:
+                    logged.text += len(told["delta"])
+                    logged.logprobs += len(told.get("logprobs") or ())
+        except (ValueError, KeyError, TypeError) as error:
+            _log.warning("the events of %s are written anew: %s", self.queued["id"], error)
+            events = []
+            self._logged.clear()
+        self.num_events, self.num_bytes = len(events), sum(len(event) + len(_END) for event in events)
+        log.truncate(self.num_bytes)
 
     def _add_one(self, kind: str, response: Mapping[str, Any]) -> None:
         self._write(encode_event({"type": kind, "response": response, "sequence_number": self.num_events}, kind))
 
     def _write(self, events: bytes) -> None:
         self.num_events += events.count(_END)
-        if self._events is not None:
-            append(self._events, events)
+        if self._log is not None:
+            append(self._log, events)
             self.num_bytes += len(events)
         self.changed.set()
         self.changed = asyncio.Event()
@@ -110,7 +167,7 @@ class BackgroundRunner:
 
     def __init__(
         self,
-        store: ConversationStore,
+        responses: Responses,
         calls: InnerCalls,
         find_principal: Callable[[str], Principal | None],
         is_closing: Callable[[], bool],
@@ -121,7 +178,7 @@ class BackgroundRunner:
         `find_principal` returns the owner of a name; None if its key is gone. Responses that fail while `is_closing`
         returns True are run again after the next start.
         """
-        self._store = store
+        self._responses = responses
         self._calls = calls
         self._find_principal = find_principal
         self._is_closing = is_closing
@@ -133,69 +190,68 @@ class BackgroundRunner:
         self,
         owner: str,
         response: Mapping[str, Any],
-        given: Sequence[KeptItem],
+        given: Sequence[StoredItem],
         before: History,
         body: bytearray,
         fields: Mapping[str, object],
         *,
         with_events: bool,
-    ) -> Kept:
+    ) -> StoredResponse:
         """Store a response that has not begun, with the request for it, and run it.
 
         `given` are the items of the request, and `before` is the conversation up to then. The request is the JSON
         object `body` with `fields` in place of its own. Raises OverloadedError if the owner may have no more of them,
         and StorageError.
         """
-
-        def store() -> Kept:
-            request = to_json({**from_json(body), **fields})
-            return self._store.queue_response(owner, response, given, before, request, with_events=with_events)
-
-        kept = await asyncio.to_thread(store)
+        request = await asyncio.to_thread(lambda: to_json({**from_json(body), **fields}))
+        queued = await self._responses.queue(owner, response, given, before, request, with_events=with_events)
         try:
-            await self._start(kept)
+            await self._start(queued)
         except BaseException:
-            await asyncio.to_thread(self._store.delete_response, owner, kept.id)
+            await self._responses.delete(owner, queued.id)
             raise
-        return kept
+        return queued
 
     async def start_all(self) -> None:
         """Run all responses that have not ended, as after a start."""
-        for kept in await asyncio.to_thread(self._store.unfinished):
+        for response in await self._responses.unfinished():
             try:
-                await self._start(kept)
+                await self._start(response)
             except StorageError as error:
-                _log.warning("%s is not run before the next start: %s", kept.id, error)
+                _log.warning("%s is not run before the next start: %s", response.id, error)
 
     def find(self, response_id: str) -> BackgroundRun | None:
         """Return the run of a response, or None if it does not run."""
         return self._runs.get(response_id)
 
     @uninterrupted
-    async def cancel(self, kept: Kept) -> None:
+    async def cancel(self, response: StoredResponse) -> None:
         """Cancel a response unless it has ended. Raises StorageError."""
-        if (run := self._runs.get(kept.id)) is not None:
+        if (run := self._runs.get(response.id)) is not None:
             assert run.task is not None
             await cancel_tasks(run.task)
-        cancelled = {**from_json(kept.body), "output": [], "status": "cancelled"}
-        await asyncio.to_thread(self._store.finish_response, cancelled, 0 if run is None else run.num_bytes)
+        if not response.has_ended:
+            queued, _ = await self._responses.queued(response)
+            cancelled = {**from_json(queued), "output": [], "status": "cancelled"}
+            await self._responses.finish(cancelled, 0 if run is None else run.num_bytes)
 
     async def finish(self, run: BackgroundRun, response: Mapping[str, Any]) -> None:
         """Store how a response has ended, unless that was done. Waits until the disk has room for it."""
         while True:
             try:
-                return await asyncio.to_thread(self._store.finish_response, response, run.num_bytes)
+                return await self._responses.finish(response, run.num_bytes)
             except StorageError as error:
                 _log.warning("%s can't be stored yet: %s", response["id"], error)
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def events(self, kept: Kept) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded events of a response in pieces, also those that are still to come. Raises StorageError."""
-        with storage_errors(_FAILURE):
-            file = await asyncio.to_thread(self._store.events_path(kept.id).open, "rb")
-        with file:
+    async def events(self, response: StoredResponse) -> AsyncGenerator[bytes, None]:
+        """Yield the encoded events of a response in pieces, also those that are still to come.
+
+        Raises StorageError, and NotFoundError if they are gone.
+        """
+        with await asyncio.to_thread(self._responses.room.blobs.open, f"{response.id}.{EVENTS}") as file:
             while True:
-                run = self.find(kept.id)
+                run = self.find(response.id)
                 changed = None if run is None else run.changed
                 if data := await asyncio.to_thread(file.read, _PIECE_BYTES):
                     yield data
@@ -208,27 +264,32 @@ class BackgroundRunner:
         """Stop the responses that run. They are run again after the next start."""
         await cancel_tasks(*(run.task for run in self._runs.values() if run.task is not None))
 
-    async def _start(self, kept: Kept) -> None:
-        events = None if kept.events_bytes is None else self._store.events_path(kept.id)
-        with storage_errors(_FAILURE):
-            run = await asyncio.to_thread(BackgroundRun, kept, events)
-        self._runs[kept.id] = run
-        run.task = asyncio.create_task(self._run(kept, run), context=Context())
+    async def _start(self, response: StoredResponse) -> None:
+        queued, body = await self._responses.queued(response)
 
-    async def _run(self, kept: Kept, run: BackgroundRun) -> None:
+        def prepare() -> BackgroundRun:
+            with_events = response.events_bytes is not None
+            log = self._responses.room.blobs.path(f"{response.id}.{EVENTS}") if with_events else None
+            return BackgroundRun(from_json(queued), log, self._is_closing)
+
+        with storage_errors(_FAILURE):
+            run = await asyncio.to_thread(prepare)
+        self._runs[response.id] = run
+        run.task = asyncio.create_task(self._run(response, run, body), context=Context())
+
+    async def _run(self, response: StoredResponse, run: BackgroundRun, body: bytes) -> None:
         try:
-            await self._answer(kept, run)
+            await self._answer(response, run, body)
         except Exception:
-            _log.exception("%s has stopped until the next start", kept.id)
+            _log.exception("%s has stopped until the next start", response.id)
         finally:
-            del self._runs[kept.id]
+            del self._runs[response.id]
             run.end()
 
-    async def _answer(self, kept: Kept, run: BackgroundRun) -> None:
-        assert kept.request is not None
-        principal = self._find_principal(kept.owner)
+    async def _answer(self, response: StoredResponse, run: BackgroundRun, body: bytes) -> None:
+        principal = self._find_principal(response.owner)
         if principal is None:
-            message = f"the API key {kept.owner!r} is no longer one of this server"
+            message = f"the API key {response.owner!r} is no longer one of this server"
             await self.finish(run, run.fail("key_removed", message))
             return
 
@@ -239,7 +300,7 @@ class BackgroundRunner:
 
         client = Client(principal.name, principal.weight)
         post = partial(self._calls.post, prepare=prepare, take=run.add)
-        while (answer := await post(PATH, kept.request, principal, client, kept.id)).retry_seconds is not None:
+        while (answer := await post(PATH, body, principal, client, response.id)).retry_seconds is not None:
             left = deadline - time.monotonic()
             if left <= 0 and not self._is_closing():
                 break
@@ -252,18 +313,18 @@ class BackgroundRunner:
 BACKGROUND = web.AppKey("background", BackgroundRunner)
 
 
-async def stream_events(request: web.Request, kept: Kept, first: int) -> web.StreamResponse:
+async def stream_events(request: web.Request, response: StoredResponse, first: int) -> web.StreamResponse:
     """Answer with the events of a response from number `first` on, until it has ended or the server stops.
 
     Raises InvalidRequestError if the response has no events.
     """
-    if kept.events_bytes is None:
+    if response.events_bytes is None:
         allowed = "false; only a response that was asked for with `background` and `stream` can be streamed later"
         raise InvalidRequestError("stream", "true", allowed)
     async with EventStream(request) as stream:
         await stream.open()
         if request.method != hdrs.METH_HEAD:
-            await send_until_closing(request, _send(stream, request.app[BACKGROUND].events(kept), first))
+            await send_until_closing(request, _send(stream, request.app[BACKGROUND].events(response), first))
         return await stream.close()
 
 

@@ -159,6 +159,7 @@ class ResponsesDialect(Dialect):
         self._engine = engine
         self._body = body
         self._sampling = sampling
+        self._run = run
         self._key = uuid.uuid4().hex if run is None else run.key
         self._created = int(time.time()) if run is None else run.queued["created_at"]
         self._reader = AnswerReader(form)
@@ -282,6 +283,11 @@ class ResponsesDialect(Dialect):
         return response_usage(prompt, cached, finished.completion_tokens, self._thoughts.count)
 
     def _encode(self, event: Mapping[str, Any]) -> bytes:
+        if self._run is not None:
+            unlogged = self._run.unlogged(event)
+            if unlogged is None:
+                return b""
+            event = unlogged
         number, self._number = self._number, self._number + 1
         return encode_event({**event, "sequence_number": number}, event["type"])
 

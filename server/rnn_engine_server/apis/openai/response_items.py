@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
-from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import Role, find_role
-from rnn_engine.errors import StorageError
 from rnn_engine_server.apis.common.histories import Info, history, leave_out, part_text, tool_text
 from rnn_engine_server.apis.common.messages import (
     CalledFunction,
@@ -23,13 +20,10 @@ from rnn_engine_server.apis.common.messages import (
     parse_content,
     parse_role,
 )
-from rnn_engine_server.core.bodies import parsed_bytes
 from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody
+from rnn_engine_server.store.turns import Item, new_item_id
 
-Item: TypeAlias = dict[str, Any]
-
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-_KEPT_BYTES = 128  # that a kept item takes beside its texts
+_MOST_ID = 1024  # characters of an item's id
 _KINDS = "message, function_call, function_call_output, reasoning, item_reference, or another tool's call or output"
 _RESULTS = ("output", "outputs", "results", "error")  # fields with what a tool returned
 _NO_ARGUMENTS = frozenset({*_RESULTS, "caller", "call_id", "fingerprint", "id", "name", "result", "status", "type"})
@@ -134,52 +128,8 @@ def _parse_thoughts(value: Mapping[str, Any]) -> list[Item]:
 
 def _finish_item(value: Mapping[str, Any], kind: str, fields: Item) -> Item:
     given = value.get("id")
-    item_id = given if isinstance(given, str) and given else new_item_id(kind)
+    item_id = given if isinstance(given, str) and 0 < len(given) <= _MOST_ID else new_item_id(kind)
     return {"id": item_id, "type": kind, "status": "completed", **fields}
-
-
-def new_item_id(kind: str) -> str:
-    """Return a new random id for an item of the type `kind`."""
-    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex[:28]}"
-
-
-@dataclass(frozen=True, slots=True)
-class KeptItem:
-    """An item of a response or conversation in the form for storing: its fields as JSON, so that its size is known."""
-
-    id: str
-    type: str
-    fields: bytes  # a JSON object of all but the id
-    num_loaded: int  # bytes that the item takes once it is loaded, about
-
-    @classmethod
-    def of(cls, item: Item) -> Self:
-        fields = to_json({name: value for name, value in item.items() if name != "id"})
-        return cls.stored(item["id"], item["type"], fields)
-
-    @classmethod
-    def stored(cls, item_id: str, kind: str, fields: bytes) -> Self:
-        """Return the item with these values, of which `fields` are JSON of all but the id."""
-        return cls(item_id, kind, fields, parsed_bytes(fields))
-
-    @property
-    def num_bytes(self) -> int:
-        """How many bytes the stored item takes, about."""
-        return _KEPT_BYTES + len(self.id.encode()) + len(self.fields)
-
-    @property
-    def json(self) -> bytes:
-        return b'{"id":' + to_json(self.id) + b"," + self.fields[1:]
-
-    def load(self) -> Item:
-        """Parse the item's stored JSON, and return the item. Raises StorageError if it is damaged."""
-        try:
-            fields = from_json(self.fields)
-            if not isinstance(fields, dict):
-                raise ValueError(f"{fields!r} is no object")
-            return {"id": self.id, **fields}
-        except ValueError as error:
-            raise StorageError(f"the item {self.id!r} was kept and is damaged: {error}") from error
 
 
 def _one_text(value: object) -> object:
@@ -333,6 +283,16 @@ class KeptConversation(TypedDict):
     object: Literal["conversation"]
     created_at: int
     metadata: dict[str, str]
+
+
+class ConversationList(TypedDict):
+    """A page of the conversations that are kept."""
+
+    object: Literal["list"]
+    data: list[KeptConversation]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedConversation(TypedDict):

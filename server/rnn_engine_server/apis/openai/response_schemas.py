@@ -25,7 +25,6 @@ from rnn_engine_server.apis.common.states import SavedState
 from rnn_engine_server.apis.openai.response_items import (
     METADATA_BOUNDS,
     ConversationRef,
-    Item,
     Items,
     Metadata,
     messages_of,
@@ -34,6 +33,7 @@ from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, TranslatedCh
 from rnn_engine_server.core.bodies import PageEnds
 from rnn_engine_server.core.schema import PromptProgressBody, RefusedError, RequestBody, Timings, only
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.store.turns import Item
 
 _LOGPROBS = "message.output_text.logprobs"
 _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "name": ..., "schema": ...}'

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
 
 from aiohttp import web
 from pydantic_core import from_json
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine_server.apis.common.answering import answer_in
+from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.apis.openai.background import BACKGROUND, BACKGROUND_RUN, new_seed, stream_events
 from rnn_engine_server.apis.openai.chat import prepare_chat, tell_input_tokens
-from rnn_engine_server.apis.openai.kept import (
-    CONVERSATIONS,
-    MOST_ITEMS,
-    PAGE_QUERY,
-    call_for_path,
-    hold_history,
-    item_page,
-)
-from rnn_engine_server.apis.openai.kept_file import History
+from rnn_engine_server.apis.openai.conversations import MOST_ITEMS, PAGE_QUERY, STORE, read_items, send_items
 from rnn_engine_server.apis.openai.response_dialect import ResponsesDialect
-from rnn_engine_server.apis.openai.response_items import KeptItem
 from rnn_engine_server.apis.openai.response_schemas import (
     DeletedResponse,
     Response,
@@ -42,13 +33,15 @@ from rnn_engine_server.core.bodies import (
     encoded_response,
     hold_more,
     json_response,
+    page_ends,
     query_count,
-    query_page,
     read_body,
     to_json,
 )
 from rnn_engine_server.core.routing import LIFECYCLE, SETTINGS, Route
 from rnn_engine_server.core.workers import work
+from rnn_engine_server.store.responses import StoredResponse
+from rnn_engine_server.store.turns import History, StoredItem
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
@@ -59,7 +52,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     chat = await _chat_of(request, body, (*before.items, *given))
     calls, form, resolved = await prepare_chat(request, engine, chat)
     dialect = ResponsesDialect(engine, body, form, calls[0].sampling, run)
-    store, owner = request.app[CONVERSATIONS], request[PRINCIPAL].name
+    owner = request[PRINCIPAL].name
     if body.background and run is None:
         seed = calls[0].sampling.seed
         fields = {"seed": new_seed() if seed is None else seed, "stream": True}
@@ -73,8 +66,8 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         if run is not None:
             await request.app[BACKGROUND].finish(run, dialect.response)
         else:
-            add = partial(store.add_response, owner, dialect.response, given, before, body.conversation)
-            await asyncio.to_thread(add, keep=body.store)
+            add = request.app[STORE].responses.add
+            await add(owner, dialect.response, given, before, body.conversation, keep=body.store)
 
     is_kept = body.store or body.conversation is not None
     answer = await answer_in(dialect, request, chat, calls, resolved, keep=keep if is_kept else None)
@@ -89,24 +82,23 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     return await tell_input_tokens(request, await _chat_of(request, body, (*before.items, *given)))
 
 
-async def _conversation_of(request: web.Request, body: ResponsesRequest) -> tuple[History, Sequence[KeptItem]]:
+async def _conversation_of(request: web.Request, body: ResponsesRequest) -> tuple[History, Sequence[StoredItem]]:
     """Return the conversation before the request, and the request's own items.
 
     For a response in the background, they are those at the time when it was asked for. Raises NotFoundError if
     something that the request refers to is not stored, and InvalidRequestError if there are no items.
     """
-    store, owner = request.app[CONVERSATIONS], request[PRINCIPAL].name
+    store, owner = request.app[STORE], request[PRINCIPAL].name
     if (run := request.get(BACKGROUND_RUN)) is not None:
-        return await asyncio.to_thread(store.request_of, run.queued["id"])
+        before, asked = await store.responses.asked(owner, run.queued["id"])
+        return await _loaded(request, before), (await _loaded(request, asked)).items
     before = History()
-    if (continued := body.conversation or body.previous_response_id) is not None:
-        await hold_history(request, continued)
     if body.conversation is not None:
-        before = await asyncio.to_thread(store.conversation_history, owner, body.conversation)
+        before = await _loaded(request, await store.conversations.history(owner, body.conversation))
     if body.previous_response_id is not None:
-        before = await asyncio.to_thread(store.after_response, owner, body.previous_response_id)
+        before = await _loaded(request, await store.responses.history(owner, body.previous_response_id))
     missing: list[str] | None = None if request.app[SETTINGS].strict else []
-    given = await asyncio.to_thread(store.resolve, owner, body.input, missing)
+    given = await store.responses.resolve(owner, body.input, missing)
     if missing and not (before.items or given):
         raise NotFoundError(f"no response that is kept has an item {missing[0][:80]!r}")
     if missing:
@@ -116,7 +108,15 @@ async def _conversation_of(request: web.Request, body: ResponsesRequest) -> tupl
     return before, given
 
 
-async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: Sequence[KeptItem]) -> ChatRequest:
+async def _loaded(request: web.Request, history: History) -> History:
+    """Read the items of a history. Raises NotFoundError if some were deleted meanwhile."""
+    items = await read_items(request, history.places)
+    if len(items) < len(history.places):
+        raise NotFoundError("what was said before was deleted meanwhile")
+    return replace(history, items=items)
+
+
+async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: Sequence[StoredItem]) -> ChatRequest:
     """Return the chat request that continues the conversation of a request for a response.
 
     Raises InvalidRequestError if it exceeds the limits.
@@ -133,60 +133,59 @@ async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: S
 
 
 async def get_response(request: web.Request) -> web.StreamResponse:
+    found = await _found(request)
     match request.query.get("stream", "false"):
         case "true":
-            first = query_count(request, "starting_after", -1, _MOST_EVENTS) + 1
-            return await stream_events(
-                request, await call_for_path(request, request.app[CONVERSATIONS].response), first
-            )
+            return await stream_events(request, found, query_count(request, "starting_after", -1, _MOST_EVENTS) + 1)
         case "false":
-            return await _stored(request)
+            return encoded_response(await _stored(request, found))
         case stream:
             raise InvalidRequestError("stream", stream, "true or false")
 
 
-async def _stored(request: web.Request) -> web.Response:
-    """Return the answer with the present state of the response that the path names."""
-    found = await call_for_path(request, request.app[CONVERSATIONS].response_json)
-    run = request.app[BACKGROUND].find(request.match_info["id"])
+async def _found(request: web.Request) -> StoredResponse:
+    return await request.app[STORE].responses.get(owner_of(request), request.match_info["id"])
+
+
+async def _stored(request: web.Request, response: StoredResponse) -> bytes:
+    """Return the present state of a response as JSON. Raises NotFoundError if it was deleted meanwhile."""
+    hold_more(request, "the response", response.num_bytes)
+    found = await request.app[STORE].responses.json(response)
+    run = request.app[BACKGROUND].find(response.id)
     if run is None or not run.has_begun:
-        return encoded_response(found)
-    begun = await work(request, len(found), lambda: to_json({**from_json(found), "status": "in_progress"}))
-    return encoded_response(begun)
+        return found
+    return await work(request, len(found), lambda: to_json({**from_json(found), "status": "in_progress"}))
 
 
 async def list_responses(request: web.Request) -> web.Response:
-    store, owner = request.app[CONVERSATIONS], request[PRINCIPAL].name
-    ids = await asyncio.to_thread(store.response_ids, owner)
-    page, has_more = query_page(request, {each: each for each in ids}, 20, MOST_ITEMS)
+    page = await request.app[STORE].responses.page(listed_owner(request), query_cursor(request, 20, MOST_ITEMS))
     found: list[bytes] = []
-    for response_id in page:
+    for response in page.items:
         with suppress(NotFoundError):  # it was deleted meanwhile
-            found.append(await asyncio.to_thread(store.response_json, owner, response_id))
-            hold_more(request, "the responses", len(found[-1]))
-    ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None, "has_more": has_more}
-    return encoded_response(b'{"object":"list","data":[' + b",".join(found) + b"]," + to_json(ends)[1:])
+            found.append(await _stored(request, response))
+    ends = to_json(page_ends(page.items, has_more=page.has_more))
+    return encoded_response(b'{"object":"list","data":[' + b",".join(found) + b"]," + ends[1:])
 
 
 async def delete_response(request: web.Request) -> web.Response:
-    store, response_id = request.app[CONVERSATIONS], request.match_info["id"]
-    await request.app[BACKGROUND].cancel(await call_for_path(request, store.response))
-    await call_for_path(request, store.delete_response)
-    return json_response({"id": response_id, "object": "response", "deleted": True})
+    found = await _found(request)
+    await request.app[BACKGROUND].cancel(found)
+    await request.app[STORE].responses.delete(found.owner, found.id)
+    return json_response({"id": found.id, "object": "response", "deleted": True})
 
 
 async def cancel_response(request: web.Request) -> web.Response:
-    kept, response_id = await call_for_path(request, request.app[CONVERSATIONS].response), request.match_info["id"]
-    if not from_json(kept.body)["background"]:
-        raise InvalidRequestError("response_id", response_id, "a response that was asked for with `background`")
-    await request.app[BACKGROUND].cancel(kept)
-    return await _stored(request)
+    found = await _found(request)
+    if not found.is_background:
+        raise InvalidRequestError("response_id", found.id, "a response that was asked for with `background`")
+    await request.app[BACKGROUND].cancel(found)
+    return encoded_response(await _stored(request, await _found(request)))
 
 
 async def input_items(request: web.Request) -> web.Response:
-    await hold_history(request, request.match_info["id"])
-    items = await call_for_path(request, request.app[CONVERSATIONS].response_input)
-    return encoded_response(await asyncio.to_thread(item_page, request, items))
+    cursor = query_cursor(request, 20, MOST_ITEMS)
+    page = request.app[STORE].responses.input_page
+    return await send_items(request, await page(owner_of(request), request.match_info["id"], cursor))
 
 
 _ID = "/v1/responses/{id}"
@@ -218,7 +217,7 @@ ROUTES = (
         list_responses,
         "The responses that are kept, the newest first.",
         ResponseList,
-        query=PAGE_QUERY,
+        query=PAGE_QUERY | OWNER_QUERY,
         uses_model=False,
     ),
     Route(
