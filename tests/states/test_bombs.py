@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import StateError
-from rnn_engine_states.files.full import Origin, SavedState, save_full_state
+from rnn_engine_states.files.full import Origin, SavedState
 from rnn_engine_states.frozen import Payload
 from tests.support import pth
-from tests.support.named_states import FINGERPRINT, SHAPE, make_states, some_state
+from tests.support.named_states import FINGERPRINT, SHAPE, make_states, save_full_state, some_state
 
 MEGABYTE = 1 << 20
 NAMES = [f"blocks.{layer}.att.time_state" for layer in range(SHAPE.num_layers)]
@@ -131,7 +131,7 @@ def test_a_state_after_very_many_tokens_takes_little_more_than_its_file(tmp_path
     tokens = np.ones(num_tokens, np.uint32).tobytes()
     origin = Origin(FINGERPRINT, "none", num_tokens, "named", "long")
     path = tmp_path / "long.state"
-    save_full_state(path, SavedState(origin, tokens, Payload(some_state(), None)), "v7")
+    save_full_state(path, SavedState(origin, tokens, Payload(some_state(), None)))
     files = make_states().files
     tracemalloc.start()
     try:

@@ -18,8 +18,9 @@ from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.checkpoint import CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.upkeep import make_cache
-from rnn_engine_states.files.full import SavedState, read_full_state, save_full_state
+from rnn_engine_states.files.full import SavedState, read_full_state
 from rnn_engine_states.frozen import Payload
+from tests.support.named_states import save_full_state
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 
 SHAPE = toy_shape()
@@ -205,7 +206,7 @@ def test_a_file_that_was_exchanged_is_not_believed(tmp_path: Path) -> None:
     keep(cache, device, PROMPT)
     saved = read_full_state(only_file(tmp_path), SHAPE, "model")
     without_logits = SavedState(saved.origin, saved.tokens, Payload(saved.payload.state, None))
-    save_full_state(only_file(tmp_path), without_logits, "v7")
+    save_full_state(only_file(tmp_path), without_logits)
     assert look_up(cache, PROMPT).miss is MissReason.DAMAGED
 
 

@@ -24,10 +24,10 @@ from rnn_engine.types import ModelShape, State
 from rnn_engine_states.files.full import (
     Origin,
     SavedState,
-    full_state_bytes,
+    file_bytes,
+    full_state_file,
     read_full_state,
     read_summary,
-    save_full_state,
 )
 from rnn_engine_states.files.prefab import (
     Prefab,
@@ -41,7 +41,7 @@ from rnn_engine_states.files.reading import Layout, LoadedState, read_state, sta
 from rnn_engine_states.frozen import Payload
 from rnn_engine_states.tokens import pack
 from tests.support.models import TensorModel, tiny_shape
-from tests.support.named_states import save_tuned_state
+from tests.support.named_states import save_full_state, save_tuned_state
 from tests.support.older_models import tiny_v4
 from tests.support.pth import save_pth
 from tests.support.toy_states import same
@@ -81,8 +81,8 @@ def test_a_full_state_comes_back_whole_and_as_large_as_foretold(tmp_path: Path) 
     origin = Origin("model", "tuned", 3, "prompt_end", 'a "label" — ü')
     saved = SavedState(origin, tokens, Payload(state, logits))
     path = tmp_path / "one.state"
-    save_full_state(path, saved, "v7")
-    assert path.stat().st_size == full_state_bytes(saved, "v7")
+    save_full_state(path, saved)
+    assert path.stat().st_size == file_bytes(*full_state_file(saved, "v7", checksums=False))
     again = read_full_state(path, SHAPE, "model")
     assert (again.origin, again.tokens) == (origin, tokens)
     assert same(again.payload.expand(), state)
@@ -97,7 +97,7 @@ def test_a_full_state_comes_back_whole_and_as_large_as_foretold(tmp_path: Path) 
 
 def test_other_programs_can_read_our_files(tmp_path: Path) -> None:
     state = some_state()
-    save_full_state(tmp_path / "full", saved_state(state, pack([5, 6])), "v7")
+    save_full_state(tmp_path / "full", saved_state(state, pack([5, 6])))
     tensors = load_file(tmp_path / "full")
     assert sorted(tensors) == ["state.att_shift", "state.ffn_shift", "state.wkv", "tokens"]
     assert np.array_equal(tensors["state.wkv"], state["wkv"])
@@ -108,8 +108,8 @@ def test_a_state_in_f16_is_read_as_f32(tmp_path: Path) -> None:
     state = some_state()
     saved = saved_state(state)
     halved = SavedState(saved.origin, None, saved.payload.stored_as("f16"))
-    save_full_state(tmp_path / "half", halved, "v7")
-    assert full_state_bytes(halved, "v7") < full_state_bytes(saved, "v7")
+    save_full_state(tmp_path / "half", halved)
+    assert file_bytes(*full_state_file(halved, "v7")) < file_bytes(*full_state_file(saved, "v7", checksums=False))
     again = load(tmp_path / "half").state
     assert all(array.dtype == np.float32 for array in again.values())
     assert all(np.array_equal(again[name], state[name].astype(np.float16)) for name in state)
@@ -117,7 +117,7 @@ def test_a_state_in_f16_is_read_as_f32(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state"
-    save_full_state(path, saved_state(some_state(1)), "v7")
+    save_full_state(path, saved_state(some_state(1)))
 
     def no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -125,7 +125,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", no_space)
         with pytest.raises(OSError, match="No space"):
-            save_full_state(path, saved_state(some_state(2)), "v7")
+            save_full_state(path, saved_state(some_state(2)))
     assert same(load(path).state, some_state(1))
     assert list(tmp_path.iterdir()) == [path]
 
@@ -176,7 +176,7 @@ def test_a_full_state_whose_header_was_changed_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
 ) -> None:
     path = tmp_path / "state"
-    save_full_state(path, saved_state(some_state(), pack([1, 2])), "v7")
+    save_full_state(path, saved_state(some_state(), pack([1, 2])))
     with_header(path, change)
     with pytest.raises(StateError, match=message):
         load(path)
@@ -186,7 +186,7 @@ def test_a_flipped_bit_in_any_byte_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     saved = saved_state(some_state(), pack([1, 2]))
     with_logits = SavedState(saved.origin, saved.tokens, Payload(some_state(), np.ones(10, np.float32)))
-    save_full_state(path, with_logits, "v7")
+    save_full_state(path, with_logits)
     content = path.read_bytes()
     for position in range(0, len(content), 3):
         damaged = bytearray(content)
@@ -198,7 +198,7 @@ def test_a_flipped_bit_in_any_byte_is_refused(tmp_path: Path) -> None:
 
 def test_another_models_full_state_is_refused_by_fingerprint_and_by_shape(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    save_full_state(path, saved_state(some_state(), model="another"), "v7")
+    save_full_state(path, saved_state(some_state(), model="another"))
     with pytest.raises(StateError, match="belongs to model another; the loaded model is model"):
         load(path)
     assert same(read_state(path, SHAPE, None).state, some_state())
@@ -211,7 +211,7 @@ def test_another_models_full_state_is_refused_by_fingerprint_and_by_shape(tmp_pa
 def test_what_is_no_number_is_refused_with_its_position(tmp_path: Path, bad: float) -> None:
     state = some_state()
     state["wkv"][2, 1, 3, 0] = bad
-    save_full_state(tmp_path / "full", saved_state(state), "v7")
+    save_full_state(tmp_path / "full", saved_state(state))
     with pytest.raises(StateError, match=r"wkv holds 1 NaN or infinite values, the first at \[2, 1, 3, 0\]"):
         load(tmp_path / "full")
     save_tuned_state(tmp_path / "tuned", state, SHAPE, "value_key")
@@ -366,7 +366,7 @@ def test_what_is_no_state_file_is_refused(tmp_path: Path, content: bytes, messag
 
 def test_every_truncation_of_every_form_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    save_full_state(path, saved_state(some_state(), pack([1, 2])), "v7")
+    save_full_state(path, saved_state(some_state(), pack([1, 2])))
     forms = [
         path.read_bytes(),
         tuned_file(path).read_bytes(),
@@ -391,7 +391,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_a_state_error(
 ) -> None:
     """A mapping of the file would end the process."""
     path = tmp_path / "file"
-    save_full_state(path, saved_state(some_state(), pack([1, 2])), "v7")
+    save_full_state(path, saved_state(some_state(), pack([1, 2])))
     read, reads = BinaryFile.read, itertools.count()
 
     def cut_and_read(file: BinaryFile, start: int, size: int) -> NDArray[np.uint8]:

@@ -25,9 +25,8 @@ def check_cache(cache: StateCache) -> None:
     records, stats = cache.checkpoints(), cache.stats()
     check_books(records, stats)
     positions = cache._positions
-    ghosts = positions._ghosts
-    assert set(ghosts._entries) == {record for record in records if not record.resumable}
-    assert ghosts._tokens == sum(record.length for record in ghosts._entries) <= ghosts._max_tokens
+    assert set(positions._ghosts) == {record for record in records if not record.resumable}
+    assert positions._ghost_tokens == sum(record.length for record in positions._ghosts) <= positions._max_ghost_tokens
     assert positions.num_bytes == sum(tree.num_bytes for tree in positions._trees.values())
     for root, tree in positions._trees.items():
         again: TokenTree[Checkpoint] = TokenTree()

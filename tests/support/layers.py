@@ -89,7 +89,7 @@ RESTRICTED = (
     Restricted("opentelemetry", ("rnn_engine_server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
     Restricted("onnxruntime", ("rnn_engine.operations.onnx_embedder", *DEVELOPMENT), "embedding models are an extra"),
     Restricted("valkey", ("rnn_engine_states.shared", *DEVELOPMENT), "the shared store is an extra"),
-    Restricted("obstore", ("rnn_engine_states.shared.bodies", *DEVELOPMENT), "the object store is an extra"),
+    Restricted("obstore", ("rnn_engine_states.shared.object_bodies", *DEVELOPMENT), "the object store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
     Restricted("httpx", ("rnn_engine.cli.http_client", *DEVELOPMENT), "only one module speaks HTTP to other servers"),
     Restricted(

@@ -15,7 +15,7 @@ import numpy as np
 from rnn_engine.errors import NotFoundError
 from rnn_engine.types import F32, ModelShape, State
 from rnn_engine_states.files.exchange import StateFiles
-from rnn_engine_states.files.full import write_file
+from rnn_engine_states.files.full import SavedState, full_state_file, write_file
 from rnn_engine_states.files.reading import LAYOUT_KEY, Layout, LoadedState, StateForm, tuned_from_state
 from rnn_engine_states.frozen import FrozenState, freeze_state
 from rnn_engine_states.named.entry import NamedState, Retention
@@ -53,6 +53,11 @@ def some_state(seed: int = 0, shape: ModelShape = SHAPE) -> dict[str, F32]:
 def save_tuned_state(path: Path, state: State, shape: ModelShape, layout: Layout = "key_value") -> None:
     """Write a tuned-state safetensors file, by default in the layout that ai00 reads. The shifts are lost."""
     write_file(path, tuned_from_state(state, shape, layout), {LAYOUT_KEY: layout})
+
+
+def save_full_state(path: Path, saved: SavedState) -> None:
+    """Write a full-state file of an RWKV-7 model."""
+    write_file(path, *full_state_file(saved, "v7"))
 
 
 def some_initial(seed: int = 0) -> FrozenState:

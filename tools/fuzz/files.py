@@ -34,7 +34,7 @@ from rnn_engine_server.auth.keys import ApiKey, read_keys
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.upkeep import make_cache
-from rnn_engine_states.files.full import Origin, SavedState, read_summary, save_full_state
+from rnn_engine_states.files.full import Origin, SavedState, read_summary
 from rnn_engine_states.files.prefab import Prefab, encode_prefab
 from rnn_engine_states.files.reading import read_state
 from rnn_engine_states.frozen import FrozenState, Payload
@@ -44,7 +44,15 @@ from tests.support.gguf import save_gguf
 from tests.support.hf import save_hf
 from tests.support.loras import draw_pair, save_ai00, save_peft
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
-from tests.support.named_states import FINGERPRINT, SHAPE, make_states, save_tuned_state, some_initial, some_state
+from tests.support.named_states import (
+    FINGERPRINT,
+    SHAPE,
+    make_states,
+    save_full_state,
+    save_tuned_state,
+    some_initial,
+    some_state,
+)
 from tests.support.older_models import tiny_v6
 from tests.support.pth import save_pth
 from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state
@@ -92,7 +100,7 @@ def _member(name: str, make: Callable[[Path], object], read: Callable[[Path], ob
 def _write_full(path: Path) -> None:
     origin = Origin(FINGERPRINT, "none", 3, "prompt_end", "name", (1, 2, 3))
     logits = np.ones(SHAPE.vocab_size, np.float32)
-    save_full_state(path, SavedState(origin, pack([1, 2, 3]), Payload(some_state(), logits)), "v7")
+    save_full_state(path, SavedState(origin, pack([1, 2, 3]), Payload(some_state(), logits)))
 
 
 def _read_full(path: Path) -> None:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from typing import Concatenate, ParamSpec, TypeVar
 
 from aiohttp import web
 
 from rnn_engine.errors import ForbiddenError
-from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
+from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
-from rnn_engine.telemetry import EngineCounters, Health, SlotUse
-from rnn_engine.types import F32, EmbeddingTask, State
+from rnn_engine.telemetry import SlotUse
 from rnn_engine_server.auth.admission import PRINCIPAL, client_of
 from rnn_engine_server.auth.keys import INCLUDED, Principal, Scope
 from rnn_engine_server.auth.quotas import RateLimiter, Spending
 from rnn_engine_server.auth.rates import UNBOUNDED
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.models.registry import MODEL_USE, MODELS
-from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeQuery
-from rnn_engine_states.cache.config import CacheStats
+from rnn_engine_states.cache.browse import SnapshotNode
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.named.entry import (
     NamedState,
@@ -34,6 +33,19 @@ from rnn_engine_states.named.entry import (
 from rnn_engine_states.named.leases import OwnerLease
 from rnn_engine_states.named.store import StateStore, Viewer
 from rnn_engine_states.named.table import NamedStateTable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _passed_on(method: Callable[Concatenate[EngineLike, P], T]) -> Callable[Concatenate[OwnEngine, P], T]:
+    """Return a method of `OwnEngine` that calls the engine's method."""
+
+    def call(own: OwnEngine, /, *arguments: P.args, **options: P.kwargs) -> T:
+        found: Callable[P, T] = getattr(own._engine, method.__name__)
+        return found(*arguments, **options)
+
+    return call
 
 
 class OwnEngine:
@@ -83,24 +95,12 @@ class OwnEngine:
     def state_files(self) -> StateFiles:
         return self._engine.state_files
 
-    def stats(self) -> EngineStats:
-        return self._engine.stats()
-
     def slot_uses(self) -> Sequence[SlotUse]:
         """Return a description of each busy slot of the engine: the request that uses it, and its progress.
 
         The owner of a request is left out unless it is this principal, or the principal is an admin.
         """
         return [self._shown(use) for use in self._engine.slot_uses()]
-
-    def counters(self) -> EngineCounters:
-        return self._engine.counters()
-
-    def health(self) -> Health:
-        return self._engine.health()
-
-    def cache_stats(self) -> CacheStats | None:
-        return self._engine.cache_stats()
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         """Return the cached positions that this principal may see: its own, or those of all for an admin.
@@ -110,28 +110,6 @@ class OwnEngine:
         if self._sees_all:
             return await self._engine.cache_nodes(limit, scope)
         return () if self._own_scope is None else await self._engine.cache_nodes(limit, self._own_scope)
-
-    async def cache_tree(self, query: TreeQuery) -> CacheTree:
-        """Return the cached positions of all principals that match `query`, as a tree.
-
-        This and the next three methods are for routes with the scope `admin`.
-        """
-        return await self._engine.cache_tree(query)
-
-    async def cache_tokens(self, position: str) -> list[int]:
-        return await self._engine.cache_tokens(position)
-
-    async def drop_cache_position(self, position: str) -> bool:
-        return await self._engine.drop_cache_position(position)
-
-    async def drop_cache(self) -> int:
-        return await self._engine.drop_cache()
-
-    def tokenize(self, text: str) -> list[int]:
-        return self._engine.tokenize(text)
-
-    def detokenize(self, tokens: Sequence[int]) -> bytes:
-        return self._engine.detokenize(tokens)
 
     def check_queue(self, client: Client = ANONYMOUS) -> None:  # noqa: ARG002
         if self._spending is not None:
@@ -143,14 +121,22 @@ class OwnEngine:
         events = self._engine.generate(request, wait_for_room=wait_for_room)
         return events if self._spending is None else self._spending.follow(request, events, has_begun=wait_for_room)
 
-    async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:
-        return await self._engine.apply_head(features, task)
+    # What is not restricted
 
-    async def score_states(self, states: Sequence[State]) -> F32:
-        return await self._engine.score_states(states)
-
-    async def close(self) -> None:
-        await self._engine.close()
+    stats = _passed_on(EngineLike.stats)
+    counters = _passed_on(EngineLike.counters)
+    health = _passed_on(EngineLike.health)
+    cache_stats = _passed_on(EngineLike.cache_stats)
+    tokenize = _passed_on(EngineLike.tokenize)
+    detokenize = _passed_on(EngineLike.detokenize)
+    apply_head = _passed_on(EngineLike.apply_head)
+    score_states = _passed_on(EngineLike.score_states)
+    close = _passed_on(EngineLike.close)
+    # Their routes need the scope `admin`.
+    cache_tree = _passed_on(EngineLike.cache_tree)
+    cache_tokens = _passed_on(EngineLike.cache_tokens)
+    drop_cache_position = _passed_on(EngineLike.drop_cache_position)
+    drop_cache = _passed_on(EngineLike.drop_cache)
 
     def _shown(self, use: SlotUse) -> SlotUse:
         owner = use.scope.partition("/")[0]

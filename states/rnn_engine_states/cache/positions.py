@@ -15,50 +15,6 @@ from rnn_engine_states.cache.tiers.tiered import TieredStore
 from rnn_engine_states.cache.tree import TokenTree
 from rnn_engine_states.tokens import TOKEN_BYTES
 
-# Ghost entries: token paths whose states are no longer stored. They are remembered so that branch points are
-# recognised.
-
-
-class GhostEntries:
-    """The cache's ghost entries: records of positions without a stored state, ordered from the least recently used.
-
-    The sum of their lengths in tokens is bounded.
-    """
-
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
-        self._tokens = 0
-        self._entries: OrderedDict[Checkpoint, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def add(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """Add a ghost entry. Return the ghost entries that were removed to make room, perhaps even the new one."""
-        self._entries[checkpoint] = None
-        self._tokens += checkpoint.length
-        forgotten = []
-        while self._tokens > self._max_tokens:
-            forgotten.append(self.pop_oldest())
-        return forgotten
-
-    def pop_oldest(self) -> Checkpoint:
-        """Remove and return the least recently used ghost entry. There must be one."""
-        oldest, _ = self._entries.popitem(last=False)
-        self._tokens -= oldest.length
-        return oldest
-
-    def discard(self, checkpoint: Checkpoint) -> None:
-        """Remove `checkpoint` from the ghost entries, if it is one."""
-        if checkpoint in self._entries:
-            del self._entries[checkpoint]
-            self._tokens -= checkpoint.length
-
-    def touch(self, checkpoint: Checkpoint) -> None:
-        """Mark a ghost entry, the record of a position without a stored state, as recently used."""
-        self._entries.move_to_end(checkpoint)
-
-
 # The index of a cache: its records of token paths and copies, within a limit on host memory.
 
 
@@ -148,13 +104,16 @@ _MOST_BEYOND = 64  # positions after a path that are examined, which takes up to
 class Positions:
     """The trees of token paths that a cache knows, one tree for each root, with a record for each position.
 
-    The owner of this object must bound `num_bytes`, the size of the trees.
+    A record without a stored state is a ghost entry. It is remembered so that branch points are recognised. The owner
+    of this object must bound `num_bytes`, the size of the trees.
     """
 
     def __init__(self, max_ghost_tokens: int, clock: Callable[[], float]) -> None:
-        """Start without positions. Those without a stored state may have `max_ghost_tokens` tokens in all."""
+        """Start without positions. The ghost entries may have `max_ghost_tokens` tokens in all."""
         self._trees: dict[str, TokenTree[Checkpoint]] = {}
-        self._ghosts = GhostEntries(max_ghost_tokens)
+        self._ghosts: OrderedDict[Checkpoint, None] = OrderedDict()  # the least recently used first
+        self._ghost_tokens = 0
+        self._max_ghost_tokens = max_ghost_tokens
         self._clock = clock
         self._ids = itertools.count(secrets.randbits(40))  # random, so that an id of another process matches nothing
         self.num_bytes = 0  # of the trees
@@ -227,7 +186,7 @@ class Positions:
 
     def forget(self, checkpoint: Checkpoint) -> None:
         """Remove the record of a position because no tier has a copy of its state any more."""
-        self._ghosts.discard(checkpoint)
+        self.leave_ghosts(checkpoint)
         self._note_lost(checkpoint)
         tree = self._trees[checkpoint.root]
         before = tree.num_bytes
@@ -239,10 +198,10 @@ class Positions:
             del self._trees[checkpoint.root]
 
     def forget_oldest_ghost(self) -> bool:
-        """Remove the least recently used position without a stored state. Return False if there is none."""
-        if len(self._ghosts) == 0:
+        """Remove the least recently used ghost entry. Return False if there is none."""
+        if not self._ghosts:
             return False
-        self.forget(self._ghosts.pop_oldest())
+        self.forget(next(iter(self._ghosts)))
         return True
 
     def become_ghost(self, checkpoint: Checkpoint) -> None:
@@ -255,16 +214,20 @@ class Positions:
             self.forget(checkpoint)
             return
         self._note_lost(checkpoint)
-        for forgotten in self._ghosts.add(checkpoint):
-            self.forget(forgotten)
+        self._ghosts[checkpoint] = None
+        self._ghost_tokens += checkpoint.length
+        while self._ghost_tokens > self._max_ghost_tokens:
+            self.forget_oldest_ghost()
 
     def leave_ghosts(self, checkpoint: Checkpoint) -> None:
-        """Remove a position's record from the ghost entries, if it is one, because its state is about to be stored."""
-        self._ghosts.discard(checkpoint)
+        """Remove a position's record from the ghost entries, if it is one."""
+        if checkpoint in self._ghosts:
+            del self._ghosts[checkpoint]
+            self._ghost_tokens -= checkpoint.length
 
     def touch_ghost(self, checkpoint: Checkpoint) -> None:
-        """Mark a ghost entry, the record of a position without a stored state, as recently used."""
-        self._ghosts.touch(checkpoint)
+        """Mark a ghost entry as recently used."""
+        self._ghosts.move_to_end(checkpoint)
 
     def note_kept(self, checkpoint: Checkpoint) -> None:
         """Add a checkpoint to the summary for a fleet's router, if there is a summary and some tier has a copy."""

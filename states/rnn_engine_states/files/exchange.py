@@ -23,7 +23,7 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, is
 from rnn_engine.tensor_files.pth_file import write_pth
 from rnn_engine.tensor_files.source import TensorEntry, TensorInfo
 from rnn_engine.types import F32, ModelShape
-from rnn_engine_states.files.full import Origin, SavedState, file_parts, full_state_parts, save_full_state
+from rnn_engine_states.files.full import Origin, SavedState, file_parts, full_state_file, write_file
 from rnn_engine_states.files.metal import metal_file
 from rnn_engine_states.files.prefab import Prefab, encode_prefab, state_from_rows
 from rnn_engine_states.files.reading import LAYOUT_KEY, MODEL_KEY, Layout, LoadedState, read_state, tuned_from_state
@@ -207,7 +207,7 @@ class StateFiles:
 
         `name` is stored in the file.
         """
-        save_full_state(path, self._saved(name, frozen), self.shape.version)
+        write_file(path, *full_state_file(self._saved(name, frozen), self.shape.version))
 
     def export(self, form: ExportForm, name: str, key: uuid.UUID, frozen: FrozenState) -> Iterator[bytes | memoryview]:
         """Return the content of a state file in the format `form`, as an iterator over pieces of bytes.
@@ -218,7 +218,7 @@ class StateFiles:
         """
         match form:
             case "full":
-                return full_state_parts(self._saved(name, frozen), self.shape.version)
+                return file_parts(*full_state_file(self._saved(name, frozen), self.shape.version))
             case "tuned":
                 layout: Layout = "key_value"
                 metadata = {LAYOUT_KEY: layout, MODEL_KEY: self.model}

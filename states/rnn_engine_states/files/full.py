@@ -144,28 +144,37 @@ class SavedState:
     payload: Payload
 
 
-def save_full_state(path: Path, saved: SavedState, model_version: str) -> None:
-    """Write a full-state file atomically: after a crash there is the old file or the new one.
+def full_state_file(
+    saved: SavedState, model_version: str, *, checksums: bool = True
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return the tensors and the metadata of the full-state file of `saved`.
 
-    `model_version` is the RWKV version, such as "v7".
+    `model_version` is the RWKV version, such as "v7". Without `checksums`, the metadata has as many bytes, and the
+    arrays' values are not read.
     """
-    tensors = _tensors(saved)
-    write_file(path, tensors, _metadata(saved.origin, model_version, _checksums(tensors)))
-
-
-def full_state_parts(saved: SavedState, model_version: str) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of the full-state file of `saved`, in pieces.
-
-    `save_full_state` writes the same bytes to a path.
-    """
-    tensors = _tensors(saved)
-    return file_parts(tensors, _metadata(saved.origin, model_version, _checksums(tensors)))
-
-
-def full_state_bytes(saved: SavedState, model_version: str) -> int:
-    """Return the exact size in bytes of the full-state file of `saved`. Does not read the arrays' values."""
-    tensors = _tensors(saved)
-    return file_bytes(tensors, _metadata(saved.origin, model_version, dict.fromkeys(tensors, 0)))
+    tensors: dict[str, NDArray[Any]] = {}
+    if saved.tokens is not None:
+        # the tokens come first in the file, so that `read_summary` reads only its beginning
+        tensors[_TOKENS] = np.frombuffer(saved.tokens, np.uint32)  # [T]
+    for name, array in sorted(saved.payload.state.items()):  # the same bytes, whatever the order of the fields
+        tensors[_STATE_PREFIX + name] = array
+    if saved.payload.logits is not None:
+        tensors[_LOGITS] = saved.payload.logits
+    origin = saved.origin
+    metadata = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "model": origin.model,
+        "model_version": model_version,
+        "initial_state": origin.initial_state,
+        "num_tokens": str(origin.num_tokens),
+        "kind": origin.kind,
+        "label": origin.name,
+        "last_tokens": " ".join(map(str, origin.last_tokens)),
+    }
+    for name, array in tensors.items():
+        metadata[_CHECKSUM_PREFIX + name] = f"{_crc32(array) if checksums else 0:08x}"
+    return tensors, metadata | {_METADATA_CHECKSUM: _metadata_crc32(metadata)}
 
 
 def read_summary(path: Path, model: str | None) -> Summary:
@@ -219,38 +228,6 @@ def full_state_of(file: SafetensorsFile, path: Path, shape: ModelShape, model: s
 def is_full_state(metadata: Mapping[str, str] | None) -> bool:
     """Return True if `metadata` of a safetensors file marks a full-state file, of any format version."""
     return metadata is not None and metadata.get("format") == FORMAT
-
-
-def _tensors(saved: SavedState) -> dict[str, NDArray[Any]]:
-    tensors: dict[str, NDArray[Any]] = {}
-    if saved.tokens is not None:
-        # the tokens come first in the file, so that `read_summary` reads only its beginning
-        tensors[_TOKENS] = np.frombuffer(saved.tokens, np.uint32)  # [T]
-    for name, array in sorted(saved.payload.state.items()):  # the same bytes, whatever the order of the fields
-        tensors[_STATE_PREFIX + name] = array
-    if saved.payload.logits is not None:
-        tensors[_LOGITS] = saved.payload.logits
-    return tensors
-
-
-def _metadata(origin: Origin, model_version: str, checksums: Mapping[str, int]) -> dict[str, str]:
-    metadata = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "model": origin.model,
-        "model_version": model_version,
-        "initial_state": origin.initial_state,
-        "num_tokens": str(origin.num_tokens),
-        "kind": origin.kind,
-        "label": origin.name,
-        "last_tokens": " ".join(map(str, origin.last_tokens)),
-    }
-    metadata |= {_CHECKSUM_PREFIX + name: f"{checksum:08x}" for name, checksum in checksums.items()}
-    return metadata | {_METADATA_CHECKSUM: _metadata_crc32(metadata)}
-
-
-def _checksums(tensors: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    return {name: _crc32(array) for name, array in tensors.items()}
 
 
 def _metadata_crc32(metadata: Mapping[str, str]) -> str:

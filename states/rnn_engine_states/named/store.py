@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -314,13 +315,13 @@ class KeyedLocks:
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
-        self._users: dict[str, int] = {}
+        self._users: Counter[str] = Counter()
 
     @asynccontextmanager
     async def hold(self, key: str) -> AsyncIterator[None]:
         """Hold the lock of `key` while a `with` block runs."""
         lock = self._locks.setdefault(key, asyncio.Lock())
-        self._users[key] = self._users.get(key, 0) + 1
+        self._users[key] += 1
         try:
             async with lock:
                 yield

@@ -102,23 +102,15 @@ _MOST_MESSAGE = 200  # characters
 _log = logging.getLogger(__name__)
 
 
-class Lane:
-    """A class of operations on a shared store, with a limit on parallel ones and a circuit breaker of its own.
-
-    At most `most` operations run at a time. For the client's thread; `refuses` may be read on any thread.
-    """
+class Lane(CircuitBreaker):
+    """A class of operations on a shared store, with a limit on parallel ones and a circuit breaker of its own."""
 
     def __init__(self, name: str, most: int, clock: Callable[[], float], *, reads: bool) -> None:
+        """Allow `most` operations at a time. `name` and `reads` are those of `StoreClient.add_lane`."""
+        super().__init__(clock)
         self.name = name
-        self.most = most
         self.reads = reads
-        self.breaker = CircuitBreaker(clock)
         self.places = asyncio.Semaphore(most)
-
-    @property
-    def refuses(self) -> bool:
-        """Whether this lane's circuit breaker rejects operations on the store now, because the last ones failed."""
-        return self.breaker.refuses
 
 
 class StoreClient:
@@ -191,12 +183,11 @@ class StoreClient:
 
     def counters(self) -> StoreCounters:
         """Return the client's counters since its start, including the current state of the circuit breakers."""
-        breakers = [lane.breaker for lane in self._lanes]
         return replace(
             self._counters,
             outcomes=dict(self._counters.outcomes),
-            circuit_open=any(breaker.is_open for breaker in breakers),
-            circuit_openings=sum(breaker.openings for breaker in breakers),
+            circuit_open=any(lane.is_open for lane in self._lanes),
+            circuit_openings=sum(lane.openings for lane in self._lanes),
         )
 
     def count_bytes(self, *, read: int = 0, written: int = 0) -> None:
@@ -223,7 +214,7 @@ class StoreClient:
         operation.
         """
         async with lane.places:
-            if not lane.breaker.allow():
+            if not lane.allow():
                 self._counters.outcomes[StoreOutcome.SKIPPED] += 1
                 raise UnavailableError(f"{lane.name} the store is paused for a while, because it has failed", 1.0)
             begun = time.monotonic()
@@ -296,15 +287,15 @@ class StoreClient:
 
     def _note_success(self, lane: Lane) -> None:
         self._counters.outcomes[StoreOutcome.DONE] += 1
-        if lane.breaker.is_open:
+        if lane.is_open:
             _log.info("%s %s succeeds again", lane.name, self.url.shown)
-        lane.breaker.note_success()
+        lane.note_success()
 
     def _note_failure(self, lane: Lane, outcome: StoreOutcome, error: RnnEngineError) -> None:
         self._counters.outcomes[outcome] += 1
-        was_open = lane.breaker.is_open
-        lane.breaker.note_failure()
-        if lane.breaker.is_open and not was_open:  # logged once, until an operation succeeds again
+        was_open = lane.is_open
+        lane.note_failure()
+        if lane.is_open and not was_open:  # logged once, until an operation succeeds again
             _log.warning("%s %s fails and is paused for a while: %s", lane.name, self.url.shown, error)
 
 

@@ -142,6 +142,16 @@ class NamesRead:
     used: Mapping[str, float]  # owner -> time of the last use of its lease; all, or those used since
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The changes of a server's copy of the named states that are still to be sent to the shared store."""
+
+    change: Change
+    last_version: int
+    needed: Sequence[ValueKey]  # values of the entries that were changed
+    unneeded: Sequence[ValueKey]  # values that no name uses any more
+
+
 class Commit(Enum):
     """The outcome of an attempt to change the named states in a shared store."""
 
@@ -183,22 +193,15 @@ class SharedNames:
         when = {owner: float(score) for owner, score in _pairs(used)}
         return NamesRead(revision, int(version), bool(complete), changes, when)
 
-    async def change(
-        self,
-        known: Revision,
-        last_version: int,
-        change: Change,
-        needed: Sequence[ValueKey],
-        unneeded: Sequence[ValueKey],
-    ) -> tuple[Commit, Revision]:
-        """Apply `change` to the named states if these still have the revision `known`.
+    async def change(self, known: Revision, pending: Pending) -> tuple[Commit, Revision]:
+        """Apply changes to the named states if these still have the revision `known`.
 
-        Return the outcome and the change's revision. Arrays that are `needed` must be in the store, and no longer
-        expire. The `unneeded` arrays are deleted.
+        Return the outcome and the new revision. Arrays that are needed must be in the store, and no longer expire.
         """
         follows = Revision(secrets.token_hex(8).encode(), known.number + 1, known.read_at)
-        keys = [*self._keys, *(_value_key(self._model, value) for value in (*needed, *unneeded))]
-        arguments = (known.mark, known.number, follows.mark, last_version, change.encode(), len(needed), MOST_CHANGES)
+        keys = [*self._keys, *(_value_key(self._model, value) for value in (*pending.needed, *pending.unneeded))]
+        change, num_needed = pending.change.encode(), len(pending.needed)
+        arguments = (known.mark, known.number, follows.mark, pending.last_version, change, num_needed, MOST_CHANGES)
         answer = await self._client.script(self._client.writing, _CHANGE, keys, *arguments)
         return Commit(answer.decode()), follows
 

@@ -12,7 +12,7 @@ from rnn_engine.errors import RnnEngineError, StateError, UnavailableError, need
 from rnn_engine_states.shared.config import StoreConfig
 
 if TYPE_CHECKING:
-    from rnn_engine_states.shared.bodies import Bodies, Objects
+    from rnn_engine_states.shared.bodies import Bodies
     from rnn_engine_states.shared.client import StoreClient
 
 T = TypeVar("T")
@@ -41,26 +41,21 @@ def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic)
     the packages of an extra are missing.
     """
     with needs_extra("store", "a shared store", StateError):
-        from rnn_engine_states.shared.bodies import ObjectBodies, StoredBodies
+        from rnn_engine_states.shared.bodies import StoredBodies
         from rnn_engine_states.shared.client import StoreClient
     client = StoreClient(config.url, config.timeout, clock)
     try:
         capacity = _check(client, config.url.shown, client.check())
         if config.objects is None:
             return OpenStore(config, client, StoredBodies(client, config.ttl), capacity)
-        objects = _open_objects(config.objects.url, client)
-        _check(client, config.objects.url, objects.check())
-        bodies = ObjectBodies(client, objects, config.ttl, config.objects.capacity)
+        with needs_extra("objects", "an object store", StateError):
+            from rnn_engine_states.shared.object_bodies import ObjectBodies
+        bodies = ObjectBodies(client, config.objects.url, config.ttl, config.objects.capacity)
+        _check(client, config.objects.url, bodies.check())
         return OpenStore(config, client, bodies, config.objects.capacity)
     except RnnEngineError:
         client.close()
         raise
-
-
-def _open_objects(url: str, client: StoreClient) -> Objects:
-    with needs_extra("objects", "an object store", StateError):
-        from rnn_engine_states.shared.bodies import Objects
-    return Objects(url, client)
 
 
 def _check(client: StoreClient, place: str, check: Coroutine[Any, Any, T]) -> T | None:

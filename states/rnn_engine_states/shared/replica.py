@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rnn_engine.errors import InvalidRequestError, StorageError
 from rnn_engine_states.frozen import FrozenState
@@ -20,17 +19,7 @@ from rnn_engine_states.shared.entries import (
     ValueKey,
     key_of,
 )
-from rnn_engine_states.shared.names import NamesRead, Revision
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """The changes of a server's copy of the named states that are still to be sent to the shared store."""
-
-    change: Change
-    last_version: int
-    needed: Sequence[ValueKey]  # values of the entries that were changed
-    unneeded: Sequence[ValueKey]  # values that no name uses any more
+from rnn_engine_states.shared.names import NamesRead, Pending, Revision
 
 
 class StoreReplica:

@@ -191,9 +191,7 @@ class SharedTable:
             return Commit.DONE, ()
         known = self._replica.revision
         self._replica.lose_track()  # until the outcome of the change is known
-        outcome, revision = await self._run(
-            self._names.change(known, pending.last_version, pending.change, pending.needed, pending.unneeded)
-        )
+        outcome, revision = await self._run(self._names.change(known, pending))
         if outcome is Commit.DONE:
             self._replica.note_committed(revision)
         return outcome, pending.needed

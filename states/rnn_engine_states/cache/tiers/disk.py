@@ -22,9 +22,17 @@ from rnn_engine.files import TEMPORARY_SUFFIX
 from rnn_engine.types import ModelShape
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind
 from rnn_engine_states.cache.config import DiskConfig
-from rnn_engine_states.cache.tiers.slow import SlowTier, StateFileForm
+from rnn_engine_states.cache.tiers.slow import SlowTier
 from rnn_engine_states.cache.tiers.tier import FoundCopy
-from rnn_engine_states.files.full import Origin, SavedState, modified, read_full_state, read_summary, save_full_state
+from rnn_engine_states.files.full import (
+    Origin,
+    SavedState,
+    full_state_file,
+    modified,
+    read_full_state,
+    read_summary,
+    write_file,
+)
 from rnn_engine_states.frozen import Payload
 
 SUFFIX = ".state"
@@ -63,8 +71,15 @@ class DiskTier(SlowTier):
 
         `close` shuts both down.
         """
-        form = StateFileForm(model, shape, config.precision)
-        super().__init__(form, config.capacity, config.write_after, config.background_bytes, None)
+        super().__init__(
+            model,
+            shape,
+            config.precision,
+            capacity=config.capacity,
+            write_after=config.write_after,
+            background_bytes=config.background_bytes,
+            patience=None,
+        )
         config.folder.mkdir(parents=True, exist_ok=True)
         self._folder = config.folder
         self._writer = writer
@@ -129,7 +144,7 @@ class DiskTier(SlowTier):
 
     def _write(self, name: str, saved: SavedState) -> None:
         try:
-            save_full_state(self._folder / name, saved, self._form.shape.version)
+            write_file(self._folder / name, *full_state_file(saved, self._shape.version))
         except OSError as error:
             if not self._failing:  # a full disk is logged once, until it takes files again
                 _log.warning("a checkpoint can't be written: %s: %s", name, error)
@@ -140,7 +155,7 @@ class DiskTier(SlowTier):
 
     def _read(self, name: str, has_logits: bool) -> Payload:
         path = self._folder / name
-        saved = read_full_state(path, self._form.shape, self._form.model)
+        saved = read_full_state(path, self._shape, self._model)
         if _file_name(saved.origin, saved.tokens) != name:
             raise StateError(f"{name}: is not named after its tokens")
         if (saved.payload.logits is not None) != has_logits:
@@ -172,7 +187,7 @@ class DiskTier(SlowTier):
 
     def _inspect(self, path: Path) -> FoundCopy | None:
         try:
-            summary = read_summary(path, self._form.model)
+            summary = read_summary(path, self._model)
             kind = CheckpointKind(summary.origin.kind)
             num_bytes = path.stat().st_size
         except (StateError, OSError, ValueError) as error:

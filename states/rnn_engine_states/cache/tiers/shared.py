@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from rnn_engine.errors import RnnEngineError, StateError
 from rnn_engine.types import ModelShape
 from rnn_engine_states.cache.checkpoint import Checkpoint
-from rnn_engine_states.cache.tiers.slow import SlowTier, StateFileForm
-from rnn_engine_states.files.full import SavedState, full_state_parts, parse_full_state
+from rnn_engine_states.cache.tiers.slow import SlowTier
+from rnn_engine_states.files.full import SavedState, file_parts, full_state_file, parse_full_state
 from rnn_engine_states.frozen import Payload
 from rnn_engine_states.shared.config import StoreConfig, StoreCounters
 from rnn_engine_states.shared.keys import PathKeys
@@ -93,9 +93,14 @@ class SharedTier(SlowTier):
         `capacity` is the store's size limit in bytes, if it is known. When this tier's records in host memory take
         `max_record_bytes`, a new copy is recorded only after others have been evicted.
         """
-        form = StateFileForm(model, shape, config.precision)
         super().__init__(
-            form, capacity or _UNBOUNDED, config.write_after, config.background_bytes, patience=config.timeout
+            model,
+            shape,
+            config.precision,
+            capacity=capacity or _UNBOUNDED,
+            write_after=config.write_after,
+            background_bytes=config.background_bytes,
+            patience=config.timeout,
         )
         self.min_tokens = config.min_tokens
         self._client = client
@@ -116,7 +121,7 @@ class SharedTier(SlowTier):
         """
         if self._client.refuses_reading:
             return None
-        path = PathKeys(self._form.model, root, tokens)
+        path = PathKeys(self._model, root, tokens)
         future = self._client.submit(self._store.find(path, shortest, longest))
         future.add_done_callback(lambda ended: None if ended.cancelled() else on_done())
         return Inquiry(future)
@@ -159,14 +164,14 @@ class SharedTier(SlowTier):
         self._record_bytes += _record_bytes(checkpoint)
 
     async def _read(self, root: str, tokens: bytes, has_logits: bool) -> Payload:
-        path = PathKeys(self._form.model, root, tokens)
+        path = PathKeys(self._model, root, tokens)
         data = await self._store.get(path)
         name = f"the shared state of {path.length} tokens"
         if data is None:
             await self._store.delete(path)
             raise StateError(f"{name} is no longer in the store")
         try:
-            saved = await asyncio.to_thread(parse_full_state, data, name, self._form.shape, self._form.model)
+            saved = await asyncio.to_thread(parse_full_state, data, name, self._shape, self._model)
             if (saved.origin.initial_state, saved.tokens) != (root, tokens):
                 raise StateError(f"{name} belongs to other tokens or to another initial state")
             if has_logits and saved.payload.logits is None:
@@ -177,11 +182,14 @@ class SharedTier(SlowTier):
             raise
         return saved.payload if has_logits else Payload(saved.payload.state, None)
 
+    def _encode(self, saved: SavedState) -> bytes:
+        return b"".join(file_parts(*full_state_file(saved, self._shape.version)))
+
     async def _write(self, saved: SavedState) -> None:
-        path = PathKeys(self._form.model, saved.origin.initial_state, saved.tokens or b"")
+        path = PathKeys(self._model, saved.origin.initial_state, saved.tokens or b"")
         has_logits = saved.payload.logits is not None
         if not await self._store.renew(path, has_logits=has_logits):
-            data = await asyncio.to_thread(b"".join, full_state_parts(saved, self._form.shape.version))
+            data = await asyncio.to_thread(self._encode, saved)
             await self._store.put(path, data, has_logits=has_logits, kind=saved.origin.kind)
 
 

@@ -18,43 +18,8 @@ from rnn_engine.types import F32, ModelShape
 from rnn_engine_states.cache.checkpoint import Checkpoint
 from rnn_engine_states.cache.eviction import EvictionQueue
 from rnn_engine_states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, ReadyPayload, Tier
-from rnn_engine_states.files.full import Origin, SavedState, full_state_bytes
+from rnn_engine_states.files.full import Origin, SavedState, file_bytes, full_state_file
 from rnn_engine_states.frozen import Payload, Precision
-
-
-class StateFileForm:
-    """Makes the content of checkpoints' state files for one model, and computes the files' sizes."""
-
-    def __init__(self, model: str, shape: ModelShape, precision: Precision) -> None:
-        """Prepare to make files for the model with the fingerprint `model` and `shape`, with arrays in `precision`.
-
-        The fingerprint is of all settings that must be equal for a state to be continued.
-        """
-        self.model = model
-        self.shape = shape
-        self._precision: Precision = precision
-        # Stand-ins for a state's arrays and logits: they have the right shapes and take no memory.
-        dtype = np.float16 if precision == "f16" else np.float32
-        initial = shape.initial_state()
-        self._arrays = {name: np.broadcast_to(dtype(0), array.shape) for name, array in initial.items()}
-        self._logits: F32 = np.broadcast_to(np.float32(0), (shape.row_size,))
-
-    def saved(self, checkpoint: Checkpoint, payload: Payload) -> SavedState:
-        """Return the content of a checkpoint's state file, given its arrays as `payload`."""
-        return self._saved(checkpoint, payload.stored_as(self._precision))
-
-    def num_bytes(self, saved: SavedState) -> int:
-        """Return the exact size in bytes of the state file with the content `saved`."""
-        return full_state_bytes(saved, self.shape.version)
-
-    def expected_bytes(self, checkpoint: Checkpoint) -> int:
-        """Return the usual size in bytes of a checkpoint's state file."""
-        payload = Payload(self._arrays, self._logits if checkpoint.has_logits else None)
-        return self.num_bytes(self._saved(checkpoint, payload))
-
-    def _saved(self, checkpoint: Checkpoint, payload: Payload) -> SavedState:
-        origin = Origin(self.model, checkpoint.root, checkpoint.length, checkpoint.kind.value)
-        return SavedState(origin, checkpoint.known_place().tokens(), payload)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,20 +36,35 @@ class SlowTier(Tier):
     slow = True
 
     def __init__(
-        self, form: StateFileForm, capacity: int, write_after: float, background_bytes: int, patience: float | None
+        self,
+        model: str,
+        shape: ModelShape,
+        precision: Precision,
+        *,
+        capacity: int,
+        write_after: float,
+        background_bytes: int,
+        patience: float | None,
     ) -> None:
-        """Store at most `capacity` bytes of copies in the form `form`, `write_after` seconds after they were kept.
+        """Store at most `capacity` bytes of copies in `precision`, `write_after` seconds after they were kept.
 
-        At most `background_bytes` wait to be written. One copy is always accepted, even if it has more. `put` waits at
-        most `patience` seconds for others; None means as long as it takes.
+        `model` is the fingerprint of all settings that must be equal for a state to be continued. At most
+        `background_bytes` wait to be written. One copy is always accepted, even if it has more. `put` waits at most
+        `patience` seconds for others; None means as long as it takes.
         """
         self.queue = EvictionQueue(self.name, capacity)
         self.write_after = write_after
-        self._form = form
+        self._model = model
+        self._shape = shape
+        self._precision: Precision = precision
         self._background_bytes = background_bytes
         self._patience = patience
         self._writes: dict[Checkpoint, _Write] = {}  # those that are not known to have succeeded
         self._waiting: dict[Future[None], int] = {}  # the bytes of each write, including those of forgotten copies
+        # Stand-ins for a state's arrays and logits: they have the right shapes and take no memory.
+        dtype, initial = np.float16 if precision == "f16" else np.float32, shape.initial_state()
+        self._arrays = {name: np.broadcast_to(dtype(0), array.shape) for name, array in initial.items()}
+        self._logits: F32 = np.broadcast_to(np.float32(0), (shape.row_size,))
 
     @abstractmethod
     def _start_write(self, checkpoint: Checkpoint, saved: SavedState) -> Future[None]:
@@ -95,13 +75,14 @@ class SlowTier(Tier):
         return bool(self._writes)
 
     def copy_bytes(self, checkpoint: Checkpoint) -> int:
-        return self._form.expected_bytes(checkpoint)
+        logits = self._logits if checkpoint.has_logits else None
+        return self._num_bytes(self._saved(checkpoint, Payload(self._arrays, logits)))
 
     def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:
         if not self.wants(checkpoint):
             return False
-        saved = self._form.saved(checkpoint, payload)
-        num_bytes = self._form.num_bytes(saved)
+        saved = self._saved(checkpoint, payload.stored_as(self._precision))
+        num_bytes = self._num_bytes(saved)
         if not make_room(num_bytes):
             return False
         if not self.is_ready or not self._has_room(num_bytes, self._patience if wait else 0.0):
@@ -135,6 +116,13 @@ class SlowTier(Tier):
         """Forget the writes, whose futures refer to the tier. A subclass first waits for them."""
         self._writes.clear()
         self._waiting.clear()
+
+    def _saved(self, checkpoint: Checkpoint, payload: Payload) -> SavedState:
+        origin = Origin(self._model, checkpoint.root, checkpoint.length, checkpoint.kind.value)
+        return SavedState(origin, checkpoint.known_place().tokens(), payload)
+
+    def _num_bytes(self, saved: SavedState) -> int:
+        return file_bytes(*full_state_file(saved, self._shape.version, checksums=False))
 
     def _enter(self, checkpoint: Checkpoint, num_bytes: int) -> None:
         self.queue.add(checkpoint, num_bytes)

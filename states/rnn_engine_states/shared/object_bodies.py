@@ -1,0 +1,169 @@
+"""The state files of shared checkpoints, called bodies, in an object store: S3, Google Cloud, Azure or a folder.
+
+The shared store has an index with the size of each body and when it was last used. With it the shared store counts the
+bytes of all servers, and decides which bodies are evicted. Each body has a key in the index that expires, as a body in
+the shared store does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import obstore
+from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import from_url
+
+from rnn_engine.errors import StateError, hide_credentials
+from rnn_engine_states.shared.client import Lane, StoreClient
+from rnn_engine_states.shared.keys import PREFIX
+
+T = TypeVar("T")
+
+# A Lua function `remove(key)`, which removes a body from the index of the object store. KEYS: used, sizes, total. If
+# the total is no valid number, the sizes are added up again.
+_REMOVE = """
+local function whole(text)
+    local number = tonumber(text)
+    return number and number >= 0 and number < 2^53 and number % 1 == 0 and number or nil
+end
+local function count(bytes) redis.call('SET', KEYS[3], string.format('%.0f', bytes)) end
+local function total()
+    local known = whole(redis.call('GET', KEYS[3]))
+    if known then return known end
+    local sum = 0
+    for _, size in ipairs(redis.call('HVALS', KEYS[2])) do sum = sum + (whole(size) or 0) end
+    return sum
+end
+local function remove(key)
+    local before = total()
+    redis.call('UNLINK', key)
+    redis.call('ZREM', KEYS[1], key)
+    count(before - (whole(redis.call('HGET', KEYS[2], key)) or 0))
+    redis.call('HDEL', KEYS[2], key)
+end
+"""
+
+# A script that adds a body to the index and returns the keys of the bodies that it evicts: up to 100 that were not used
+# within the time to live, then the least recently used while the total exceeds the capacity. KEYS: used, sizes, total,
+# the body's key. ARGV: time to live in seconds, the body's bytes, capacity in bytes.
+_ENTER = (
+    _REMOVE
+    + """
+local now = tonumber(redis.call('TIME')[1])
+remove(KEYS[4])
+redis.call('SET', KEYS[4], ARGV[2], 'EX', ARGV[1])
+redis.call('ZADD', KEYS[1], now, KEYS[4])
+count(total() + ARGV[2])
+redis.call('HSET', KEYS[2], KEYS[4], ARGV[2])
+local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. (now - ARGV[1]), 'LIMIT', 0, 100)
+for _, key in ipairs(gone) do remove(key) end
+while total() > tonumber(ARGV[3]) do
+    local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+    if not oldest then
+        redis.call('DEL', KEYS[2], KEYS[3])
+        break
+    end
+    remove(oldest)
+    gone[#gone + 1] = oldest
+end
+return gone
+"""
+)
+
+# A script that marks a body in the index as used. It returns 1, or 0 if the index does not have the body. KEYS: used,
+# sizes, total, the body's key. ARGV: time to live in seconds.
+_USE = """
+if redis.call('EXPIRE', KEYS[4], ARGV[1]) == 0 then return 0 end
+redis.call('ZADD', KEYS[1], 'XX', redis.call('TIME')[1], KEYS[4])
+return 1
+"""
+
+_LEAVE = _REMOVE + "remove(KEYS[4])"
+
+_KEY = re.compile(rf"{PREFIX}(:\w+)+", re.ASCII)
+
+
+class ObjectBodies:
+    """A store of bodies (checkpoints' state files) in an object store, with an index of them in the shared store.
+
+    A body is written before it is entered in the index, and deleted after it was removed from the index. So the index
+    may have a body that another server has deleted meanwhile. Such a body counts as missing.
+    """
+
+    def __init__(self, client: StoreClient, url: str, ttl: int, capacity: int) -> None:
+        """Store at most `capacity` bytes of state files, of all models and servers together.
+
+        A body that was not used for `ttl` seconds expires. `url`, of S3, Google Cloud Storage, Azure or a folder, was
+        checked by `ObjectsConfig`. Raises StateError if the object store can't be opened.
+        """
+        try:
+            self._store = from_url(url, mkdir=True) if url.startswith("file:") else from_url(url)
+        except (BaseError, OSError) as error:
+            raise StateError(f"the object store can't be opened: {hide_credentials(str(error))}") from error
+        self._client = client
+        self._reading = client.add_lane("reading objects from", 32, reads=True)
+        self._writing = client.add_lane("writing objects to", 4)
+        self._ttl = ttl
+        self._capacity = capacity
+        self._index = [f"{PREFIX}:objects:{part}" for part in ("used", "sizes", "total")]
+
+    async def check(self) -> None:
+        """Raise StateError if the object store denies access, and UnavailableError if it can't be reached."""
+        await self._read("check")
+
+    async def put(self, key: str, data: bytes) -> None:
+        await self._run(self._writing, lambda: obstore.put_async(self._store, _path(key), data))
+        gone = await self._script(_ENTER, key, self._ttl, len(data), self._capacity)
+        for other in gone:
+            if _KEY.fullmatch(name := other.decode(errors="replace")):
+                await self._delete(name)
+            else:
+                self._client.note_unreadable("a key in the index of objects", repr(name))
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._read(key) if await self.renew(key) else None
+
+    async def renew(self, key: str) -> bool:
+        return bool(await self._client.script(self._client.reading, _USE, [*self._index, key], self._ttl))
+
+    async def delete(self, key: str) -> None:
+        await self._script(_LEAVE, key)
+        await self._delete(key)
+
+    async def _script(self, text: str, key: str, *arguments: int) -> Any:  # noqa: ANN401
+        return await self._client.script(self._client.writing, text, [*self._index, key], *arguments)
+
+    async def _read(self, key: str) -> bytes | None:
+        async def read() -> bytes | None:
+            try:
+                found = await obstore.get_async(self._store, _path(key))
+                return bytes(await found.bytes_async())
+            except (FileNotFoundError, NotFoundError):
+                return None
+
+        return await self._run(self._reading, read)
+
+    async def _delete(self, key: str) -> None:
+        async def delete() -> None:
+            with suppress(FileNotFoundError, NotFoundError):  # raised by a folder, not by an object store
+                await obstore.delete_async(self._store, _path(key))
+
+        await self._run(self._writing, delete)
+
+    async def _run(self, lane: Lane, work: Callable[[], Awaitable[T]]) -> T:
+        async def told(_: object) -> T:
+            try:
+                return await work()
+            except (PermissionDeniedError, UnauthenticatedError) as error:
+                raise StateError(f"the object store refuses access: {hide_credentials(str(error))}") from error
+            except BaseError as error:
+                raise OSError(hide_credentials(str(error))) from error
+
+        return await self._client.run(lane, told)
+
+
+def _path(key: str) -> str:
+    return key.replace(":", "/")
