@@ -19,7 +19,7 @@ from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.eviction import EvictionQueue
 from rnn_engine_states.cache.tiers.device import DeviceTier, HostTier
 from rnn_engine_states.cache.tiers.disk import DiskTier, InlineExecutor
-from rnn_engine_states.cache.tiers.tier import MakeRoom, PendingPayload, ReadyPayload, Tier
+from rnn_engine_states.cache.tiers.tier import MakeRoom, PendingPayload, Tier, ready
 from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.frozen import Payload
 from tests.support.cache_books import check_books
@@ -223,7 +223,7 @@ class SharedTier(Tier):
 
     def start_read(self, checkpoint: Checkpoint) -> PendingPayload:
         waiting = self.get(checkpoint)
-        return self.start_fetch(checkpoint) if waiting is None else ReadyPayload(waiting)
+        return self.start_fetch(checkpoint) if waiting is None else ready(waiting)
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
         future: Future[Payload] = Future()

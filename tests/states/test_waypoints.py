@@ -208,7 +208,7 @@ def test_evictions_of_waypoints_do_not_age_others() -> None:
         queue.remove(weakest)
     better = Checkpoint("none", END, saves=9)
     queue.add(better, 10)
-    assert queue.weakest(waypoints_only=True) is None
+    assert queue.weakest(waypoints=True) is None
     assert queue.weakest() is better
 
 

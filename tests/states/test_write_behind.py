@@ -8,7 +8,7 @@ import pytest
 
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
-from rnn_engine_states.cache.tiers.tier import DevicePool
+from rnn_engine_states.cache.tiers.tier import SlotPool
 from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.faulty_disk import Fault, FaultyDisk
 from tests.support.named_states import Clock
@@ -20,7 +20,7 @@ OTHER = list(range(50, 60))
 
 
 def make(
-    folder: Path, clock: Clock, device: ToyDevice, pool: DevicePool | None = None, *, capacity: int = 1 << 20
+    folder: Path, clock: Clock, device: ToyDevice, pool: SlotPool | None = None, *, capacity: int = 1 << 20
 ) -> StateCache:
     disk = DiskConfig(folder, capacity, background_bytes=0, write_after=5.0)
     return make_cache(SHAPE, "model", device, CacheConfig(disk=disk), pool, clock=clock)

@@ -14,6 +14,7 @@ from rnn_engine.types import F32, ModelShape, PendingState, ReadyState, State
 from rnn_engine_states.cache.cache import Match, StateCache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 from rnn_engine_states.cache.tiers.fetches import Fetch
+from rnn_engine_states.cache.tiers.tier import SlotPool
 from tests.support.models import tiny_shape
 
 ROOT = "none"
@@ -43,7 +44,7 @@ class ToyRead:
         return self._state
 
 
-class ToyDevice:
+class ToyDevice(SlotPool):
     """The live slots and the pool of slabs of one model; see `rnn_engine_states.cache.tiers.tier`."""
 
     def __init__(self, shape: ModelShape, num_slots: int = 2, num_slabs: int = 0, *, slow_reads: bool = False) -> None:
@@ -53,7 +54,8 @@ class ToyDevice:
         self.reads: list[ToyRead] = []  # begun since the last `arrive`
         self.num_waits = 0  # the number of reads that a caller waited for
         self._slots = [shape.initial_state() for _ in range(num_slots)]
-        self._num_slabs = num_slabs
+        self.num_slabs = num_slabs
+        self.slab_bytes = shape.state_bytes
         self.slabs: dict[int, dict[str, F32]] = {}  # handle -> state
         self._next_handle = num_slots
         self._steps = {
@@ -95,16 +97,8 @@ class ToyDevice:
         source = self.shape.initial_state() if state is None else state
         self._slots[slot] = {name: array.copy() for name, array in source.items()}
 
-    @property
-    def num_slabs(self) -> int:
-        return self._num_slabs
-
-    @property
-    def slab_bytes(self) -> int:
-        return self.shape.state_bytes
-
     def save(self, slot: int) -> int:
-        assert len(self.slabs) < self._num_slabs
+        assert len(self.slabs) < self.num_slabs
         self._next_handle += 1
         self.slabs[self._next_handle] = self.read_state(slot)
         return self._next_handle

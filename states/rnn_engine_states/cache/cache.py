@@ -28,9 +28,10 @@ from rnn_engine_states.cache.browse import CacheSummary
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason, is_of_state, is_within
 from rnn_engine_states.cache.config import CacheConfig, CacheStats, TierStats
 from rnn_engine_states.cache.positions import Index, Positions
+from rnn_engine_states.cache.tiers.device import DeviceTier
 from rnn_engine_states.cache.tiers.fetches import Fetch
 from rnn_engine_states.cache.tiers.shared import Inquiry, SharedTier
-from rnn_engine_states.cache.tiers.tier import Access, DevicePool, LiveStates, Tier
+from rnn_engine_states.cache.tiers.tier import Access, LiveStates, SlotPool, Tier
 from rnn_engine_states.cache.tiers.tiered import TieredStore
 from rnn_engine_states.frozen import Payload
 from rnn_engine_states.tokens import TOKEN_BYTES, pack, unpack
@@ -52,87 +53,6 @@ class Match:
     checkpoint: Checkpoint | None = field(repr=False)
     fetched: Payload | None = field(repr=False)  # the state, if no quick tier has it
     locked: bool = field(repr=False)
-
-
-class LookUps:
-    """Finds the checkpoints from which prompts can be continued, and counts hits and misses."""
-
-    def __init__(self, positions: Positions, tiers: TieredStore, stats: CacheStats, clock: Callable[[], float]) -> None:
-        """Look up checkpoints in the records `positions` and the copies `tiers`, and count hits and misses in `stats`.
-
-        `clock` is the clock of `Checkpoint.used`.
-        """
-        self._positions = positions
-        self._tiers = tiers
-        self._stats = stats
-        self._clock = clock
-
-    def best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
-        """Return the longest checkpoint, in any tier, from which a prompt can be continued, or None if there is none.
-
-        The checkpoint has at most `limit` tokens, if that is given. Does not count a hit or a miss.
-        """
-        tree = self._positions.tree(root)
-        if tree is None:
-            return None
-        checkpoints = tree.follow(pack(tokens)).values_back()
-        return next((one for one in checkpoints if self._obstacle(one, len(tokens), limit) is None), None)
-
-    def find(self, root: str, tokens: Sequence[int], limit: int | None, fetch: Fetch | None) -> Match:
-        """Find and lock the longest usable checkpoint of a prompt; see `StateCache.look_up`."""
-        self._stats.look_ups += 1
-        self._stats.tokens_looked_up += len(tokens)
-        tree = self._positions.tree(root)
-        if tree is None:
-            return self._missed(len(tokens), 0, MissReason.NO_PATHS)
-        place = tree.follow(pack(tokens))
-        reason = MissReason.NO_CHECKPOINT if place.length > 0 else MissReason.UNKNOWN_PROMPT
-        for checkpoint in place.values_back():
-            if not checkpoint.resumable:
-                self._positions.touch_ghost(checkpoint)
-            obstacle = self._obstacle(checkpoint, len(tokens), limit)
-            if obstacle is not None:
-                reason = _weightier(reason, obstacle)
-                continue
-            if self._tiers.access(checkpoint) is Access.AT_HAND:
-                payload = self._tiers.payload(checkpoint)
-                if not checkpoint.resumable:
-                    return self._missed(len(tokens), place.length, MissReason.DAMAGED)
-            elif fetch is None or (payload := fetch.payload_of(checkpoint)) is None:
-                reason = _weightier(reason, MissReason.NOT_FETCHED)
-                continue
-            return self._hit(checkpoint, payload, len(tokens), place.length)
-        return self._missed(len(tokens), place.length, reason)
-
-    def _obstacle(self, checkpoint: Checkpoint, length: int, limit: int | None) -> MissReason | None:
-        """Return why a prompt of `length` tokens can't be continued from a checkpoint on its path; None if it can."""
-        if not checkpoint.resumable:
-            return checkpoint.absence
-        if limit is not None and checkpoint.length > limit:
-            return MissReason.BEYOND_LIMIT
-        if checkpoint.length == length and not checkpoint.has_logits:
-            return MissReason.NO_LOGITS
-        return MissReason.NOT_FETCHED if self._tiers.access(checkpoint) is Access.MOVING else None
-
-    def _hit(self, checkpoint: Checkpoint, fetched: Payload | None, length: int, known: int) -> Match:
-        tier = self._tiers.quickest(checkpoint)
-        exact = checkpoint.length == length
-        self._tiers.upgrade(checkpoint, CheckpointKind.BRANCH)
-        checkpoint.hits += 1
-        checkpoint.used = self._clock()
-        checkpoint.locks += 1
-        checkpoint.saves = checkpoint.tokens_to_shorter()
-        self._tiers.touch(checkpoint)
-        self._stats.hits += 1
-        self._stats.exact_hits += exact
-        self._stats.tokens_saved += checkpoint.length
-        logits = self._tiers.logits(checkpoint, fetched) if exact else None
-        self._stats.tiers[self._tiers.tiers.index(tier)].hits += 1
-        return Match(length, checkpoint.length, known, None, tier.name, logits, checkpoint, fetched, True)
-
-    def _missed(self, length: int, known: int, reason: MissReason) -> Match:
-        self._stats.misses[reason] += 1
-        return Match(length, 0, known, reason, None, None, None, None, False)
 
 
 _LIGHTEST_FIRST = list(MissReason)
@@ -165,8 +85,7 @@ class StateCache:
         self._tiers = TieredStore(live, tiers, self._stats, self._positions.become_ghost, config, clock)
         self._clock = clock
         self._shared = next((tier for tier in tiers if isinstance(tier, SharedTier)), None)
-        self._look_ups = LookUps(self._positions, self._tiers, self._stats, clock)
-        on_device = sum(tier.queue.capacity for tier in tiers if tier.on_device)
+        on_device = sum(tier.queue.capacity for tier in tiers if isinstance(tier, DeviceTier))
         self._index = Index(self._positions, self._tiers, config.index_bytes(on_device))
         for tier in tiers:
             self._index.adopt_copies(tier)
@@ -226,7 +145,7 @@ class StateCache:
         if not self._tiers.any_slow:
             return None
         self._tiers.settle()
-        checkpoint = self._look_ups.best(root, tokens, limit)
+        checkpoint = self._best(root, tokens, limit)
         if checkpoint is None or self._tiers.access(checkpoint) is not Access.SLOW:
             return None
         return self._tiers.start_fetch(checkpoint, on_done)
@@ -241,7 +160,29 @@ class StateCache:
         `fetch` has read it: this never waits for a file.
         """
         self._tiers.settle()
-        return self._look_ups.find(root, tokens, limit, fetch)
+        self._stats.look_ups += 1
+        self._stats.tokens_looked_up += len(tokens)
+        tree = self._positions.tree(root)
+        if tree is None:
+            return self._missed(len(tokens), 0, MissReason.NO_PATHS)
+        place = tree.follow(pack(tokens))
+        reason = MissReason.NO_CHECKPOINT if place.length > 0 else MissReason.UNKNOWN_PROMPT
+        for checkpoint in place.values_back():
+            if not checkpoint.resumable:
+                self._positions.touch_ghost(checkpoint)
+            obstacle = self._obstacle(checkpoint, len(tokens), limit)
+            if obstacle is not None:
+                reason = _weightier(reason, obstacle)
+                continue
+            if self._tiers.access(checkpoint) is Access.AT_HAND:
+                payload = self._tiers.payload(checkpoint)
+                if not checkpoint.resumable:
+                    return self._missed(len(tokens), place.length, MissReason.DAMAGED)
+            elif fetch is None or (payload := fetch.payload_of(checkpoint)) is None:
+                reason = _weightier(reason, MissReason.NOT_FETCHED)
+                continue
+            return self._hit(checkpoint, payload, len(tokens), place.length)
+        return self._missed(len(tokens), place.length, reason)
 
     def peek(self, root: str, tokens: Sequence[int], limit: int | None = None) -> int:
         """Return how many tokens of a prompt would not have to be run if `prefetch` and `look_up` were called now.
@@ -249,7 +190,7 @@ class StateCache:
         Counts and locks nothing, reads no file.
         """
         self._tiers.settle()
-        checkpoint = self._look_ups.best(root, tokens, limit)
+        checkpoint = self._best(root, tokens, limit)
         return 0 if checkpoint is None else checkpoint.length
 
     def continuation(self, root: str, tokens: Sequence[int], count: int) -> list[int]:
@@ -362,7 +303,7 @@ class StateCache:
         """Drop the copies of states on the device and those being read from it, because the device has failed."""
         self._tiers.lose_device()
 
-    def use_device(self, live: LiveStates, pool: DevicePool) -> None:
+    def use_device(self, live: LiveStates, pool: SlotPool) -> None:
         """Continue with a new device, which has the slots `live` and the slabs `pool`, after `lose_device`.
 
         `pool` is used only if the cache has a tier on the device.
@@ -434,6 +375,44 @@ class StateCache:
         """Write the most valuable checkpoints to the slow tiers, as many as fit, and close all tiers."""
         self._tiers.flush()
         self._tiers.close()
+
+    def _best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
+        """Return the checkpoint that `look_up` would use if all tiers were quick. Counts and locks nothing."""
+        tree = self._positions.tree(root)
+        if tree is None:
+            return None
+        checkpoints = tree.follow(pack(tokens)).values_back()
+        return next((one for one in checkpoints if self._obstacle(one, len(tokens), limit) is None), None)
+
+    def _obstacle(self, checkpoint: Checkpoint, length: int, limit: int | None) -> MissReason | None:
+        """Return why a prompt of `length` tokens can't be continued from a checkpoint on its path; None if it can."""
+        if not checkpoint.resumable:
+            return checkpoint.absence
+        if limit is not None and checkpoint.length > limit:
+            return MissReason.BEYOND_LIMIT
+        if checkpoint.length == length and not checkpoint.has_logits:
+            return MissReason.NO_LOGITS
+        return MissReason.NOT_FETCHED if self._tiers.access(checkpoint) is Access.MOVING else None
+
+    def _hit(self, checkpoint: Checkpoint, fetched: Payload | None, length: int, known: int) -> Match:
+        tier = self._tiers.quickest(checkpoint)
+        exact = checkpoint.length == length
+        self._tiers.upgrade(checkpoint, CheckpointKind.BRANCH)
+        checkpoint.hits += 1
+        checkpoint.used = self._clock()
+        checkpoint.locks += 1
+        checkpoint.saves = checkpoint.tokens_to_shorter()
+        self._tiers.touch(checkpoint)
+        self._stats.hits += 1
+        self._stats.exact_hits += exact
+        self._stats.tokens_saved += checkpoint.length
+        logits = self._tiers.logits(checkpoint, fetched) if exact else None
+        self._stats.tiers[self._tiers.tiers.index(tier)].hits += 1
+        return Match(length, checkpoint.length, known, None, tier.name, logits, checkpoint, fetched, True)
+
+    def _missed(self, length: int, known: int, reason: MissReason) -> Match:
+        self._stats.misses[reason] += 1
+        return Match(length, 0, known, reason, None, None, None, None, False)
 
     def _drop_all(self, checkpoints: Sequence[Checkpoint]) -> int:
         """Remove the unlocked ones of `checkpoints` from the cache, and return how many were removed."""

@@ -73,20 +73,13 @@ class EvictionQueue:
         """The number of waypoints that have a copy in the tier."""
         return len(self._waypoints)
 
-    def weakest(self, *, waypoints_only: bool = False) -> Checkpoint | None:
+    def weakest(self, *, waypoints: bool | None = None) -> Checkpoint | None:
         """Return the checkpoint that the tier should evict first, or None if all are locked.
 
-        Advances the clock to its worth. With `waypoints_only`, returns None if all waypoints are locked.
+        Considers only waypoints if `waypoints` is true, only others if it is false. Advances the clock to its worth.
         """
-        waypoint = self._waypoints.weakest()
-        return waypoint if waypoint is not None or waypoints_only else self._others.weakest()
-
-    def weakest_other(self) -> Checkpoint | None:
-        """Return the checkpoint to evict first among those that are not waypoints, or None if all of these are locked.
-
-        Advances the clock to its worth.
-        """
-        return self._others.weakest()
+        waypoint = None if waypoints is False else self._waypoints.weakest()
+        return waypoint if waypoint is not None or waypoints else self._others.weakest()
 
     def weakest_for_waypoint(self, size: int) -> Checkpoint | None:
         """Return the checkpoint to evict so that a new waypoint of `size` bytes fits, or None if all are locked.

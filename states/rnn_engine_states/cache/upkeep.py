@@ -16,7 +16,7 @@ from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.tiers.device import DeviceTier, HostTier
 from rnn_engine_states.cache.tiers.disk import DiskTier, InlineExecutor
 from rnn_engine_states.cache.tiers.shared import SharedTier
-from rnn_engine_states.cache.tiers.tier import DevicePool, LiveStates, Tier
+from rnn_engine_states.cache.tiers.tier import LiveStates, SlotPool, Tier
 from rnn_engine_states.shared.opening import OpenStore
 
 
@@ -25,7 +25,7 @@ def make_cache(
     model: str,
     live: LiveStates,
     config: CacheConfig | None = None,
-    pool: DevicePool | None = None,
+    pool: SlotPool | None = None,
     writer: Executor | None = None,
     clock: Callable[[], float] = time.monotonic,
     store: OpenStore | None = None,
@@ -50,17 +50,13 @@ def make_cache(
         tiers.append(DiskTier(disk, model, shape, writer, reader))
     if store is not None:
         max_record_bytes = min(store.config.index_bytes, config.index_bytes(device_bytes) // 2)
-        tiers.append(_shared_tier(store, model, shape, max_record_bytes))
+        from rnn_engine_states.shared.checkpoints import (
+            CheckpointStore,  # needs an extra; an open store shows that it is installed
+        )
+
+        checkpoints = CheckpointStore(store.client, store.bodies, store.config.ttl)
+        tiers.append(SharedTier(store, checkpoints, model, shape, max_record_bytes))
     return StateCache(live, tiers, config, clock)
-
-
-def _shared_tier(store: OpenStore, model: str, shape: ModelShape, max_record_bytes: int) -> SharedTier:
-    from rnn_engine_states.shared.checkpoints import (
-        CheckpointStore,  # needs an extra; an open store shows that it is installed
-    )
-
-    checkpoints = CheckpointStore(store.client, store.bodies, store.config.ttl)
-    return SharedTier(store.config, store.client, checkpoints, store.capacity, model, shape, max_record_bytes)
 
 
 logger = logging.getLogger(__name__)

@@ -221,14 +221,10 @@ def _from_saved(saved: SavedState, shape: ModelShape, name: str) -> LoadedState:
         )
     return LoadedState(
         "full",
-        _as_f32(saved.payload.state),
+        saved.payload.expand(),
         logits=saved.payload.logits,
         num_tokens=origin.num_tokens,
         last_tokens=last_tokens,
         name=origin.name or None,
         path=None if saved.tokens is None else TokenPath(origin.initial_state, saved.tokens),
     )
-
-
-def _as_f32(arrays: Mapping[str, NDArray[Any]]) -> dict[str, F32]:
-    return {name: array.astype(np.float32) for name, array in arrays.items()}

@@ -79,20 +79,16 @@ class Quotas:
         if counts.num_names == 0:
             del self._counts[entry.namespace]
 
-    def used(self, namespace: str) -> int:
-        """Return the bytes of a namespace's states. A state with several names counts once."""
-        return self._of(namespace).num_bytes
-
-    def growth(self, namespace: str, added: Iterable[FrozenState], removed: Iterable[FrozenState] = ()) -> int:
-        """Return by how many bytes a namespace would grow if it got the states `added` and lost those in `removed`."""
-        return self._of(namespace).growth(added, removed)
+    def of(self, namespace: str) -> ReferenceCounts:
+        """Return the counts of a namespace's states. Callers must not change them."""
+        return self._counts.get(namespace, _NOTHING)
 
     def check_room(self, namespace: str, num_bytes: int, num_names: int, retry_after: float) -> None:
         """Raise OverloadedError if `num_bytes` more bytes and `num_names` more names would exceed a namespace's quota.
 
         `retry_after` is the number of seconds that the error advises to wait.
         """
-        counts = self._of(namespace)
+        counts = self.of(namespace)
         for added, what, used, most in (
             (num_names, "names", counts.num_names, self._quota.names),
             (num_bytes, "bytes", counts.num_bytes, self.num_bytes),
@@ -110,9 +106,6 @@ class Quotas:
             raise InvalidRequestError(
                 "ttl", ttl, f"at most {self._quota.ttl:.0f} seconds, the longest lease of an API key"
             )
-
-    def _of(self, namespace: str) -> ReferenceCounts:
-        return self._counts.get(namespace, _NOTHING)
 
 
 _NOTHING = ReferenceCounts()

@@ -38,14 +38,13 @@ class NameIndex:
     def __init__(self) -> None:
         self.by_name: dict[str, NamedState] = {}
         self.by_id: dict[uuid.UUID, NamedState] = {}
-        self._of_owner: dict[str, dict[str, NamedState]] = {}  # owner -> name -> state
-        self._in_namespace: dict[str, dict[str, NamedState]] = {}  # namespace -> name -> state
+        self._groups: dict[tuple[str, str | None], dict[str, NamedState]] = {}  # by owner or namespace, then by name
 
     def owned_by(self, owner: str) -> list[NamedState]:
-        return list(self._of_owner.get(owner, {}).values())
+        return list(self._groups.get(("owner", owner), {}).values())
 
     def in_namespace(self, namespace: str) -> list[NamedState]:
-        return list(self._in_namespace.get(namespace, {}).values())
+        return list(self._groups.get(("namespace", namespace), {}).values())
 
     def put(self, entry: NamedState) -> None:
         """Add a named state to the index, replacing the one with the same name, if there is one."""
@@ -53,9 +52,8 @@ class NameIndex:
             self._unlink(before)
         self.by_name[entry.name] = entry
         self.by_id[entry.id] = entry
-        self._in_namespace.setdefault(entry.namespace, {})[entry.name] = entry
-        if entry.owner is not None:
-            self._of_owner.setdefault(entry.owner, {})[entry.name] = entry
+        for group in _groups_of(entry):
+            self._groups.setdefault(group, {})[entry.name] = entry
 
     def remove(self, entry: NamedState) -> None:
         """Remove a named state from the index. It must be in the index."""
@@ -64,15 +62,14 @@ class NameIndex:
 
     def _unlink(self, entry: NamedState) -> None:
         del self.by_id[entry.id]
-        _discard(self._in_namespace, entry.namespace, entry.name)
-        if entry.owner is not None:
-            _discard(self._of_owner, entry.owner, entry.name)
+        for group in _groups_of(entry):
+            del self._groups[group][entry.name]
+            if not self._groups[group]:
+                del self._groups[group]
 
 
-def _discard(groups: dict[str, dict[str, NamedState]], group: str, name: str) -> None:
-    del groups[group][name]
-    if not groups[group]:
-        del groups[group]
+def _groups_of(entry: NamedState) -> tuple[tuple[str, str | None], ...]:
+    return ("owner", entry.owner), ("namespace", entry.namespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +194,7 @@ class NamedStateTable:
             entries, used, capacity = self.entries(), self._counts.num_bytes, self.capacity
         else:
             entries = self._seen_in(namespace)
-            used, capacity = self._quotas.used(namespace), self._quotas.num_bytes
+            used, capacity = self._quotas.of(namespace).num_bytes, self._quotas.num_bytes
         return StateListing(tuple(map(self.shown, entries)), self.default, used, capacity)
 
     def _seen_in(self, namespace: str) -> tuple[NamedState, ...]:
@@ -282,7 +279,7 @@ class NamedStateTable:
         frozen = self._hold(self.use(origin).frozen)
         self._check_room(0, None, len(names))
         for namespace, num_names in Counter(split_name(name)[0] for name in names).items():
-            self._check_quota(namespace, self._quotas.growth(namespace, [frozen]), num_names)
+            self._check_quota(namespace, self._quotas.of(namespace).growth([frozen], []), num_names)
         for name in names:
             self.check_place(name, retention, 0)
         owners = [self._renew(retention, name) for name in names]
@@ -300,13 +297,13 @@ class NamedStateTable:
         else:
             self.check_place(name, retention, 0, num_names=0)
             if (namespace := split_name(name)[0]) != old.namespace:
-                self._check_quota(namespace, self._quotas.growth(namespace, [old.frozen]), 1)
+                self._check_quota(namespace, self._quotas.of(namespace).growth([old.frozen], []), 1)
         return self._swap(old, replace(old, version=self.next_version(), name=name, owner=self._renew(retention, name)))
 
     def set(self, old: NamedState, frozen: FrozenState, source: str) -> NamedState:
         """Replace the values of `old`, a state of the table, and return the named state after the change."""
         frozen = self._hold(frozen)
-        self._check_quota(old.namespace, self._quotas.growth(old.namespace, [frozen], [old.frozen]), 0)
+        self._check_quota(old.namespace, self._quotas.of(old.namespace).growth([frozen], [old.frozen]), 0)
         self.use(old)
         version, now = self.next_version(), time.time()
         return self._swap(old, replace(old, version=version, frozen=frozen, source=source, form="full", created=now))

@@ -96,12 +96,12 @@ class _Text(BaseModel):
         """Parse a JSON text of the shared store, which stands for `what`. Raises StorageError if it is invalid."""
         try:
             return cls.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise StorageError(f"the store has {what} that can't be parsed: {reason}") from error
         except (ValueError, InvalidRequestError) as error:
-            raise StorageError(f"the store has {what} that can't be parsed: {error}") from error
+            reason = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise StorageError(f"the store has {what} that can't be parsed: {reason}") from error
 
 
 class StoredEntry(_Text):

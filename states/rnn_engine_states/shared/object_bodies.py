@@ -17,6 +17,7 @@ from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, 
 from obstore.store import from_url
 
 from rnn_engine.errors import StateError, hide_credentials
+from rnn_engine_states.shared.bodies import Bodies
 from rnn_engine_states.shared.client import Lane, StoreClient
 from rnn_engine_states.shared.keys import PREFIX
 
@@ -86,7 +87,7 @@ _LEAVE = _REMOVE + "remove(KEYS[4])"
 _KEY = re.compile(rf"{PREFIX}(:\w+)+", re.ASCII)
 
 
-class ObjectBodies:
+class ObjectBodies(Bodies):
     """A store of bodies (checkpoints' state files) in an object store, with an index of them in the shared store.
 
     A body is written before it is entered in the index, and deleted after it was removed from the index. So the index
@@ -103,10 +104,9 @@ class ObjectBodies:
             self._store = from_url(url, mkdir=True) if url.startswith("file:") else from_url(url)
         except (BaseError, OSError) as error:
             raise StateError(f"the object store can't be opened: {hide_credentials(str(error))}") from error
-        self._client = client
+        super().__init__(client, ttl)
         self._reading = client.add_lane("reading objects from", 32, reads=True)
         self._writing = client.add_lane("writing objects to", 4)
-        self._ttl = ttl
         self._capacity = capacity
         self._index = [f"{PREFIX}:objects:{part}" for part in ("used", "sizes", "total")]
 

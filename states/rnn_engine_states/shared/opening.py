@@ -41,13 +41,13 @@ def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic)
     the packages of an extra are missing.
     """
     with needs_extra("store", "a shared store", StateError):
-        from rnn_engine_states.shared.bodies import StoredBodies
+        from rnn_engine_states.shared.bodies import Bodies
         from rnn_engine_states.shared.client import StoreClient
     client = StoreClient(config.url, config.timeout, clock)
     try:
         capacity = _check(client, config.url.shown, client.check())
         if config.objects is None:
-            return OpenStore(config, client, StoredBodies(client, config.ttl), capacity)
+            return OpenStore(config, client, Bodies(client, config.ttl), capacity)
         with needs_extra("objects", "an object store", StateError):
             from rnn_engine_states.shared.object_bodies import ObjectBodies
         bodies = ObjectBodies(client, config.objects.url, config.ttl, config.objects.capacity)

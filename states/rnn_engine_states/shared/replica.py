@@ -161,8 +161,10 @@ class StoreReplica:
             table.leases.end(owner)
 
     def _restore(self, entry: NamedState) -> None:
-        if self._is_hidden(entry):
-            return
+        """Add a state of the store to the copy, unless the operator has a state with its name or id."""
+        with self._own.locked() as own:
+            if own.find(str(entry.id)) is not None or own.find(entry.name) is not None:
+                return
         held = self.table.named(entry.name)
         if held is not None and held.id != entry.id:
             raise StorageError(f"{entry.id} and {held.id} have the same name")
@@ -191,11 +193,6 @@ class StoreReplica:
             self._unreadable.add(text)
             if text not in noted:
                 self._note_unreadable(what, error)
-
-    def _is_hidden(self, entry: NamedState) -> bool:
-        """Return True if the operator of this server has a state with the name or id of `entry`."""
-        with self._own.locked() as own:
-            return own.find(str(entry.id)) is not None or own.find(entry.name) is not None
 
     def _prune(self) -> None:
         frozen = (entry.frozen for entry in self.table.entries())

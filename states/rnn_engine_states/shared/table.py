@@ -74,9 +74,15 @@ class SharedTable:
                 return require(own)
         without: NamedState | None = None
         for _ in range(MOST_TRIES):
-            entry = await self._use(require)
-            if entry is None:
-                continue
+            async with self._names_now() as table:
+                entry = require(table)
+                if entry.owner is not None:
+                    lasts = await self._run(self._names.use(entry.owner))
+                    lease = table.leases.find(entry.owner)
+                    if not lasts or lease is None:
+                        self._replica.lose_track()  # the store has another lease than the copy
+                        continue
+                    entry = replace(entry, expires_in=lease.ttl)
             if not isinstance(entry.frozen, UnreadState):
                 return entry
             if (frozen := await self._values.get(entry.frozen)) is not None:
@@ -114,22 +120,6 @@ class SharedTable:
     def usage(self) -> StateUsage:
         """Return the numbers of states, leases and bytes at the last read of the names from the store."""
         return self._replica.table.usage(self._failed_writes)
-
-    async def _use(self, require: Callable[[NamedStateTable], NamedState]) -> NamedState | None:
-        """Return a named state without its arrays and renew its owner's lease.
-
-        Return None if the lease has just ended.
-        """
-        async with self._names_now() as table:
-            entry = require(table)
-            if entry.owner is None:
-                return entry
-            lasts = await self._run(self._names.use(entry.owner))
-            lease = table.leases.find(entry.owner)
-            if not lasts or lease is None:
-                self._replica.lose_track()  # the store has another lease than the copy
-                return None
-            return replace(entry, expires_in=lease.ttl)
 
     async def _put_values(self, frozen: FrozenState) -> None:
         try:

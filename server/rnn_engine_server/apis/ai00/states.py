@@ -18,7 +18,7 @@ from rnn_engine.operations.parallel import Cost
 from rnn_engine.requests import BEGINNING
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import PROMPT_FORMS, AnyPrompt, check_prompts, parse_joined
-from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
+from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.apis.openai.embeddings import (
     LAYER_FORMS,
     EmbeddingList,
@@ -191,7 +191,7 @@ async def _answer_whole(
     engine = engine_of(request, body.cache_salt)
     shape = engine.info.shape
     inputs = await tokens_of_inputs(request, engine, "input", body.input, math.prod(prefab_dims(shape)))
-    initial_state = await resolve_initial_state(engine, body.state)
+    initial_state = (await resolve_state(engine, body.state)).initial_state
     entries: dict[int, VectorEntry] = {}
     costs: list[Cost] = []
     async with aclosing(run_states(engine, inputs, initial_state=initial_state)) as ends:

@@ -332,16 +332,11 @@ class ResolvedState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WeightedState:
+class WeightedState(ResolvedState):
     """One of the states that a request starts from, with its weight in the request's mix."""
 
-    resolved: ResolvedState
     weight: float = 1.0
     prompt: str | None = None  # instead of the request's
-
-    @property
-    def initial_state(self) -> InitialState | None:
-        return self.resolved.initial_state
 
 
 async def resolve_starts(engine: EngineLike, body: MixBody) -> list[WeightedState]:
@@ -350,15 +345,10 @@ async def resolve_starts(engine: EngineLike, body: MixBody) -> list[WeightedStat
     See `resolve_state` for the errors.
     """
     refs = [WeightedRef(body.state, 1.0)] if not isinstance(body.state, tuple) else body.state
-    return [WeightedState(await resolve_state(engine, one.ref), one.weight, one.prompt) for one in refs]
-
-
-async def resolve_initial_state(engine: EngineLike, ref: StateRef | None) -> InitialState | None:
-    """Find the state that a request's `ref` names, as the initial state of an engine request.
-
-    See `resolve_state` for the errors.
-    """
-    return (await resolve_state(engine, ref)).initial_state
+    found = [await resolve_state(engine, one.ref) for one in refs]
+    return [
+        WeightedState(state.frozen, state.named, one.weight, one.prompt) for state, one in zip(found, refs, strict=True)
+    ]
 
 
 async def resolve_state(engine: EngineLike, ref: StateRef | None) -> ResolvedState:

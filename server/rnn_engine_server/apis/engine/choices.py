@@ -16,7 +16,7 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices, total_cost
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import Prompt, check_prompts, text_of
-from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
+from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.handlers import Long, RouteTable
@@ -198,7 +198,7 @@ async def _score(request: web.Request, engine: EngineLike, body: ChoosesRequest)
     size = len(body.input) + sum(map(len, body.choices)) + CALL_WORK * len(body.choices)
     make = partial(_context_and_options, engine, request.app[SETTINGS].limits, body)
     context, options = await work(request, size, make)
-    initial_state = await resolve_initial_state(engine, body.state)
+    initial_state = (await resolve_state(engine, body.state)).initial_state
     return await score_choices(engine, context, options, initial_state=initial_state, calibrate=body.calibrate)
 
 

@@ -238,7 +238,7 @@ async def prepare_chat(
     size = _rendering_size(request, body, template) * len(starts) + CALL_WORK * body.n + body.bias_characters
     settings = request.app[SETTINGS]
     calls, form = await work(request, size, partial(_prepare, engine, settings, body, template, starts))
-    return calls, form, starts[0].resolved
+    return calls, form, starts[0]
 
 
 @ROUTES.post("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", answer=InputTokens)
@@ -258,7 +258,7 @@ class AppliedTemplate(TypedDict):
 async def apply_template(request: web.Request, body: ChatRequest) -> Long[AppliedTemplate]:
     """What the model would read for a chat, without running it."""
     engine, limits = engine_of(request, body.cache_salt), request.app[SETTINGS].limits
-    start = (await resolve_starts(engine, body))[0].resolved
+    start = (await resolve_starts(engine, body))[0]
     template = body.template_of(engine.info.chat_template)
 
     def make() -> AppliedTemplate:
@@ -290,7 +290,7 @@ def _prepare(
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
     limits = settings.limits
-    prompts = [render_chat(engine, limits, body, template, start.resolved) for start in starts]
+    prompts = [render_chat(engine, limits, body, template, start) for start in starts]
     earlier = _earlier_replies(engine, body)
     members = [_call(engine, body, prompt, start, earlier) for prompt, start in zip(prompts, starts, strict=True)]
     num_tokens = sum(len(member.prompt) for member in members) * body.n

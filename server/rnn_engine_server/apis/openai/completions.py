@@ -128,7 +128,7 @@ async def prepare_completions(
     starts = await resolve_starts(engine, body)
     size = sum(map(len, body.prompt)) * len(starts) + CALL_WORK * len(body.prompt) * body.copies + body.bias_characters
     make = partial(_calls, engine, request.app[SETTINGS].limits, body, starts)
-    return await work(request, size, make), starts[0].resolved
+    return await work(request, size, make), starts[0]
 
 
 def _echoes(engine: EngineLike, body: CompletionRequest) -> list[str]:

@@ -28,7 +28,7 @@ from rnn_engine_server.apis.common.generation import (
     tokens_of,
 )
 from rnn_engine_server.apis.common.messages import TEXT_PART, parse_content
-from rnn_engine_server.apis.common.states import ModelBody, resolve_initial_state
+from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.handlers import RouteTable
@@ -284,7 +284,7 @@ async def find_vectors(request: web.Request, body: EmbeddingsRequest, *, each: b
     sizes = [len(tokens) if each else 1 for tokens in inputs]
     if each:
         inputs = _beginnings(request.app[SETTINGS].limits, inputs, numbers_each)
-    initial_state = await resolve_initial_state(engine, body.state)
+    initial_state = (await resolve_state(engine, body.state)).initial_state
     costs: list[Cost] = []
     centre = None
     if body.center_on:

@@ -5,12 +5,13 @@ The logits of the copies on the device are in host memory.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from rnn_engine.types import F32, ModelShape
 from rnn_engine_states.cache.checkpoint import Checkpoint
 from rnn_engine_states.cache.eviction import EvictionQueue
-from rnn_engine_states.cache.tiers.tier import DevicePayload, DevicePool, MakeRoom, ReadyPayload, Tier
+from rnn_engine_states.cache.tiers.tier import DevicePayload, MakeRoom, SlotPool, Tier, ready
 from rnn_engine_states.frozen import Payload, Precision
 
 
@@ -21,15 +22,16 @@ class _Slab:
 
 
 class DeviceTier(Tier):
-    """The cache's tier on the device. It stores each copy of a state in a slab, a preallocated place for one state.
+    """The cache's tier on the device. It copies states from and to live slots: it has `save` and `load`, not `put`.
+
+    It stores each copy in a slab, a preallocated place for one state.
 
     The queue counts the bytes of the copies; their logits in host memory are bounded too.
     """
 
     name = "device"
-    on_device = True
 
-    def __init__(self, pool: DevicePool, max_logits_bytes: int) -> None:
+    def __init__(self, pool: SlotPool, max_logits_bytes: int) -> None:
         """Store copies of states in the slabs of `pool`, with their logits beside them.
 
         If the logits take `max_logits_bytes` or more, copies are evicted before a new one is added.
@@ -48,14 +50,17 @@ class DeviceTier(Tier):
         return self._pool.slab_bytes
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> None:
+        """Store the live state of `slot` as the copy of `checkpoint`. The queue must have room for `copy_bytes`."""
         self._slabs[checkpoint] = _Slab(self._pool.save(slot), logits)
         self.queue.add(checkpoint, self._pool.slab_bytes)
         self.logits_bytes += 0 if logits is None else logits.nbytes
 
     def load(self, checkpoint: Checkpoint, slot: int) -> None:
+        """Load the copy of `checkpoint` into `slot` as its live state."""
         self._pool.load(self._slabs[checkpoint].handle, slot)
 
-    def use_pool(self, pool: DevicePool) -> None:
+    def use_pool(self, pool: SlotPool) -> None:
+        """Store copies of states in the slabs of `pool` from now on. The tier must be empty."""
         self._pool = pool
         self.queue.capacity = pool.num_slabs * pool.slab_bytes
 
@@ -104,8 +109,8 @@ class HostTier(Tier):
     def get(self, checkpoint: Checkpoint) -> Payload | None:
         return self._payloads[checkpoint]
 
-    def start_read(self, checkpoint: Checkpoint) -> ReadyPayload:
-        return ReadyPayload(self._payloads[checkpoint])
+    def start_read(self, checkpoint: Checkpoint) -> Future[Payload]:
+        return ready(self._payloads[checkpoint])
 
     def drop(self, checkpoint: Checkpoint) -> None:
         del self._payloads[checkpoint]

@@ -71,15 +71,7 @@ class DiskTier(SlowTier):
 
         `close` shuts both down.
         """
-        super().__init__(
-            model,
-            shape,
-            config.precision,
-            capacity=config.capacity,
-            write_after=config.write_after,
-            background_bytes=config.background_bytes,
-            patience=None,
-        )
+        super().__init__(config, model, shape, capacity=config.capacity, patience=None)
         config.folder.mkdir(parents=True, exist_ok=True)
         self._folder = config.folder
         self._writer = writer

@@ -21,13 +21,13 @@ from rnn_engine_states.cache.checkpoint import Checkpoint
 from rnn_engine_states.cache.tiers.slow import SlowTier
 from rnn_engine_states.files.full import SavedState, file_parts, full_state_file, parse_full_state
 from rnn_engine_states.frozen import Payload
-from rnn_engine_states.shared.config import StoreConfig, StoreCounters
+from rnn_engine_states.shared.config import StoreCounters
 from rnn_engine_states.shared.keys import PathKeys
 from rnn_engine_states.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from rnn_engine_states.shared.checkpoints import CheckpointStore, StoreAnswer
-    from rnn_engine_states.shared.client import StoreClient
+    from rnn_engine_states.shared.opening import OpenStore
 
 CLOSE_SECONDS = 10.0  # to wait at the end for copies that are being written
 
@@ -79,32 +79,18 @@ class SharedTier(SlowTier):
     shared = True
 
     def __init__(
-        self,
-        config: StoreConfig,
-        client: StoreClient,
-        store: CheckpointStore,
-        capacity: int | None,
-        model: str,
-        shape: ModelShape,
-        max_record_bytes: int,
+        self, store: OpenStore, checkpoints: CheckpointStore, model: str, shape: ModelShape, max_record_bytes: int
     ) -> None:
-        """Store copies of states in `store`, which uses `client`.
+        """Store copies of states by `checkpoints` in `store`.
 
-        `capacity` is the store's size limit in bytes, if it is known. When this tier's records in host memory take
-        `max_record_bytes`, a new copy is recorded only after others have been evicted.
+        When this tier's records in host memory take `max_record_bytes`, a new copy is recorded only after others have
+        been evicted.
         """
-        super().__init__(
-            model,
-            shape,
-            config.precision,
-            capacity=capacity or _UNBOUNDED,
-            write_after=config.write_after,
-            background_bytes=config.background_bytes,
-            patience=config.timeout,
-        )
+        config = store.config
+        super().__init__(config, model, shape, capacity=store.capacity or _UNBOUNDED, patience=config.timeout)
         self.min_tokens = config.min_tokens
-        self._client = client
-        self._store = store
+        self._client = store.client
+        self._store = checkpoints
         self._max_record_bytes = max_record_bytes
         self._record_bytes = 0
 

@@ -16,10 +16,12 @@ import numpy as np
 
 from rnn_engine.types import F32, ModelShape
 from rnn_engine_states.cache.checkpoint import Checkpoint
+from rnn_engine_states.cache.config import DiskConfig
 from rnn_engine_states.cache.eviction import EvictionQueue
-from rnn_engine_states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, ReadyPayload, Tier
+from rnn_engine_states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, Tier, ready
 from rnn_engine_states.files.full import Origin, SavedState, file_bytes, full_state_file
-from rnn_engine_states.frozen import Payload, Precision
+from rnn_engine_states.frozen import Payload
+from rnn_engine_states.shared.config import StoreConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,32 +39,30 @@ class SlowTier(Tier):
 
     def __init__(
         self,
+        config: DiskConfig | StoreConfig,
         model: str,
         shape: ModelShape,
-        precision: Precision,
         *,
         capacity: int,
-        write_after: float,
-        background_bytes: int,
         patience: float | None,
     ) -> None:
-        """Store at most `capacity` bytes of copies in `precision`, `write_after` seconds after they were kept.
+        """Store at most `capacity` bytes of copies.
 
-        `model` is the fingerprint of all settings that must be equal for a state to be continued. At most
-        `background_bytes` wait to be written. One copy is always accepted, even if it has more. `put` waits at most
-        `patience` seconds for others; None means as long as it takes.
+        `model` is the fingerprint of all settings that must be equal for a state to be continued. `config` bounds the
+        bytes that wait to be written. One copy is always accepted, even if it has more. `put` waits at most `patience`
+        seconds for others; None means as long as it takes.
         """
         self.queue = EvictionQueue(self.name, capacity)
-        self.write_after = write_after
+        self.write_after = config.write_after
         self._model = model
         self._shape = shape
-        self._precision: Precision = precision
-        self._background_bytes = background_bytes
+        self._precision = config.precision
+        self._background_bytes = config.background_bytes
         self._patience = patience
         self._writes: dict[Checkpoint, _Write] = {}  # those that are not known to have succeeded
         self._waiting: dict[Future[None], int] = {}  # the bytes of each write, including those of forgotten copies
         # Stand-ins for a state's arrays and logits: they have the right shapes and take no memory.
-        dtype, initial = np.float16 if precision == "f16" else np.float32, shape.initial_state()
+        dtype, initial = np.float16 if config.precision == "f16" else np.float32, shape.initial_state()
         self._arrays = {name: np.broadcast_to(dtype(0), array.shape) for name, array in initial.items()}
         self._logits: F32 = np.broadcast_to(np.float32(0), (shape.row_size,))
 
@@ -103,7 +103,7 @@ class SlowTier(Tier):
 
     def start_read(self, checkpoint: Checkpoint) -> PendingPayload:
         waiting = self.get(checkpoint)
-        return self.start_fetch(checkpoint) if waiting is None else ReadyPayload(waiting)
+        return self.start_fetch(checkpoint) if waiting is None else ready(waiting)
 
     def take_failed(self) -> Sequence[Checkpoint]:
         ended = [checkpoint for checkpoint, write in self._writes.items() if write.future.done()]

@@ -16,7 +16,7 @@ from rnn_engine_states.frozen import Payload
 
 # The cache's access to the slots with live states and to the pool of checkpoint slabs on the device.
 #
-# All methods are called on the thread that owns the runner. `SlotPool` is the pool for a runner with spare slots.
+# All methods are called on the thread that owns the runner.
 
 
 class LiveStates(Protocol):
@@ -31,66 +31,35 @@ class LiveStates(Protocol):
         ...
 
 
-class DevicePool(Protocol):
-    """A pool of slabs: preallocated places on the device, each with room for one state."""
+class SlotPool:
+    """A pool of slabs, places on the device with room for one state each: spare slots of a runner."""
 
-    @property
-    def num_slabs(self) -> int: ...
-
-    @property
-    def slab_bytes(self) -> int: ...
+    def __init__(self, runner: Runner, first_slot: int, num_slabs: int) -> None:
+        """Use `num_slabs` slots from `first_slot` on, in which no sequence may run."""
+        self.num_slabs = num_slabs
+        self.slab_bytes = runner.shape.state_bytes
+        self._runner = runner
+        self._unused = list(range(first_slot, first_slot + num_slabs))
 
     def save(self, slot: int) -> int:
         """Copy the live state of `slot` into an unused slab, and return the slab's handle.
 
         There must be an unused slab.
         """
-        ...
-
-    def load(self, handle: int, slot: int) -> None:
-        """Copy the state in the slab `handle` into `slot` as its live state."""
-        ...
-
-    def start_read(self, handle: int) -> PendingState:
-        """Start to copy the state in the slab `handle` to the host. The slab may be freed right after the call."""
-        ...
-
-    def free(self, handle: int) -> None:
-        """Give the slab `handle` back to the pool. A later `save` may use the same slab."""
-        ...
-
-
-class SlotPool:
-    """A `DevicePool` whose slabs are spare slots of the runner, in which no sequence runs.
-
-    It uses `num_slabs` slots from `first_slot` on.
-    """
-
-    def __init__(self, runner: Runner, first_slot: int, num_slabs: int) -> None:
-        self._runner = runner
-        self._unused = list(range(first_slot, first_slot + num_slabs))
-        self._num_slabs = num_slabs
-
-    @property
-    def num_slabs(self) -> int:
-        return self._num_slabs
-
-    @property
-    def slab_bytes(self) -> int:
-        return self._runner.shape.state_bytes
-
-    def save(self, slot: int) -> int:
         handle = self._unused[-1]
         self._runner.copy_state(slot, handle)
         return self._unused.pop()
 
     def load(self, handle: int, slot: int) -> None:
+        """Copy the state in the slab `handle` into `slot` as its live state."""
         self._runner.copy_state(handle, slot)
 
     def start_read(self, handle: int) -> PendingState:
+        """Start to copy the state in the slab `handle` to the host. The slab may be freed right after the call."""
         return self._runner.start_read(handle)
 
     def free(self, handle: int) -> None:
+        """Give the slab `handle` back to the pool. A later `save` may use the same slab."""
         self._unused.append(handle)
 
 
@@ -137,17 +106,11 @@ class PendingPayload(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyPayload:
-    """A `PendingPayload` for a copy of a state that is already on the host."""
-
-    payload: Payload
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Payload:
-        return self.payload
+def ready(payload: Payload) -> Future[Payload]:
+    """Return a copy of a state that is already on the host as one that was read."""
+    future: Future[Payload] = Future()
+    future.set_result(payload)
+    return future
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +142,13 @@ class FoundCopy:
 class Tier(ABC):
     """Base class of the state cache's tiers. A tier stores copies of states; its eviction queue bounds their bytes.
 
-    All methods are called on the cache's thread and return at once; slow operations run on the tier's own threads. A
-    tier `on_device` copies from and to live slots: it has `save`, `load` and `use_pool` instead of `put` and `get`. The
+    All methods are called on the cache's thread and return at once; slow operations run on the tier's own threads. The
     copies of a `slow` tier outlive the process, and must be read before a sequence can continue from them. The copies
     of a `shared` tier are used by other servers too: `drop` only forgets them here.
     """
 
     name: str
     queue: EvictionQueue
-    on_device: bool = False
     slow: bool = False
     shared: bool = False
     write_after: float = 0.0  # seconds after which a slow tier gets a copy of a checkpoint of a quicker one
@@ -217,21 +178,6 @@ class Tier(ABC):
     @abstractmethod
     def copy_bytes(self, checkpoint: Checkpoint) -> int:
         """Return how many bytes a copy of `checkpoint` is expected to take."""
-
-    def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> None:
-        """Store the live state of `slot` as the copy of `checkpoint`. Only for a tier on the device.
-
-        The queue must have room for `copy_bytes`.
-        """
-        raise NotImplementedError
-
-    def load(self, checkpoint: Checkpoint, slot: int) -> None:
-        """Load the copy of `checkpoint` into `slot` as its live state. Only for a tier on the device."""
-        raise NotImplementedError
-
-    def use_pool(self, pool: DevicePool) -> None:
-        """Store copies of states in the slabs of `pool` from now on. For a tier on the device, which must be empty."""
-        raise NotImplementedError
 
     def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:
         """Store `payload` as the tier's copy of `checkpoint`. Return False if there is no room or the tier is too busy.

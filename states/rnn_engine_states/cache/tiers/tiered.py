@@ -19,18 +19,19 @@ from rnn_engine.errors import StateError
 from rnn_engine.types import F32
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, CacheStats
+from rnn_engine_states.cache.tiers.device import DeviceTier
 from rnn_engine_states.cache.tiers.fetches import Fetch, Fetches
 from rnn_engine_states.cache.tiers.tier import (
     Access,
     CopySource,
     DevicePayload,
-    DevicePool,
     FoundCopy,
     LiveStates,
     Move,
     PendingPayload,
-    ReadyPayload,
+    SlotPool,
     Tier,
+    ready,
 )
 from rnn_engine_states.frozen import Payload
 
@@ -142,7 +143,7 @@ class TieredStore:
         """
         payload = fetched or self._arrive(checkpoint)
         tier = self.quickest(checkpoint) if checkpoint.resumable else None
-        if tier is not None and tier.on_device:
+        if isinstance(tier, DeviceTier):
             tier.load(checkpoint, slot)
             return
         if payload is None and tier is not None:
@@ -151,7 +152,7 @@ class TieredStore:
             raise StateError("the copy of a state was lost before it was used")
         self._live.write_state(slot, payload.expand())
         if tier is not None:
-            self._promote(checkpoint, tier, CopySource(partial(ReadyPayload, payload), payload.logits, slot))
+            self._promote(checkpoint, tier, CopySource(partial(ready, payload), payload.logits, slot))
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """Update the worth of a checkpoint in the eviction queue of every tier that has a copy of it."""
@@ -191,7 +192,7 @@ class TieredStore:
         cheaper than a forward pass.
         """
         for tier in reversed(self.tiers):
-            weakest = tier.queue.weakest(waypoints_only=True) if waypoints else tier.queue.weakest_other()
+            weakest = tier.queue.weakest(waypoints=waypoints)
             if weakest is not None:
                 self._stats_of[tier.name].evictions += 1
                 if tier.shared:
@@ -224,18 +225,18 @@ class TieredStore:
                 self._drop_copy(move.tier, checkpoint)
                 self._tell_if_lost(checkpoint)
         for tier in self.tiers:
-            for checkpoint in list(tier.queue) if tier.on_device else ():
+            for checkpoint in list(tier.queue) if isinstance(tier, DeviceTier) else ():
                 tier.drop(checkpoint)
                 self._tell_if_lost(checkpoint)
 
-    def use_device(self, live: LiveStates, pool: DevicePool) -> None:
+    def use_device(self, live: LiveStates, pool: SlotPool) -> None:
         """Continue with another device, which has the slots `live` and the slabs `pool`.
 
         The tier on the device must be empty.
         """
         self._live = live
         for tier in self.tiers:
-            if tier.on_device:
+            if isinstance(tier, DeviceTier):
                 tier.use_pool(pool)
 
     def flush(self) -> None:
@@ -286,7 +287,7 @@ class TieredStore:
             return False
         make_room = partial(self.make_room, tier, for_waypoint=checkpoint.is_waypoint)
         expected = tier.copy_bytes(checkpoint)
-        if tier.on_device:
+        if isinstance(tier, DeviceTier):
             if source.slot is None or not make_room(expected):
                 return False
             tier.save(checkpoint, source.slot, source.logits)
@@ -381,7 +382,7 @@ class TieredStore:
             make_room = partial(self.make_room, move.tier, for_waypoint=checkpoint.is_waypoint)
             if payload is not None and not move.tier.put(checkpoint, payload, make_room):
                 slower = self.tiers[self.tiers.index(move.tier) + 1 :]
-                self._demote(checkpoint, slower, CopySource(partial(ReadyPayload, payload), payload.logits))
+                self._demote(checkpoint, slower, CopySource(partial(ready, payload), payload.logits))
         finally:
             self._tell_if_lost(checkpoint)
         return payload
