@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from enum import Enum
-from math import prod
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from math import isclose, prod
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,10 +162,21 @@ class TensorNames:
     """The names of a model's tensors outside its layers, and the prefix of the names of the tensors in layers."""
 
     embedding: str  # [V, D]
-    embedding_norm: str  # of a layer norm after the look-up: what stands before `.weight` and `.bias` [D]
-    head_norm: str  # of the layer norm before the head, likewise
+    embedding_norm: str | None  # of a norm after the look-up, if any: what stands before `.weight` and `.bias` [D]
+    head_norm: str  # of the norm before the head, likewise
     head: str  # [V, D]
     layers: str  # what stands before the number of a layer
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A kind of norm: layer norm, or without `centres` RMS norm, which subtracts no mean and adds no bias."""
+
+    epsilon: float = 1e-5
+    centres: bool = True
+
+
+LAYER_NORM: Final = Norm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +200,15 @@ class ModelShape(ABC):
     @abstractmethod
     def tensor_names(self) -> TensorNames:
         """The names of the model's tensors outside its layers, and the prefix of the names of the tensors in layers."""
+
+    @property
+    def norm(self) -> Norm:
+        """The kind of the norms of whole vectors: after the embedding, in the layers, and before the head."""
+        return LAYER_NORM
+
+    def with_norm_epsilon(self, epsilon: float) -> Self | None:
+        """Return a copy of this shape whose `norm` has the epsilon `epsilon`; None if the version's never has it."""
+        return self if isclose(epsilon, self.norm.epsilon, rel_tol=1e-3) else None
 
     @abstractmethod
     def place_of(self, name: str) -> MatrixPlace:

@@ -179,7 +179,7 @@ class BackwardPass:
         norm_backward = context.kernel_stage(
             "norm rows, backward",
             "norm_rows_backward",
-            {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width},
+            {"THREADS": context.tuning.norm_threads, **context.norm_constants},
             {"x": self.inputs.x, "vectors": head.norm.buffer, "d_normed": buffers.d_normed, "dx": self._context.dx},
             lambda step: (step.num_rows, 1),
         )

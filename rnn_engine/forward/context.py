@@ -43,6 +43,12 @@ class BuildContext:
     def tuning(self) -> Tuning:
         return self.matmuls.tuning
 
+    @property
+    def norm_constants(self) -> dict[str, Constant]:
+        """The constants of norm.wgsl, except for the number of threads."""
+        shape = self.model.shape
+        return {"WIDTH": shape.width, "NORM_EPSILON": shape.norm.epsilon, "CENTRES": shape.norm.centres}
+
     def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
         """Return the matrix of the tensor `name`, and the format in which the device stores it.
 
@@ -116,11 +122,11 @@ class PackedVectors:
 
 @dataclass(frozen=True, slots=True)
 class NormShift:
-    """A layer norm with the token shift after it, by the names of its vectors and of its field of the state."""
+    """A norm with the token shift after it, by the names of its vectors and of its field of the state."""
 
-    norm: str  # the layer norm
-    mixes: tuple[str, ...]  # the mixes' vectors, which lie side by side in the layer's vectors
-    shift: str  # the field of the state that holds the normed token before the first one
+    norm: str  # the norm
+    mixes: tuple[str, ...] = ()  # the mixes' vectors, which lie side by side in the layer's vectors
+    shift: str | None = None  # the field of the state that holds the normed token before the first one; None: no shift
     keeps_difference: bool = False  # if the difference between each token and the one before it is a plane, too
 
     def constants(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:
@@ -134,18 +140,19 @@ class NormShift:
 
         `keeps_mixes` adds those of keep_mixes.wgsl.
         """
-        places = {**self._places(context, vectors), "NORM_BIAS": vectors.starts[f"{self.norm}.bias"]}
+        bias = vectors.starts[f"{self.norm}.bias"] if context.model.shape.norm.centres else 0
+        places = {**self._places(context, vectors), "NORM_BIAS": bias, "SHIFTS": self.shift is not None}
         return {**self._planes(), **places} if keeps_mixes else places
 
     def _planes(self) -> dict[str, Constant]:
-        return {"MIXES": len(self.mixes), "KEEPS_DIFFERENCE": self.keeps_difference}
+        return {"MIXES": len(self.mixes) or 1, "KEEPS_DIFFERENCE": self.keeps_difference}
 
     def _places(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:
         return {
-            "WIDTH": context.model.shape.width,
+            **context.norm_constants,
             "STATE_STRIDE": context.state_layout.stride,
-            "SHIFT_OFFSET": context.state_layout.offsets[self.shift],
-            "MIX": vectors.starts[self.mixes[0]],
+            "SHIFT_OFFSET": 0 if self.shift is None else context.state_layout.offsets[self.shift],
+            "MIX": vectors.starts[self.mixes[0]] if self.mixes else 0,
             "NORM_WEIGHT": vectors.starts[f"{self.norm}.weight"],
         }
 
@@ -153,7 +160,7 @@ class NormShift:
 def norm_shift_stage(
     context: BuildContext, layer: int, label: str, vectors: PackedVectors, norm_shift: NormShift, outputs: Buffer
 ) -> KernelStage:
-    """Return the stage that applies layer norm and token shift to a step's tokens and writes the mixes to `outputs`.
+    """Return the stage that applies norm and token shift to a step's tokens and writes the mixes to `outputs`.
 
     `outputs` is [mixes, max_tokens, D], with one more plane if `norm_shift` keeps the difference.
     """

@@ -60,14 +60,21 @@ class GivenEmbeddings:
 
 
 class Embedding:
-    """A model's embedding table and the norm after it on the device, with the stages that look up token ids."""
+    """A model's embedding table and any norm after it on the device, with the stages that look up token ids."""
 
     def __init__(self, context: BuildContext) -> None:
         """Upload the weights. The stages write the input vector of each token."""
         names = context.model.shape.tensor_names
-        vectors = PackedVectors.load(context, "embedding norm", f"{names.embedding_norm}.", ("weight", "bias"))
+        norm = names.embedding_norm
+        unread = {"none": np.zeros(1, np.float32)}  # the kernel wants a buffer
+        vectors = (
+            PackedVectors.pack(context, "no embedding norm", unread)
+            if norm is None
+            else PackedVectors.load(context, "embedding norm", f"{norm}.", ("weight", "bias"))
+        )
         self._context = context
-        self._constants = {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width}
+        threads = context.tuning.norm_threads
+        self._constants = {"THREADS": threads, **context.norm_constants, "NORMS": norm is not None}
         self._buffers = {"vectors": vectors.buffer, "x": context.buffers.x}
         self.stages = table_stages(context, "embedding", names.embedding, "embed", self._constants, self._buffers)
 
@@ -157,7 +164,7 @@ class Head:
         return context.kernel_stage(
             "norm rows",
             "norm_rows",
-            {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width},
+            {"THREADS": context.tuning.norm_threads, **context.norm_constants},
             {"x": context.buffers.x, "vectors": self.norm.buffer, "normed": normed},
             lambda step: (step.num_rows, 1),
         )

@@ -34,6 +34,9 @@ class Activation(IntEnum):
     SCALED_RESIDUAL = 8  # adds the sum times the operand
     SHIFTED_MIX = 9  # as SCALED_RESIDUAL, with the operand in the buffer of the outputs
     BIASED_SCALE = 10  # multiplies what the output holds by the sum plus the operand
+    BIASED = 11
+    SILU = 12
+    PRODUCT = 13  # multiplies what the output holds by the sum
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Find the tensors of a model in llama.cpp's GGUF files and in rwkv.cpp's `.bin` files.
 
 In llama.cpp's files, the token shift mixes of a layer's time mix lie in one tensor, the adapters are transposed, and
-RWKV-7's r_k is flat. Layer 0 of RWKV-7 has a copy of another adapter for the value residual, which it does not use. For
+RWKV-7's r_k is flat. Layer 0 of RWKV-7 has a copy of another adapter for the value residual, which it does not use.
+Models with RWKV's time mixing in the body of a Qwen2 (rwkv6qwen2, arwkv7) have the same tensors for that. For
 RWKV-6, llama.cpp halves the residual after every `rescale_every_n_layers` layers, and its files have the matrices that
 write to the residual divided likewise; here they are scaled back. Sizes come from the tensors; metadata that
 contradicts them is an error.
@@ -11,8 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from math import isclose
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +26,6 @@ from rnn_engine.tensor_files.source import count, show, show_all
 from rnn_engine.types import ModelShape
 
 _BLOCK: Final = re.compile(r"blk\.([0-9]{1,6})\.(.*)")
-_LAYER_NORM_EPSILON: Final = 1e-5
 _MOST_HALVINGS: Final = 64
 
 _BOTH: Final = ("weight", "bias")
@@ -39,12 +38,40 @@ _MODEL_NAMES: Final = {
 _LAYER_NAMES: Final = {
     **{f"attn_norm.{part}": f"ln1.{part}" for part in _BOTH},
     **{f"attn_norm_2.{part}": f"ln2.{part}" for part in _BOTH},
-    **{f"time_mix_ln.{part}": f"att.ln_x.{part}" for part in _BOTH},
-    **{f"time_mix_{name}.weight": f"att.{name}.weight" for name in ("key", "value", "receptance", "output")},
     **{f"channel_mix_{name}.weight": f"ffn.{name}.weight" for name in ("key", "value")},
 }
+_GROUP_NORM: Final = {f"time_mix_ln.{part}": f"att.ln_x.{part}" for part in _BOTH}
+_TIME_MIX: Final = {
+    f"time_mix_{name}.weight": f"att.{name}.weight" for name in ("key", "value", "receptance", "output")
+}
+_TIME_MIX_V6: Final = {
+    **_TIME_MIX,
+    "time_mix_gate.weight": "att.gate.weight",
+    "time_mix_lerp_x.weight": "att.time_maa_x",
+    **{f"time_mix_{name}.weight": f"att.time_maa_{name}" for name in ("w1", "w2")},
+    **{f"time_mix_{name}.weight": f"att.time_{name}" for name in ("decay", "decay_w1", "decay_w2")},
+}
+_TIME_MIX_V7: Final = {
+    **_TIME_MIX,
+    **_GROUP_NORM,
+    **{
+        f"time_mix_{name}.weight": f"att.{name}"
+        for name in ("w0", "w1", "w2", "a0", "a1", "a2", "v0", "v1", "v2", "g1", "g2", "k_k", "k_a", "r_k")
+    },
+}
+_BIASES: Final = {f"time_mix_{name}.bias": f"att.{name}.bias" for name in ("receptance", "key", "value")}
+_QWEN2_NAMES: Final = {
+    name: own for name, own in _MODEL_NAMES.items() if name.endswith(".weight") and name != "token_embd_norm.weight"
+}
+_QWEN2_LAYER_NAMES: Final = {
+    "attn_norm.weight": "ln1.weight",
+    "ffn_norm.weight": "ln2.weight",
+    **{f"ffn_{name}.weight": f"ffn.{name}.weight" for name in ("gate", "up", "down")},
+}
+_SWAPPED_V6: Final = frozenset(f"time_mix_{name}.weight" for name in ("w1", "w2", "decay_w1", "decay_w2"))
+_SWAPPED_V7: Final = frozenset(f"time_mix_{kind}{number}.weight" for kind in "wavg" for number in "12")
+_GATE: Final = frozenset(f"time_mix_g{number}.weight" for number in "12")
 _FUSED: Final = "time_mix_lerp_fused.weight"
-_HEADS: Final = "time_mix_r_k.weight"
 _COMMON_SIZES: Final = {
     "block_count": "num_layers",
     "embedding_length": "width",
@@ -57,7 +84,8 @@ _COMMON_SIZES: Final = {
 class _Architecture:
     """How llama.cpp's GGUF files store the layers of one version of RWKV: names, transposed and divided tensors.
 
-    `names` maps llama.cpp's name of each tensor of a layer to BlinkDL's, except for the fused mixes.
+    `names` maps llama.cpp's name of each tensor of a layer to BlinkDL's, except for the fused mixes; `model_names` does
+    so for the tensors outside the layers. Without the gate's adapter, the fused mixes lack their last row.
     """
 
     names: Mapping[str, str]
@@ -65,38 +93,54 @@ class _Architecture:
     halved: frozenset[str]  # those that are divided when the residual is halved
     mix: str  # BlinkDL's name of a mix, without its letter
     mixes: str  # the letters of the fused mixes, in their order
+    by_heads: frozenset[str]  # flat tensors that have a row for each head
+    model_names: Mapping[str, str] = field(default_factory=lambda: _MODEL_NAMES)
+    optional: frozenset[str] = frozenset()
 
 
 _ARCHITECTURES: Final = {
     "rwkv6": _Architecture(
         names={
             **_LAYER_NAMES,
-            "time_mix_gate.weight": "att.gate.weight",
+            **_TIME_MIX_V6,
+            **_GROUP_NORM,
             "channel_mix_receptance.weight": "ffn.receptance.weight",
             **{f"channel_mix_lerp_{kind}.weight": f"ffn.time_maa_{kind}" for kind in "kr"},
-            "time_mix_lerp_x.weight": "att.time_maa_x",
-            **{f"time_mix_{name}.weight": f"att.time_maa_{name}" for name in ("w1", "w2")},
-            **{f"time_mix_{name}.weight": f"att.time_{name}" for name in ("decay", "decay_w1", "decay_w2")},
             "time_mix_first.weight": "att.time_faaaa",
         },
-        swapped=frozenset(f"time_mix_{name}.weight" for name in ("w1", "w2", "decay_w1", "decay_w2")),
+        swapped=_SWAPPED_V6,
         halved=frozenset({"time_mix_output.weight", "channel_mix_value.weight"}),
         mix="att.time_maa_",
         mixes="wkvrg",
+        by_heads=frozenset(),
     ),
     "rwkv7": _Architecture(
-        names={
-            **_LAYER_NAMES,
-            "channel_mix_lerp_k.weight": "ffn.x_k",
-            **{
-                f"time_mix_{name}.weight": f"att.{name}"
-                for name in ("w0", "w1", "w2", "a0", "a1", "a2", "v0", "v1", "v2", "g1", "g2", "k_k", "k_a", "r_k")
-            },
-        },
-        swapped=frozenset(f"time_mix_{kind}{number}.weight" for kind in "wavg" for number in "12"),
+        names={**_LAYER_NAMES, **_TIME_MIX_V7, "channel_mix_lerp_k.weight": "ffn.x_k"},
+        swapped=_SWAPPED_V7,
         halved=frozenset(),
         mix="att.x_",
         mixes="rwkvag",
+        by_heads=frozenset({"time_mix_r_k.weight"}),
+    ),
+    "rwkv6qwen2": _Architecture(
+        names={**_QWEN2_LAYER_NAMES, **_TIME_MIX_V6, **_BIASES},
+        swapped=_SWAPPED_V6,
+        halved=frozenset(),
+        mix="att.time_maa_",
+        mixes="wkvrg",
+        by_heads=frozenset({"time_mix_decay.weight"}),
+        model_names=_QWEN2_NAMES,
+        optional=frozenset(_BIASES),
+    ),
+    "arwkv7": _Architecture(
+        names={**_QWEN2_LAYER_NAMES, **_TIME_MIX_V7},
+        swapped=_SWAPPED_V7,
+        halved=frozenset(),
+        mix="att.x_",
+        mixes="rwkvag",
+        by_heads=frozenset({"time_mix_r_k.weight"}),
+        model_names=_QWEN2_NAMES,
+        optional=_GATE | frozenset(_GROUP_NORM),
     ),
 }
 _UNUSED_IN_LAYER_0: Final = frozenset(f"time_mix_v{number}.weight" for number in "012")
@@ -105,8 +149,8 @@ _UNUSED_IN_LAYER_0: Final = frozenset(f"time_mix_v{number}.weight" for number in
 def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, StoredTensor]:
     """Map BlinkDL's name of each tensor of an RWKV model to how a GGUF file stores the tensor.
 
-    `names` are the tensors in the file. Raises ModelError for an architecture other than rwkv6 and rwkv7, and if a
-    tensor is missing or unknown.
+    `names` are the tensors in the file. Raises ModelError for an architecture without RWKV, and if a tensor is missing
+    or unknown.
     """
     found = metadata.get("general.architecture")
     if not isinstance(found, str) or found not in _ARCHITECTURES:
@@ -116,24 +160,27 @@ def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, Stor
     architecture = _ARCHITECTURES[found]
     num_layers = 1 + max((int(match[1]) for name in names if (match := _BLOCK.fullmatch(name))), default=-1)
     _check_names(architecture, names, num_layers)
-    stored = {_MODEL_NAMES[name]: StoredTensor(name) for name in names if name in _MODEL_NAMES}
+    model_names = architecture.model_names
+    stored = {model_names[name]: StoredTensor(name) for name in names if name in model_names}
     for name in names:
         if match := _BLOCK.fullmatch(name):
-            stored |= _locate(architecture, metadata, found, int(match[1]), match[2])
+            has_gate = not _GATE & architecture.optional or f"blk.{match[1]}.time_mix_g1.weight" in names
+            mixes = architecture.mixes if has_gate else architecture.mixes.removesuffix("g")
+            stored |= _locate(architecture, metadata, found, int(match[1]), match[2], mixes)
     return stored
 
 
 def list_llama_cpp_names(architecture: str, num_layers: int) -> Iterator[str]:
     """Yield the names of all tensors in a GGUF file that llama.cpp's converter writes for rwkv6 or rwkv7."""
-    yield from _MODEL_NAMES
+    yield from _ARCHITECTURES[architecture].model_names
     for layer in range(num_layers):
         yield from _names_of_layer(_ARCHITECTURES[architecture], layer)
 
 
-def check_metadata(metadata: Metadata, shape: ModelShape) -> None:
-    """Raise ModelError if a GGUF file's metadata contradicts `shape`, the model's sizes computed from its tensors.
+def apply_metadata(metadata: Metadata, shape: ModelShape) -> ModelShape:
+    """Return `shape`, a model's sizes computed from its tensors, with the norms' epsilon in its GGUF file's metadata.
 
-    Also raises ModelError for an epsilon of the layer norms other than 1e-5, which the kernels do not support.
+    Raises ModelError if the metadata contradicts the sizes, and for an epsilon of layer norms other than 1e-5.
     """
     prefix = metadata["general.architecture"]
     for key, size in _COMMON_SIZES.items():
@@ -143,10 +190,12 @@ def check_metadata(metadata: Metadata, shape: ModelShape) -> None:
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     if len(tokens) > shape.vocab_size:
         raise _contradiction("tokenizer.ggml.tokens", f"{len(tokens)} texts", f"at most {shape.vocab_size}")
-    key = f"{prefix}.attention.layer_norm_epsilon"
-    epsilon = metadata.get(key, _LAYER_NORM_EPSILON)
-    if not isinstance(epsilon, float) or not isclose(epsilon, _LAYER_NORM_EPSILON, rel_tol=1e-3):
-        raise _contradiction(key, epsilon, f"{_LAYER_NORM_EPSILON}")
+    key = f"{prefix}.attention.layer_norm_{'' if shape.norm.centres else 'rms_'}epsilon"
+    epsilon = metadata.get(key, shape.norm.epsilon)
+    changed = shape.with_norm_epsilon(epsilon) if isinstance(epsilon, float) and 0 < epsilon < 1 else None
+    if changed is None:
+        raise _contradiction(key, epsilon, f"{shape.norm.epsilon}" if shape.norm.centres else "a number above 0")
+    return changed
 
 
 def _contradiction(key: str, stated: object, expected: str) -> ModelError:
@@ -154,8 +203,9 @@ def _contradiction(key: str, stated: object, expected: str) -> ModelError:
 
 
 def _check_names(architecture: _Architecture, names: tuple[str, ...], num_layers: int) -> None:
-    known = {*_MODEL_NAMES, *_layer_names(architecture, num_layers, len(names))}
+    known = {*architecture.model_names, *_layer_names(architecture, num_layers, len(names))}
     optional = {f"blk.0.{name}" for name in _UNUSED_IN_LAYER_0}
+    optional |= {f"blk.{layer}.{name}" for layer in range(num_layers) for name in architecture.optional}
     singles = {f"blk.{layer}.{name}" for layer in range(num_layers) for name in _single_mixes(architecture)}
     fused_apart = {f"blk.{name.split('.')[1]}.{_FUSED}" for name in singles & set(names)}
     check_none_missing(sorted(known - set(names) - optional - fused_apart), names, f"blk.{num_layers - 1}.")
@@ -182,23 +232,23 @@ def _single_mixes(architecture: _Architecture) -> dict[str, str]:
 
 
 def _locate(
-    architecture: _Architecture, metadata: Metadata, prefix: str, layer: int, name: str
+    architecture: _Architecture, metadata: Metadata, prefix: str, layer: int, name: str, mixes: str
 ) -> dict[str, StoredTensor]:
     """Map BlinkDL's names of the tensors that one tensor of a GGUF file holds to how they are stored in it.
 
-    The stored tensor is called `name` within `layer`. It holds several tensors if it is the fused mixes, and none if
+    The stored tensor is called `name` within `layer`. It holds several tensors if it is the fused `mixes`, and none if
     the layer does not use it. `prefix` begins the metadata's keys.
     """
     stored, block = f"blk.{layer}.{name}", f"blocks.{layer}."
     if name == _FUSED:
         return {
-            f"{block}{architecture.mix}{kind}": StoredTensor(stored, (StoredPart(index, len(architecture.mixes)),))
-            for index, kind in enumerate(architecture.mixes)
+            f"{block}{architecture.mix}{kind}": StoredTensor(stored, (StoredPart(index, len(mixes)),))
+            for index, kind in enumerate(mixes)
         }
     if layer == 0 and name in _UNUSED_IN_LAYER_0:
         return {}
     steps: list[StoredStep] = [Swap()] if name in architecture.swapped else []
-    if name == _HEADS:
+    if name in architecture.by_heads:
         steps.append(Rows(_positive(metadata, f"{prefix}.wkv.head_size", None)))
     if name in architecture.halved:
         factor = _scale(metadata, f"{prefix}.rescale_every_n_layers", layer)

@@ -40,6 +40,7 @@ class TensorSpec:
     ai00_swaps: bool = False
     file_names: tuple[str, ...] = ()  # its names in other files, the one to write first; empty: `name`
     is_integer: bool = False  # holds whole numbers
+    beside: str | None = None  # if the model has the tensor called so, this one is required, too
     file_axes: int = 0  # how many it has at least in a file that is written, the first ones of size 1
 
     @property
@@ -125,7 +126,8 @@ def check_none_missing(missing: Sequence[str], names: Collection[str], last_laye
 
 def _check_names(specs: Iterable[TensorSpec], tensors: Iterable[str], num_layers: int) -> None:
     names = set(tensors)
-    missing = [spec.file_name for spec in specs if spec.required and spec.name not in names]
+    required = (spec for spec in specs if spec.required or spec.beside in names)
+    missing = [spec.file_name for spec in required if spec.name not in names]
     check_none_missing(missing, names, f"blocks.{num_layers - 1}.")
     if unknown := sorted(names - {spec.name for spec in specs}):
         raise ModelError(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import locate_tensors
 from rnn_engine.model.fingerprint import CountParts, fingerprint, ignore_parts, recall, with_settings
-from rnn_engine.model.ggml import check_metadata, check_sizes, locate_llama_cpp, locate_rwkv_cpp
+from rnn_engine.model.ggml import apply_metadata, check_sizes, locate_llama_cpp, locate_rwkv_cpp
 from rnn_engine.model.huggingface import HfConfig, has_fla_names, has_hf_names, locate_fla, locate_hf, open_folder
 from rnn_engine.model.layout import CheckedModel, Layout, TensorSpec, check_tensors
 from rnn_engine.model.lora import Lora, LoraChoice, open_lora
@@ -216,7 +216,7 @@ def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _F
         tensors = {name: place.describe(source.tensors[place.name]) for name, place in stored.items()}
         checked = check_tensors(layout or find_layout(tensors), tensors)
         if isinstance(source, GgufFile | GgufParts):
-            check_metadata(source.metadata, checked.shape)
+            checked = replace(checked, shape=apply_metadata(source.metadata, checked.shape))
         if isinstance(source, GgmfFile):
             check_sizes(source.sizes, checked.shape)
     except ModelError as error:

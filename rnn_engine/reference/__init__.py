@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from rnn_engine.quantised import Blocks
 from rnn_engine.quantised.rows import read_rows
-from rnn_engine.types import Model, ModelShape
+from rnn_engine.types import LAYER_NORM, Model, ModelShape, Norm
 
 Array: TypeAlias = NDArray[Any]
 Lookup: TypeAlias = Callable[[str], Array]
@@ -65,6 +65,14 @@ class Weights:
         if name not in self._cast:
             self._cast[name] = _numbers(self._fetch(name)).astype(self.dtype, copy=False)
         return self._cast[name]
+
+    def has(self, name: str) -> bool:
+        """Return True if the model has the tensor called `name`, a vector or a small matrix, which is then cached."""
+        try:
+            self(name)
+        except KeyError:
+            return False
+        return True
 
     def matmul(self, x: Array, name: str) -> Array:
         """Multiply `x` [T, in] with the matrix called `name` [out, in] -> [T, out]."""
@@ -132,6 +140,9 @@ class Block:
     def __call__(self, name: str) -> Array:
         return self._weights(self._prefix + name)
 
+    def has(self, name: str) -> bool:
+        return self._weights.has(self._prefix + name)
+
     def matmul(self, x: Array, name: str) -> Array:
         return self._weights.matmul(x, self._prefix + name)
 
@@ -142,25 +153,31 @@ class Block:
         return self._weights.rows(self._prefix + name, ids)
 
 
-LAYER_NORM_EPSILON: Final = 1e-5
-
-
 def embed(weights: Weights, ids: NDArray[np.integer[Any]]) -> Array:
-    """Return the normalised embeddings [T, D] of the token ids [T]: the input of the first layer."""
+    """Return the embeddings [T, D] of the token ids [T], normalised if the model does so: the first layer's input."""
     names = weights.shape.tensor_names
-    return layer_norm(weights.rows(names.embedding, ids), weights, names.embedding_norm)
+    rows = weights.rows(names.embedding, ids)
+    return rows if names.embedding_norm is None else norm(rows, weights, names.embedding_norm, weights.shape.norm)
 
 
 def project_to_logits(weights: Weights, x: Array) -> Array:
     """Return the logits [R, V] for the output x [R, D] of the last layer; without a head, the normed output [R, D]."""
     names = weights.shape.tensor_names
-    normed = layer_norm(x, weights, names.head_norm)
+    normed = norm(x, weights, names.head_norm, weights.shape.norm)
     return weights.matmul(normed, names.head) if weights.shape.has_head else normed
 
 
+def norm(x: Array, lookup: Lookup, name: str, kind: Norm) -> Array:
+    """Apply a norm of this kind to each vector of x [T, D], with the weight and any bias of the norm called `name`."""
+    if kind.centres:
+        return standardize(x, kind.epsilon) * lookup(f"{name}.weight") + lookup(f"{name}.bias")
+    scaled: Array = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + kind.epsilon)
+    return scaled * lookup(f"{name}.weight")
+
+
 def layer_norm(x: Array, lookup: Lookup, name: str) -> Array:
-    """Apply layer norm to each vector of x [T, D], with the weight and the bias of the norm called `name`."""
-    return standardize(x, LAYER_NORM_EPSILON) * lookup(f"{name}.weight") + lookup(f"{name}.bias")
+    """Apply layer norm to each vector of x [T, D]; see `norm`."""
+    return norm(x, lookup, name, LAYER_NORM)
 
 
 def standardize(x: Array, epsilon: float) -> Array:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rnn_engine.reference import LAYER_NORM_EPSILON, Array, Lookup, Weights
+from rnn_engine.reference import Array, Lookup, Weights
+from rnn_engine.types import LAYER_NORM
 
 
 def project_to_logits_backward(d_logits: Array, weights: Weights, x: Array) -> Array:
@@ -19,7 +20,7 @@ def project_to_logits_backward(d_logits: Array, weights: Weights, x: Array) -> A
 
 def layer_norm_backward(dy: Array, x: Array, lookup: Lookup, name: str) -> Array:
     """Return the gradient [T, D] of x from that of its layer norm, with the weight of the norm called `name`."""
-    return standardize_backward(dy * lookup(f"{name}.weight"), x, LAYER_NORM_EPSILON)
+    return standardize_backward(dy * lookup(f"{name}.weight"), x, LAYER_NORM.epsilon)
 
 
 def standardize_backward(dy: Array, x: Array, epsilon: float) -> Array:

@@ -16,7 +16,7 @@ from rnn_engine.forward.forward_pass import LoadLayers
 from rnn_engine.model.layout import Layout
 from rnn_engine.reference import RunBackward, RunLayers
 from rnn_engine.tensor_files.source import TensorInfo, show_all
-from rnn_engine.versions import v4, v5, v6, v7, v7_deep_embed, v7_retrieval
+from rnn_engine.versions import qwen2, v4, v5, v6, v7, v7_deep_embed, v7_retrieval
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,21 @@ def _v5_row(name: v5.VersionV5) -> Version:
     )
 
 
+def _qwen2_row(
+    name: str, title: str, mark: str, layout: Layout, run_layers: RunLayers, load_layers: LoadLayers
+) -> Version:
+    """Return the row of a version in the body of a Qwen2; `mark` is the name of a tensor that its time mixes have."""
+    return Version(
+        name=name,
+        title=title,
+        pattern=re.compile(r"blocks\.\d+\.ffn\.(gate|up|down)\.weight"),
+        layout=layout,
+        run_layers=run_layers,
+        load_layers=load_layers,
+        suits=lambda tensors: any(each.endswith(f".att.{mark}") for each in tensors),
+    )
+
+
 # If the two file conventions differ in a name, its pattern has both spellings.
 VERSIONS: Final = VersionTable(
     (
@@ -101,6 +116,8 @@ VERSIONS: Final = VersionTable(
             run_layers=v7.run_layers,
             load_layers=v7.load_layers,
         ),
+        _qwen2_row("v6-qwen2", "QRWKV6", "time_maa_x", qwen2.LAYOUT_V6, qwen2.run_layers_v6, qwen2.load_layers_v6),
+        _qwen2_row("v7-qwen2", "ARWKV", "r_k", qwen2.LAYOUT_V7, qwen2.run_layers_v7, qwen2.load_layers_v7),
         Version(
             name="v7",
             title="RWKV-7",

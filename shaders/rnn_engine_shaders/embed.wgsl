@@ -1,4 +1,4 @@
-// Look up the embeddings of the step's tokens, and apply a layer norm to them: x[t] = LN(table[id of t]).
+// Look up the embeddings of the step's tokens, and if NORMS, apply a norm to them: x[t] = norm(table[id of t]).
 // One workgroup per token. The dispatch of a part of the table writes only the tokens whose rows are in that part.
 
 #include eight
@@ -26,10 +26,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 x[start + 8u * eight + column] = select(values.high[column % 4u], values.low[column % 4u], column < 4u);
             }
         }
-        storageBarrier();
-        let stats = mean_and_scale(start, thread);
-        for (var d = thread; d < WIDTH; d += THREADS) {
-            x[start + d] = (x[start + d] - stats.x) * stats.y * vectors[d] + vectors[WIDTH + d];
+        if NORMS {
+            storageBarrier();
+            let stats = mean_and_scale(start, thread);
+            for (var d = thread; d < WIDTH; d += THREADS) {
+                x[start + d] = (x[start + d] - stats.x) * stats.y * vectors[d] + bias_of_norm(WIDTH + d);
+            }
         }
     }
 }

@@ -20,8 +20,8 @@ fn keep_mixes(workgroup: u32, thread: u32, loaded: OwnColumns, stats: vec2<f32>)
             let d = thread + p * THREADS;
             if WIDTH % THREADS == 0u || d < WIDTH {
                 let normed = norm_column(loaded[p], stats);
-                let difference = loaded[p].previous - normed;
-                mixes[plane * MAX_TOKENS * WIDTH + d] = select(difference, normed + difference * own_mix[p], plane < MIXES);
+                let mixed = mix_column(normed, loaded[p].previous, own_mix[p]);
+                mixes[plane * MAX_TOKENS * WIDTH + d] = select(loaded[p].previous - normed, mixed, plane < MIXES);
             }
         }
     }

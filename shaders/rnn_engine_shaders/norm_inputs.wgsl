@@ -1,4 +1,4 @@
-// Compute the inputs from the residual stream: layer norm and token shift, as norm_shift.wgsl would have stored them.
+// Compute the inputs from the residual stream: norm and token shift, as norm_shift.wgsl would have stored them.
 // Every workgroup does so, which takes less time than one more dispatch. Only for steps of one token: the token before
 // it is the slot's shift.
 
@@ -25,6 +25,13 @@ fn norm_column(loaded: Loaded, stats: vec2<f32>) -> f32 {
     return (loaded.x - stats.x) * stats.y * loaded.weight + loaded.bias;
 }
 
+fn mix_column(normed: f32, previous: f32, mix: f32) -> f32 {
+    if SHIFTS {
+        return normed + (previous - normed) * mix;
+    }
+    return normed;
+}
+
 // Compute the inputs, and return `place` with their new place. The first workgroup also stores the slot's new shift.
 fn prepare_inputs(place: Place, own: Own) -> Place {
     let run = batch.runs[0];
@@ -35,17 +42,17 @@ fn prepare_inputs(place: Place, own: Own) -> Place {
     var loaded: OwnColumns; // all before the first is used
     for (var p = 0u; p < PARTS; p++) {
         let d = min(own.thread + p * THREADS, WIDTH - 1u);
-        loaded[p] = Loaded(x[d], vectors[NORM_WEIGHT + d], vectors[NORM_BIAS + d], state[old_shift + d], vectors[mix + d]);
+        loaded[p] = Loaded(x[d], vectors[NORM_WEIGHT + d], bias_of_norm(NORM_BIAS + d), state[old_shift + d], vectors[mix + d]);
     }
     let stats = mean_and_scale(0u, own.thread);
     for (var p = 0u; p < PARTS; p++) {
         let d = own.thread + p * THREADS;
         if WIDTH % THREADS == 0u || d < WIDTH { // without a branch, loads are waited for once
             let normed = norm_column(loaded[p], stats);
-            inputs[d] = normed + (loaded[p].previous - normed) * loaded[p].mix;
+            inputs[d] = mix_column(normed, loaded[p].previous, loaded[p].mix);
         }
     }
-    if place.workgroup == 0u && run.length > 0u { // a run of length 0 was ended by a draw
+    if SHIFTS && place.workgroup == 0u && run.length > 0u { // a run of length 0 was ended by a draw
         for (var p = 0u; p < PARTS; p++) {
             let d = own.thread + p * THREADS;
             if d < WIDTH {

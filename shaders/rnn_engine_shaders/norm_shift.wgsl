@@ -1,6 +1,7 @@
-// Layer norm, then the token shift into one or more mixes. One workgroup per token:
-//   n           = LN(x[t]);     prev = LN(x[t - 1]), or the slot's shift at a run's start
+// A norm, then the token shift into one or more mixes. One workgroup per token:
+//   n           = norm(x[t]);     prev = norm(x[t - 1]), or the slot's shift at a run's start
 //   mixes[m][t] = n + (prev - n) * mix[m];     if KEEPS_DIFFERENCE, one more plane holds prev - n
+// If not SHIFTS, there is one mix, which is n.
 // The last n of every run becomes the slot's shift. The state holds two copies of a shift, one to read and one to
 // write, since the workgroups of a run's first and last token run in no fixed order.
 
@@ -26,11 +27,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let new_shift = shifts + (1u - run.shift_side) * WIDTH;
 
     let stats_here = mean_and_scale(here, thread);
-    let stats_before = mean_and_scale(before, thread);
+    var stats_before = stats_here;
+    if SHIFTS {
+        stats_before = mean_and_scale(before, thread);
+    }
     for (var d = thread; d < WIDTH; d += THREADS) {
         let weight = vectors[NORM_WEIGHT + d];
-        let bias = vectors[NORM_BIAS + d];
+        let bias = bias_of_norm(NORM_BIAS + d);
         let normed = (x[here + d] - stats_here.x) * stats_here.y * weight + bias;
+        if !SHIFTS {
+            mixes[token * WIDTH + d] = normed;
+            continue;
+        }
         let previous = select((x[before + d] - stats_before.x) * stats_before.y * weight + bias, state[old_shift + d], is_first);
         for (var m = 0u; m < MIXES; m++) {
             mixes[(m * MAX_TOKENS + token) * WIDTH + d] = normed + (previous - normed) * vectors[MIX + m * WIDTH + d];

@@ -60,6 +60,9 @@ fn store(segment: Segment, token: u32, row: u32, sum: f32) {
         case ACTIVATION_DOUBLE_EXP_DECAY: { outputs[place] = exp(-exp(sum + vectors[operand])); }
         case ACTIVATION_SCALED_RESIDUAL: { outputs[place] += sum * vectors[operand]; }
         case ACTIVATION_SHIFTED_MIX: { outputs[place] += sum * outputs[operand]; }
+        case ACTIVATION_BIASED: { outputs[place] = sum + vectors[operand]; }
+        case ACTIVATION_SILU: { outputs[place] = sum * sigmoid(sum); }
+        case ACTIVATION_PRODUCT: { outputs[place] *= sum; }
         case ACTIVATION_BIASED_SCALE: { outputs[place] *= sum + vectors[operand]; }
         default: { outputs[place] = sum; }
     }

@@ -3,6 +3,9 @@
 //   y    = S r + (sum of r * u * k) v          (S from before the token)
 //   S    = S * decay + v k^T
 //   out  = group_norm(y) * g * sigmoid(g)
+// Without HAS_BONUS, it is the gated linear attention of QRWKV6, whose neighbouring heads share keys and values:
+//   k    = k * (1 - decay);     S = S * decay + v k^T;     y = S r / sqrt(N)          (S with the token)
+//   out  = y * sigmoid(g)
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
@@ -38,11 +41,17 @@ struct Loaded {
 
 fn load_token(token: u32, channel: u32) -> Loaded {
     let place = token * WIDTH + channel;
+    let head = channel / HEAD_SIZE;
+    let kv_place = place - (head - head / HEADS_A_KV_HEAD) * HEAD_SIZE;
     var loaded: Loaded;
     loaded.r = projected[place];
-    loaded.k = projected[PLANE + place];
-    loaded.v = projected[2u * PLANE + place];
+    loaded.k = projected[PLANE + kv_place];
+    loaded.v = projected[2u * PLANE + kv_place];
     loaded.decay = load_decay(token, channel);
+    if !HAS_BONUS {
+        loaded.r /= sqrt(f32(HEAD_SIZE));
+        loaded.k *= 1.0 - loaded.decay;
+    }
     if HAS_GATE {
         loaded.g = projected[3u * PLANE + place];
     }
@@ -55,7 +64,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let is_real = row < HEAD_SIZE;
     let real_row = min(row, HEAD_SIZE - 1u);
     let channel = group.x * HEAD_SIZE + real_row;
-    let u = vectors[U + channel];
+    let u = select(1.0, vectors[U + channel], HAS_BONUS);
     let norm_weight = vectors[GROUP_NORM_WEIGHT + channel];
     let norm_bias = vectors[GROUP_NORM_BIAS + channel];
     let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_THREADS * HEAD_SIZE) / 4u + real_row;
@@ -73,7 +82,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if LOADS_AHEAD { // while this one is computed
             next = load_token(min(token + 1u, run.start + run.length - 1u), channel);
         }
-        set_vector(R, row, own.r);
+        set_vector(R, row, select(own.r * own.decay, own.r, HAS_BONUS)); // of S with the token; the bonus adds k's part
         set_vector(DECAY, row, own.decay);
         set_vector(K, row, own.k);
         set_vector(BONUS, row, own.r * u * own.k);
@@ -93,9 +102,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         set_vector(Y, row, y);
         workgroupBarrier();
 
-        var out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
+        var out = y;
+        if HAS_GROUP_NORM {
+            out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
+        }
         if HAS_GATE {
-            out *= own.g / (1.0 + exp(-own.g));
+            out *= select(1.0, own.g, HAS_BONUS) / (1.0 + exp(-own.g));
         }
         if is_real {
             trace(TRACED_Y, place, y);

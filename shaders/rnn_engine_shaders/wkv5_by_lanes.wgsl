@@ -31,18 +31,30 @@ fn update_columns(quad: u32, columns: Columns, v: vec4<f32>) -> vec4<f32> {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let run = batch.runs[group.y];
     let share = share_of(group.x, thread);
-    let u = Own(vectors[U / 4u + share.loaded], vectors[U / 4u + share.loaded + 1u]);
+    var u = Own(vec4<f32>(1.0), vec4<f32>(1.0));
+    if HAS_BONUS {
+        u = Own(vectors[U / 4u + share.loaded], vectors[U / 4u + share.loaded + 1u]);
+    }
+    let kv_back = (group.x - group.x / HEADS_A_KV_HEAD) * QUADS; // from the places of a head to those of its key
     load_state(run.slot, share);
 
     for (var token = run.start; token < run.start + run.length; token++) {
         let place = token * (WIDTH / 4u) + share.loaded;
         let own_place = token * (WIDTH / 4u) + share.owned;
         let decay_place = (DECAY_START + token * DECAY_STRIDE) / 4u + share.loaded;
-        let receptance = Own(projected[place], projected[place + 1u]);
-        let key = Own(projected[PLANE + place], projected[PLANE + place + 1u]);
-        let v = projected[2u * PLANE + own_place];
+        var receptance = Own(projected[place], projected[place + 1u]);
+        var key = Own(projected[PLANE + place - kv_back], projected[PLANE + place - kv_back + 1u]);
+        let rate = Own(decay[decay_place], decay[decay_place + 1u]);
+        let v = projected[2u * PLANE + own_place - kv_back];
+        if !HAS_BONUS { // see wkv5.wgsl
+            receptance = Own(receptance[0] / sqrt(f32(HEAD_SIZE)), receptance[1] / sqrt(f32(HEAD_SIZE)));
+            key = Own(key[0] * (1.0 - rate[0]), key[1] * (1.0 - rate[1]));
+        }
         let bonus = sum_of_vector(receptance[0] * u[0] * key[0] + receptance[1] * u[1] * key[1]);
-        let columns = Columns(whole(Own(decay[decay_place], decay[decay_place + 1u])), whole(key), whole(receptance));
+        if !HAS_BONUS {
+            receptance = Own(receptance[0] * rate[0], receptance[1] * rate[1]);
+        }
+        let columns = Columns(whole(rate), whole(key), whole(receptance));
         var y = bonus * v;
         y += update_columns(0u, columns, v);
         y += update_columns(1u, columns, v);
@@ -62,10 +74,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         y += update_columns(15u, columns, v);
 
         trace(TRACED_Y, own_place, y);
-        var out = normalize_over_head(y, thread, token % 2u) * share.norm_weight + share.norm_bias;
+        var out = y;
+        if HAS_GROUP_NORM {
+            out = normalize_over_head(y, thread, token % 2u) * share.norm_weight + share.norm_bias;
+        }
         if HAS_GATE {
             let gate = projected[3u * PLANE + own_place];
-            out *= gate / (1.0 + exp(-gate));
+            out *= select(vec4<f32>(1.0), gate, HAS_BONUS) / (1.0 + exp(-gate));
         }
         mixed[own_place] = out;
     }

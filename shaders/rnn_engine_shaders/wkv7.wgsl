@@ -3,7 +3,7 @@
 //   v    = v + (v_first - v) * v_gate          (layer 0 keeps v_first instead)
 //   kk   = k * k_k, divided by its length;     k = k * (1 + (a - 1) * k_a)
 //   S    = S * decay + (S (-kk)) (kk * a)^T + v k^T;     y = S r
-//   out  = (group_norm(y) + sum(r * k * r_k) * v) * g
+//   out  = (group_norm(y) + sum(r * k * r_k) * v) * g          (HAS_GROUP_NORM, HAS_GATE)
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
@@ -122,11 +122,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         set_vector(Y, row, y);
         workgroupBarrier();
 
-        let normed = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
+        var out = y;
+        if HAS_GROUP_NORM {
+            out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
+        }
+        out += bonus * v;
+        if HAS_GATE {
+            out *= own.gates.g;
+        }
         if is_real {
             trace(TRACED_Y, place, y);
             trace(TRACED_SA, place, sa);
-            mixed[place] = (normed + bonus * v) * own.gates.g;
+            mixed[place] = out;
         }
     }
 

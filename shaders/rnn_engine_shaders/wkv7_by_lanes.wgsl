@@ -115,8 +115,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
         trace(TRACED_Y, own_place, y);
         trace(TRACED_SA, own_place, sa);
-        let normed = normalize_over_head(y, thread, token % 2u) * share.norm_weight + share.norm_bias;
-        mixed[own_place] = (normed + bonus * v) * gates[2u * PLANE + own_place];
+        var out = y;
+        if HAS_GROUP_NORM {
+            out = normalize_over_head(y, thread, token % 2u) * share.norm_weight + share.norm_bias;
+        }
+        out += bonus * v;
+        if HAS_GATE {
+            out *= gates[2u * PLANE + own_place];
+        }
+        mixed[own_place] = out;
     }
     if KEEPS_STATE {
         keep_state(run.slot, share);

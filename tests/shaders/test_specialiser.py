@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine_shaders import Binding, specialise
+from rnn_engine_shaders import Binding, Constant, specialise
 
 
 def test_constants_become_lines_of_their_kind() -> None:
     source = specialise("copy_state", {"THREADS": 8, "STATE_STRIDE": 16})
     assert source.text.startswith("const THREADS = 8u;\nconst STATE_STRIDE = 16u;\n// ")
+
+
+_LIMITS: dict[str, Constant] = {"THREADS": 8, "WIDTH": 16, "MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": 1}
 
 
 def test_bindings_are_known_by_name() -> None:
@@ -20,7 +23,7 @@ def test_bindings_are_known_by_name() -> None:
 
 
 def test_every_line_is_traced_to_its_file() -> None:
-    source = specialise("norm_rows", {"THREADS": 8, "WIDTH": 16, "MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": 1})
+    source = specialise("norm_rows", {**_LIMITS, "NORM_EPSILON": 1e-5, "CENTRES": True})
     lines = source.text.splitlines()
     assert source.origin(1) == "constants:1"
     struct = lines.index("struct Batch {") + 1
@@ -43,8 +46,7 @@ def test_a_misspelt_include_is_an_error() -> None:
 def test_an_include_may_be_a_file_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "plain.wgsl"
     path.write_text("// plain\n#include eight\n")
-    constants = {"THREADS": 8, "WIDTH": 16, "MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": 1}
-    source = specialise("norm_rows", constants, {"norm": path})
+    source = specialise("norm_rows", _LIMITS, {"norm": path})
     line = source.text.splitlines().index("// plain") + 1
     assert source.origin(line) == "plain.wgsl:1"
     assert source.origin(line + 1) == "eight.wgsl:1"

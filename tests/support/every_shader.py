@@ -51,6 +51,9 @@ _NORM: dict[str, Constant] = {
     "MIX": 0,
     "NORM_WEIGHT": 6 * 4096,
     "NORM_BIAS": 7 * 4096,
+    "NORM_EPSILON": 1e-5,
+    "CENTRES": True,
+    "SHIFTS": True,
 }  # of the widest models
 
 

@@ -12,7 +12,10 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from numpy.typing import NDArray
 
+from rnn_engine.tokenizer.huggingface import byte_level_alphabet
 from rnn_engine.types import ModelShape
+from rnn_engine.versions.qwen2 import ShapeV6Qwen2, ShapeV7Qwen2
+from rnn_engine.versions.v6.layout import ShapeV6
 from tests.support.models import TensorModel
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -25,6 +28,8 @@ _RENAMED = (  # BlinkDL's name -> llama.cpp's, for both versions; the first that
     (r"blocks\.(\d+)\.ln1\.(\w+)", r"blk.\1.attn_norm.\2"),
     (r"blocks\.(\d+)\.ln2\.(\w+)", r"blk.\1.attn_norm_2.\2"),
     (r"blocks\.(\d+)\.att\.ln_x\.(\w+)", r"blk.\1.time_mix_ln.\2"),
+    (r"blocks\.(\d+)\.ffn\.(gate|up|down)\.weight", r"blk.\1.ffn_\2.weight"),
+    (r"blocks\.(\d+)\.att\.(\w+)\.bias", r"blk.\1.time_mix_\2.bias"),
     (r"blocks\.(\d+)\.att\.(\w+)\.weight", r"blk.\1.time_mix_\2.weight"),
     (r"blocks\.(\d+)\.ffn\.(\w+)\.weight", r"blk.\1.channel_mix_\2.weight"),
     (r"blocks\.(\d+)\.ffn\.(?:x|time_maa)_(\w)", r"blk.\1.channel_mix_lerp_\2.weight"),
@@ -39,26 +44,29 @@ _RESCALED = re.compile(r"blk\.(\d+)\.(time_mix_output|channel_mix_value)\.weight
 
 
 def llama_cpp_tensors(model: TensorModel, *, rescale_every: int = 0, fused: bool = True) -> dict[str, NDArray[Any]]:
-    """Return the tensors that llama.cpp's converter writes for a model of RWKV-6 or RWKV-7."""
+    """Return the tensors that llama.cpp's converter writes for RWKV-6 or RWKV-7, or for one in a Qwen2's body."""
     tensors = {_rename(name): values for name, values in model.tensors.items()}
+    if model.shape.version.endswith("qwen2"):
+        tensors = {name.replace("attn_norm_2", "ffn_norm"): values for name, values in tensors.items()}
     for name, values in tensors.items():
         if _TRANSPOSED.fullmatch(name):
             tensors[name] = values.swapaxes(-1, -2)
-        elif name.endswith("time_mix_r_k.weight"):
+        elif name.endswith(("time_mix_r_k.weight", "time_mix_decay.weight")):
             tensors[name] = values.reshape(-1)
         elif rescale_every and (match := _RESCALED.fullmatch(name)):
             tensors[name] = values / np.float32(2 ** (int(match[1]) // rescale_every))
     if fused:
         _fuse_mixes(tensors, model.shape)
-    if model.shape.version == "v7":
+    if model.shape.version.startswith("v7"):
         for number in "012":  # dummies that are not used
             tensors[f"blk.0.time_mix_v{number}.weight"] = tensors[f"blk.0.time_mix_a{number}.weight"]
     return tensors
 
 
 def _fuse_mixes(tensors: dict[str, NDArray[Any]], shape: ModelShape) -> None:
-    letters = "rwkvag" if shape.version == "v7" else "wkvrg"
+    letters = "rwkvag" if shape.version.startswith("v7") else "wkvrg"
     for layer in range(shape.num_layers):
+        letters = letters if f"blk.{layer}.time_mix_lerp_g.weight" in tensors else letters.removesuffix("g")
         mixes = [tensors.pop(f"blk.{layer}.time_mix_lerp_{letter}.weight") for letter in letters]
         tensors[f"blk.{layer}.time_mix_lerp_fused.weight"] = np.stack(mixes).reshape(len(letters), 1, 1, -1)
 
@@ -74,9 +82,35 @@ def metadata(shape: ModelShape, *, rescale_every: int = 0) -> dict[str, object]:
         "feed_forward_length": shape.sizes["ffn_width"],
         "attention.head_count": 0,
     }
-    if shape.version == "v6":
-        values["rescale_every_n_layers"] = rescale_every
+    match shape:
+        case ShapeV6Qwen2():
+            values |= {"time_mix_extra_dim": shape.mix_rank, "time_decay_extra_dim": shape.decay_rank}
+            values["attention.head_count_kv"] = shape.num_kv_heads
+        case ShapeV7Qwen2():
+            kinds = {"decay": "w", "iclr": "a", "value_residual_mix": "v", "gate": "g"}
+            values |= {f"attention.{name}_lora_rank": getattr(shape.ranks, kind) for name, kind in kinds.items()}
+        case ShapeV6():
+            values["rescale_every_n_layers"] = rescale_every
+    if not shape.norm.centres:
+        values |= {"attention.layer_norm_rms_epsilon": shape.norm.epsilon, "token_shift_count": 1}
+        del values["attention.layer_norm_epsilon"]
     return {f"{_architecture(shape)}.{key}": value for key, value in values.items()}
+
+
+def bpe_vocabulary(size: int) -> dict[str, object]:
+    """Return the metadata of a vocabulary of single bytes, with a merge, and special tokens as Qwen2's at its end."""
+    tokens = [*list(byte_level_alphabet())[: size - 3], "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens[-3:-3] = [f"<{number}>" for number in range(size - len(tokens))]
+    kinds = [1] * (size - 3) + [3] * 3
+    values: dict[str, object] = {
+        "model": "gpt2",
+        "pre": "qwen2",
+        "tokens": tokens,
+        "token_type": kinds,
+        "merges": ["a b"],
+        "eos_token_id": size - 1,
+    }
+    return {f"tokenizer.ggml.{key}": each for key, each in values.items()}
 
 
 def save_gguf(
@@ -158,7 +192,8 @@ def _rename(name: str) -> str:
 
 
 def _architecture(shape: ModelShape) -> str:
-    return f"rwkv{shape.version.removeprefix('v')}"
+    hybrids = {"v6-qwen2": "rwkv6qwen2", "v7-qwen2": "arwkv7"}
+    return hybrids.get(shape.version, f"rwkv{shape.version.removeprefix('v')}")
 
 
 def _add_value(writer: GGUFWriter, key: str, value: object) -> None:
@@ -167,5 +202,7 @@ def _add_value(writer: GGUFWriter, key: str, value: object) -> None:
             writer.add_float32(key, value)
         case int():
             writer.add_uint32(key, value)
+        case list():
+            writer.add_array(key, value)
         case _:
             writer.add_string(key, str(value))

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from safetensors.numpy import save_file
 
 from rnn_engine.types import ModelShape
+from rnn_engine.versions.qwen2 import ShapeV7Qwen2
 from rnn_engine.versions.table import VERSIONS
 from rnn_engine.versions.v7.layout import AdapterRanks, AnyShapeV7, ShapeV7
 from rnn_engine.versions.v7_deep_embed.layout import MATRIX_SIZE, SIDE, ShapeV7DeepEmbed
@@ -96,16 +97,25 @@ def _as_kind(kind: type[AnyShapeV7], shape: ShapeV7) -> AnyShapeV7:
 
 
 def random_model(
-    shape: ModelShape, seed: int, dtype: DTypeLike = np.float32, *, layer0_v: bool = True, bits: int = 8
+    shape: ModelShape,
+    seed: int,
+    dtype: DTypeLike = np.float32,
+    *,
+    layer0_v: bool = True,
+    bits: int = 8,
+    optional: bool = True,
 ) -> TensorModel:
     """Return a model with random weights as arrays of `dtype`. A seed gives the same numbers in every dtype.
 
     Values have `bits` significant bits: 8 lose nothing in f16, bf16 and f32, 11 lose nothing in f16 and f32.
-    `layer0_v=False` leaves out layer 0's v0, v1, v2, as some published files of RWKV-7 do.
+    `layer0_v=False` leaves out layer 0's v0, v1, v2, as some published files of RWKV-7 do. For `optional` see
+    `draw_older`.
     """
     generator = np.random.default_rng(seed)
     tensors = {}
-    drawn = _draw_v7(shape, generator) if isinstance(shape, ShapeV7) else draw_older(shape, generator)
+    drawn = draw_older(shape, generator, optional=optional)
+    if isinstance(shape, ShapeV7) and not isinstance(shape, ShapeV7Qwen2):
+        drawn = _draw_v7(shape, generator)
     for name, values in drawn:
         if layer0_v or name not in {f"blocks.0.att.v{i}" for i in range(3)}:
             tensors[name] = _round_to_f16(values, bits).astype(dtype)

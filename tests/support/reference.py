@@ -39,11 +39,12 @@ def relative_error(found: Array, expected: Array) -> float:
 
 def mean_divergence(expected: Array, found: Array) -> float:
     """Return the mean KL divergence of the rows of `found`, logits [T, V], from those of `expected`, in nats."""
-    p, q = (_log_softmax(rows.astype(np.float64)) for rows in (expected, found))
+    p, q = (log_softmax(rows.astype(np.float64)) for rows in (expected, found))
     return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
 
 
-def _log_softmax(rows: Array) -> Array:
+def log_softmax(rows: Array) -> Array:
+    """Return the log-probabilities for rows of logits [..., V]."""
     shifted = rows - rows.max(axis=-1, keepdims=True)
     result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result

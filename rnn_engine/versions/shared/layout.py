@@ -16,7 +16,8 @@ GROUP_NORM_EPSILON: Final = 64e-5
 """The epsilon of BlinkDL's package, for RWKV-5 since its version 0.8.21. Before that, and in rwkv.cpp, it is 1e-5."""
 
 
-TENSOR_NAMES: Final = TensorNames("emb.weight", "blocks.0.ln0", "ln_out", "head.weight", "blocks.")
+_EMBEDDING_NORM: Final = "blocks.0.ln0"
+TENSOR_NAMES: Final = TensorNames("emb.weight", _EMBEDDING_NORM, "ln_out", "head.weight", "blocks.")
 _IN_LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(\w+)\.(.*)")
 
 
@@ -52,6 +53,11 @@ class HeadsShape(RwkvShape):
     num_heads: int  # H
     head_size: int  # N; H * N == D
     group_norm_epsilon: float = GROUP_NORM_EPSILON
+
+    @property
+    def heads_a_kv_head(self) -> int:
+        """The number of neighbouring heads that share a key and a value."""
+        return 1
 
     @property
     def state_fields(self) -> tuple[StateField, ...]:
@@ -104,7 +110,7 @@ def list_model(layers: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the specs of all tensors of a model: the given ones of its layers, embedding, head and norms."""
     return (
         TensorSpec(TENSOR_NAMES.embedding, ("V", "D")),
-        *list_norm(TENSOR_NAMES.embedding_norm),
+        *list_norm(_EMBEDDING_NORM),
         *layers,
         *list_norm(TENSOR_NAMES.head_norm),
         TensorSpec(TENSOR_NAMES.head, ("V", "D")),

@@ -22,6 +22,7 @@ from rnn_engine.versions.shared.layout import HeadsShape, RwkvShape
 from rnn_engine_shaders import Constant, Include
 
 MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows this many in a workgroup
+_GROUP_NORM_WEIGHT: Final = "att.ln_x.weight"
 _HEAD_BY_LANES: Final = 64  # the head size that head_by_lanes.wgsl requires; all published models have it
 
 
@@ -112,11 +113,15 @@ class LayerBuilder:
         return self.matmul("output", [matrix], mixed, self.context.buffers.x)
 
     def between_planes(self, name: str, source: int, target: int, activation: Activation = Activation.NONE) -> Matrix:
-        """Return the layer's weight matrix `name` [D, D] for a matmul on planes ([T, D] floats) of larger buffers.
+        """Return the layer's weight matrix `name` [D, D], or fewer rows, for a matmul on planes of larger buffers.
 
-        It reads plane `source` of the inputs and writes plane `target` of the outputs.
+        It reads plane `source` of the inputs and writes plane `target` of the outputs. A bias of the matrix, if the
+        layer's vectors have one, is added.
         """
-        return Matrix(self.weights(name), source * self.plane, self.width, target * self.plane, self.width, activation)
+        bias = self.vectors.starts.get(f"{name.removesuffix('weight')}bias")
+        activation = activation if bias is None else Activation.BIASED
+        places = (source * self.plane, self.width, target * self.plane, self.width)
+        return Matrix(self.weights(name), *places, activation, bias or 0)
 
 
 class ScratchBuffers:
@@ -226,18 +231,20 @@ def bonus_recurrence(
 ) -> KernelStage:
     """Return the stage of the wkv recurrence of RWKV-5 and RWKV-6, including its group norm and gate.
 
-    It reads `projected` [r, k, v, g] and writes `mixed`. `bonus` is the name of u [D] in the layer's vectors.
-    For `traced` see `head_stage`.
+    It reads `projected` [r, k, v, g] and writes `mixed`. `bonus` is the name of u [D] in the layer's vectors, which a
+    QRWKV6 lacks. For `traced` see `head_stage`.
     """
-    constants = {**bonus_constants(builder, bonus, has_gate=has_gate), **decay.constants()}
+    constants = {**bonus_constants(builder, shape, bonus, has_gate=has_gate), **decay.constants()}
     return head_stage(
         builder, shape, "wkv5", constants, {"projected": projected, "decay": decay.buffer, "mixed": mixed}, traced
     )
 
 
-def bonus_constants(builder: LayerBuilder, bonus: str, *, has_gate: bool) -> dict[str, Constant]:
-    """Return the constants of wkv5.wgsl for a layer whose bonus u [D] is the vector `bonus`."""
-    return {"U": builder.vectors.starts[bonus], "HAS_GATE": has_gate}
+def bonus_constants(builder: LayerBuilder, shape: HeadsShape, bonus: str, *, has_gate: bool) -> dict[str, Constant]:
+    """Return the constants of wkv5.wgsl for a layer whose bonus u [D] is the vector `bonus`, if it has one."""
+    u = builder.vectors.starts.get(bonus)
+    heads = {"HEADS_A_KV_HEAD": shape.heads_a_kv_head}
+    return {"U": u or 0, "HAS_BONUS": u is not None, "HAS_GATE": has_gate, **heads}
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +329,7 @@ def head_stage(
     *,
     waits: int = 0,
 ) -> KernelStage:
-    """Return the stage of a wkv recurrence with its group norm. It runs a workgroup per head and token run.
+    """Return the stage of a wkv recurrence with the layer's group norm, if any: a workgroup per head and token run.
 
     If the device lets lanes share what they load and heads have size 64, it uses the kernel `{kernel}_by_lanes`.
 
@@ -332,6 +339,7 @@ def head_stage(
     context, num_heads = builder.context, shape.num_heads
     name, includes = head_kernel(context, shape, kernel)
     common = {**head_sizes(shape), **state_constants(context), **group_norm_constants(builder, shape)}
+    common["HAS_GROUP_NORM"] = _GROUP_NORM_WEIGHT in builder.vectors.starts
     return context.kernel_stage(
         builder.label("recurrence"),
         name,
@@ -366,10 +374,10 @@ def state_constants(context: BuildContext) -> dict[str, Constant]:
 
 
 def group_norm_constants(builder: LayerBuilder, shape: HeadsShape) -> dict[str, Constant]:
-    """Return the constants of the group norm of the layer's heads."""
+    """Return the constants of the group norm of the layer's heads, with places that are unread if it has none."""
     starts = builder.vectors.starts
     return {
-        "GROUP_NORM_WEIGHT": starts["att.ln_x.weight"],
-        "GROUP_NORM_BIAS": starts["att.ln_x.bias"],
+        "GROUP_NORM_WEIGHT": starts.get(_GROUP_NORM_WEIGHT, 0),
+        "GROUP_NORM_BIAS": starts.get("att.ln_x.bias", 0),
         "EPSILON": shape.group_norm_epsilon,
     }

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from rnn_engine.reference import Array, Block, PackedRuns, Weights, embed, layer_norm, sigmoid, standardize
+from rnn_engine.reference import Array, Block, PackedRuns, Weights, embed, norm, sigmoid, standardize
 from rnn_engine.versions.shared.layout import HeadsShape
 
 TimeMix: TypeAlias = Callable[[Block, Array, Array, Mapping[str, Array], PackedRuns], tuple[Array, Mapping[str, Array]]]
@@ -31,8 +31,10 @@ def run_blocks(
 ) -> tuple[Array, dict[str, Array]]:
     """Run B sequences through all layers of a model in numpy, with a version's `time_mix` and `channel_mix`.
 
-    For the arguments and the result see `rnn_engine.reference.RunLayers`.
+    For the arguments and the result see `rnn_engine.reference.RunLayers`. Without the field `ffn_shift`, the channel
+    mix has no token shift.
     """
+    kind = weights.shape.norm
     x = embed(weights, ids)
     runs = PackedRuns.of(lengths)
     after = {name: np.empty(values.shape, weights.dtype) for name, values in states.items()}
@@ -40,16 +42,19 @@ def run_blocks(
         block = weights.block(layer)
         before = {name: values[:, layer] for name, values in states.items()}
 
-        mixed = layer_norm(x, block, "ln1")
+        mixed = norm(x, block, "ln1", kind)
         out, state = time_mix(block, mixed, runs.shift(mixed, before["att_shift"]), before, runs)
         after["att_shift"][:, layer] = runs.last(mixed)
         for name, values in state.items():
             after[name][:, layer] = values
         x = x + out
 
-        mixed = layer_norm(x, block, "ln2")
-        x = x + channel_mix(block, mixed, runs.shift(mixed, before["ffn_shift"]))
-        after["ffn_shift"][:, layer] = runs.last(mixed)
+        mixed = norm(x, block, "ln2", kind)
+        if "ffn_shift" in before:
+            x = x + channel_mix(block, mixed, runs.shift(mixed, before["ffn_shift"]))
+            after["ffn_shift"][:, layer] = runs.last(mixed)
+        else:
+            x = x + channel_mix(block, mixed, mixed)
         weights.watch(layer, x)
     return x, after
 

@@ -46,15 +46,16 @@ def _time_mix(
 def _time_mix_backward(
     shape: ShapeV6, block: Block, forward: Activations, wkv: Array, runs: PackedRuns, d_out: Array
 ) -> tuple[Array, Array, dict[str, Array]]:
+    shifted = forward.shifted
     d_mixed, d_decay, d_wkv = bonus_time_mix_backward(d_out, block, shape, forward.time_mix, wkv, runs)
-    d_input = double_exp_decay_backward(d_decay.reshape(d_out.shape), forward.decay_input)
-    d_hidden = tanh_backward(d_input @ block("att.time_decay_w2").T, forward.decay_hidden)
+    d_input = double_exp_decay_backward(d_decay.reshape(d_out.shape), shifted.decay_input)
+    d_hidden = tanh_backward(d_input @ block("att.time_decay_w2").T, shifted.decay_hidden)
     d_mixed["w"] = d_hidden @ block("att.time_decay_w1").T
 
-    dx, d_previous = mixes_backward(d_mixed, forward.mixes)
-    d_mixes = np.stack([d_mixed[kind] * forward.delta for kind in MIX_KINDS])  # [5, T, D]
+    dx, d_previous = mixes_backward(d_mixed, shifted.mixes)
+    d_mixes = np.stack([d_mixed[kind] * shifted.delta for kind in MIX_KINDS])  # [5, T, D]
     d_hidden = np.swapaxes(d_mixes @ np.swapaxes(block("att.time_maa_w2"), -1, -2), 0, 1)  # [T, 5, R_mix]
-    d_hidden = tanh_backward(d_hidden, forward.mix_hidden).reshape(len(d_out), -1)
+    d_hidden = tanh_backward(d_hidden, shifted.mix_hidden).reshape(len(d_out), -1)
     d_mixed_x = d_hidden @ block("att.time_maa_w1").T
     dx_more, d_previous_more = mixes_backward({"x": d_mixed_x}, {"x": block("att.time_maa_x")})
     return dx + dx_more, d_previous + d_previous_more, {"wkv": d_wkv}

@@ -36,6 +36,14 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV6:
     Raises ModelError if they contradict each other.
     """
     check_heads("blocks.0.att.time_faaaa", sizes["H"], sizes["N"], sizes["D"])
+    return ShapeV6(num_layers=num_layers, **read_sizes(sizes))
+
+
+def read_sizes(sizes: Sizes) -> dict[str, int]:
+    """Return the fields of a shape, except for the number of layers, from the sizes of the tensor dimensions.
+
+    Raises ModelError if those of the token shift's adapters contradict each other.
+    """
     if sizes["M"] != NUM_MIXES:
         raise ModelError(f"blocks.0.att.time_maa_w2 has {sizes['M']} matrices; expected {NUM_MIXES}")
     if sizes["R_mixes"] != NUM_MIXES * sizes["R_mix"]:
@@ -43,16 +51,15 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV6:
             f"blocks.0.att.time_maa_w1 has {sizes['R_mixes']} columns; expected {NUM_MIXES * sizes['R_mix']}, "
             f"{NUM_MIXES} times the {sizes['R_mix']} of time_maa_w2"
         )
-    return ShapeV6(
-        num_layers=num_layers,
-        width=sizes["D"],
-        num_heads=sizes["H"],
-        head_size=sizes["N"],
-        ffn_width=sizes["F"],
-        vocab_size=sizes["V"],
-        mix_rank=sizes["R_mix"],
-        decay_rank=sizes["R_decay"],
-    )
+    return {
+        "width": sizes["D"],
+        "num_heads": sizes["H"],
+        "head_size": sizes["N"],
+        "ffn_width": sizes["F"],
+        "vocab_size": sizes["V"],
+        "mix_rank": sizes["R_mix"],
+        "decay_rank": sizes["R_decay"],
+    }
 
 
 # RWKV-6's tensors, in BlinkDL's names and orientation.
@@ -69,13 +76,8 @@ def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
 def _layer_specs(layer: int) -> Iterator[TensorSpec]:
     block = f"blocks.{layer}"
     yield from list_norm(f"{block}.ln1")
-    for kind in "xwkvrg":
-        yield _mix(f"{block}.att", kind, ("D",))
-    yield _mix(f"{block}.att", "w1", ("D", "R_mixes"), swaps=True)
-    yield _mix(f"{block}.att", "w2", ("M", "R_mix", "D"), swaps=True)
+    yield from list_mixes(f"{block}.att")
     yield TensorSpec(f"{block}.att.time_decay", ("D",))
-    yield TensorSpec(f"{block}.att.time_decay_w1", ("D", "R_decay"), ai00_swaps=True)
-    yield TensorSpec(f"{block}.att.time_decay_w2", ("R_decay", "D"), ai00_swaps=True)
     yield TensorSpec(f"{block}.att.time_faaaa", ("H", "N"), ai00_name=f"{block}.att.time_first")
     yield from list_projections(block, "receptance", "key", "value", "gate", "output")
     yield from list_norm(f"{block}.att.ln_x")
@@ -84,6 +86,16 @@ def _layer_specs(layer: int) -> Iterator[TensorSpec]:
     for kind in "kr":
         yield _mix(f"{block}.ffn", kind, ("D",))
     yield from list_channel_mix(block)
+
+
+def list_mixes(att: str) -> Iterator[TensorSpec]:
+    """Yield the specs of a time mix's token shift and adapters; names of its tensors begin with `att`."""
+    for kind in "xwkvrg":
+        yield _mix(att, kind, ("D",))
+    yield _mix(att, "w1", ("D", "R_mixes"), swaps=True)
+    yield _mix(att, "w2", ("M", "R_mix", "D"), swaps=True)
+    yield TensorSpec(f"{att}.time_decay_w1", ("D", "R_decay"), ai00_swaps=True)
+    yield TensorSpec(f"{att}.time_decay_w2", ("R_decay", "D"), ai00_swaps=True)
 
 
 def _mix(part: str, kind: str, dims: tuple[str, ...], *, swaps: bool = False) -> TensorSpec:

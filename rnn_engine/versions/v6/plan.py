@@ -56,7 +56,8 @@ _VECTORS: Final = (
     *("ffn.time_maa_k", "ffn.time_maa_r"),
     *("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias"),
     *("att.time_decay", "att.time_faaaa", "att.ln_x.weight", "att.ln_x.bias"),
-)  # all of size D
+    *("att.receptance.bias", "att.key.bias", "att.value.bias"),  # of QRWKV6
+)  # all of size D, except for the last two
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
@@ -208,7 +209,7 @@ def _recurrence(builder: LayerBuilder, shape: ShapeV6, scratch: Scratch, traced:
     if traced is not None or not can_compute_gates(builder.context, gates):
         return GatedRecurrence(gates, stored, None)
     ((part, _),) = gates.parts
-    constants = bonus_constants(builder, BONUS, has_gate=True)
+    constants = bonus_constants(builder, shape, BONUS, has_gate=True)
     constants |= adapter_constants("w", part.places[0], has_bias=True)
     buffers = {"projected": scratch.projected, "mixed": scratch.mixed}
     includes = {"decays": "decays_by_rows"}

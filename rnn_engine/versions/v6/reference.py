@@ -41,14 +41,35 @@ def time_mix(
 
 
 @dataclass(frozen=True, slots=True)
-class Activations:
-    """What a layer's time mix computes for T tokens, for its result and for its backward pass."""
+class ShiftedInputs:
+    """The inputs of the matrices of a time mix of RWKV-6, from the token shift and its adapters, and the decay."""
 
     delta: Array  # [T, D] the previous vector minus the token's own
     mix_hidden: Array  # [T, 5, R_mix] after tanh
     mixes: dict[str, Array]  # letter of a shifted input -> [T, D], how much of delta it has
+    mixed: dict[str, Array]  # letter of a matrix -> [T, D] its input
     decay_hidden: Array  # [T, R_decay] after tanh
     decay_input: Array  # [T, D], w of decay = exp(-exp(w))
+
+    @classmethod
+    def compute(cls, block: Block, x: Array, previous: Array) -> ShiftedInputs:
+        """Shift the input x [T, D] of a layer's time mix."""
+        delta = previous - x
+        hidden = np.tanh((x + delta * block("att.time_maa_x")) @ block("att.time_maa_w1"))
+        mix_hidden = hidden.reshape(len(x), NUM_MIXES, -1)
+        added = np.swapaxes(mix_hidden, 0, 1) @ block("att.time_maa_w2")  # [5, T, D]
+        mixes = {kind: block(f"att.time_maa_{kind}") + z for kind, z in zip(MIX_KINDS, added, strict=True)}
+        mixed = {kind: x + delta * mix for kind, mix in mixes.items()}
+        decay_hidden = np.tanh(mixed.pop("w") @ block("att.time_decay_w1"))
+        w = block("att.time_decay").reshape(-1) + decay_hidden @ block("att.time_decay_w2")
+        return cls(delta, mix_hidden, mixes, mixed, decay_hidden, w)
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """What a layer's time mix computes for T tokens, for its result and for its backward pass."""
+
+    shifted: ShiftedInputs
     time_mix: BonusTimeMix
 
     @classmethod
@@ -56,18 +77,10 @@ class Activations:
         cls, shape: ShapeV6, block: Block, x: Array, previous: Array, wkv: Array, runs: PackedRuns
     ) -> Activations:
         """Run the time mix of RWKV-6 on x [T, D]. wkv: [B, H, value, key] before the runs."""
-        delta = previous - x
-        hidden = np.tanh((x + delta * block("att.time_maa_x")) @ block("att.time_maa_w1"))
-        mix_hidden = hidden.reshape(len(x), NUM_MIXES, -1)
-        added = np.swapaxes(mix_hidden, 0, 1) @ block("att.time_maa_w2")  # [5, T, D]
-        mixes = {kind: block(f"att.time_maa_{kind}") + z for kind, z in zip(MIX_KINDS, added, strict=True)}
-        mixed = {kind: x + delta * mix for kind, mix in mixes.items()}
-
-        decay_hidden = np.tanh(mixed.pop("w") @ block("att.time_decay_w1"))
-        w = block("att.time_decay").reshape(-1) + decay_hidden @ block("att.time_decay_w2")
-        decay = double_exp_decay(w).reshape(len(x), shape.num_heads, shape.head_size)
-        time_mix = BonusTimeMix.compute(block, shape, mixed, decay, block("att.time_faaaa"), wkv, runs)
-        return cls(delta, mix_hidden, mixes, decay_hidden, w, time_mix)
+        shifted = ShiftedInputs.compute(block, x, previous)
+        decay = double_exp_decay(shifted.decay_input).reshape(len(x), shape.num_heads, shape.head_size)
+        time_mix = BonusTimeMix.compute(block, shape, shifted.mixed, decay, block("att.time_faaaa"), wkv, runs)
+        return cls(shifted, time_mix)
 
 
 def channel_mix(block: Block, x: Array, previous: Array) -> Array:

@@ -57,7 +57,7 @@ def shape_of(kind: type[AnyShapeV7], num_layers: int, sizes: Sizes) -> AnyShapeV
         head_size=head_size,
         ffn_width=sizes["F"],
         vocab_size=sizes["V"],
-        ranks=AdapterRanks(w=sizes["R_w"], a=sizes["R_a"], v=sizes.get("R_v", 0), g=sizes["R_g"]),
+        ranks=AdapterRanks(w=sizes["R_w"], a=sizes["R_a"], v=sizes.get("R_v", 0), g=sizes.get("R_g", 0)),
     )
 
 
@@ -75,6 +75,16 @@ def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
 def _layer_specs(layer: int) -> Iterator[TensorSpec]:
     block = f"blocks.{layer}"
     yield from list_norm(f"{block}.ln1")
+    yield from list_time_mix(layer)
+    yield from list_norm(f"{block}.ln2")
+    yield TensorSpec(f"{block}.ffn.x_k", ("D",))
+    yield TensorSpec(f"{block}.ffn.key.weight", ("F", "D"))
+    yield TensorSpec(f"{block}.ffn.value.weight", ("D", "F"))
+
+
+def list_time_mix(layer: int) -> Iterator[TensorSpec]:
+    """Yield the specs of a layer's time mix."""
+    block = f"blocks.{layer}"
     for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a"):
         yield TensorSpec(f"{block}.att.{name}", ("D",))
     for adapter in ("w", "a", "g"):
@@ -84,10 +94,6 @@ def _layer_specs(layer: int) -> Iterator[TensorSpec]:
     yield from list_projections(block, "receptance", "key", "value", "output")
     yield from list_norm(f"{block}.att.ln_x")
     yield tuned_state(block)
-    yield from list_norm(f"{block}.ln2")
-    yield TensorSpec(f"{block}.ffn.x_k", ("D",))
-    yield TensorSpec(f"{block}.ffn.key.weight", ("F", "D"))
-    yield TensorSpec(f"{block}.ffn.value.weight", ("D", "F"))
 
 
 def _adapter(block: str, letter: str, *, required: bool) -> Iterator[TensorSpec]:

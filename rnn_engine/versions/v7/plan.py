@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
@@ -157,6 +157,11 @@ class Layer(LayerBuilder):
         self._scratch = scratch
         self._shape = shape
 
+    @property
+    def _att_norm(self) -> NormShift:
+        """`ATT_NORM` without the mix of the gate if the layer has no gate."""
+        return replace(ATT_NORM, mixes=tuple(mix for mix in ATT_NORM.mixes if mix in self.vectors.starts))
+
     def stages(self) -> tuple[Stage, ...]:
         return (*self.time_mix_stages(), *self.channel_mix_stages())
 
@@ -165,7 +170,7 @@ class Layer(LayerBuilder):
         scratch = self._scratch
         return TimeMixStages(
             self.normed_matmul(
-                "att norm", ATT_NORM, "projections", self._projections(), scratch.mixes, scratch.projected
+                "att norm", self._att_norm, "projections", self._projections(), scratch.mixes, scratch.projected
             ),
             self._recurrence(self.matmul("gates", self._gates(), scratch.projected, scratch.gates), traced),
             self.output(scratch.mixed),
@@ -212,13 +217,16 @@ class Layer(LayerBuilder):
     def _adapters(self) -> tuple[_Adapter, ...]:
         """Return the low-rank adapters of the layer.
 
-        Layer 0 has no value residual, which mixes layer 0's value into later layers.
+        Layer 0 has no value residual, which mixes layer 0's value into later layers. An ARWKV may have no gate.
         """
-        return tuple(adapter for adapter in _ADAPTERS if adapter.name != "v" or self.layer > 0)
+        has, att = self.context.model.has, f"blocks.{self.layer}.att"
+        own = (adapter for adapter in _ADAPTERS if has(f"{att}.{adapter.name}1"))
+        return tuple(adapter for adapter in own if adapter.name != "v" or self.layer > 0)
 
     def _recurrence(self, gates: BoundMatMul, traced: Buffer | None) -> GatedRecurrence:
         scratch = self._scratch
-        constants = {"IS_FIRST_LAYER": self.layer == 0, **self.key_constants()}
+        has_gate = any(adapter.name == "g" for adapter in self._adapters())
+        constants = {"IS_FIRST_LAYER": self.layer == 0, "HAS_GATE": has_gate, **self.key_constants()}
         buffers = {"projected": scratch.projected, "v_first": scratch.v_first, "mixed": scratch.mixed}
         stored = head_stage(self, self._shape, "wkv7", constants, {**buffers, "gates": scratch.gates}, traced)
         if traced is not None or not can_compute_gates(self.context, gates):

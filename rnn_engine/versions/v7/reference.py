@@ -75,10 +75,10 @@ class Activations:
     decay_rate: Array  # [T, D] after the sigmoid
     a: Array  # [T, D] the in-context learning rate
     gate_hidden: Array  # [T, R_g] after the sigmoid
-    gate: Array  # [T, D]
+    gate: Array  # [T, D], ones without an adapter for it
     inputs: WkvInputs
     y: Array  # [T, H, N] the output of the recurrence
-    normed: Array  # [T, D] after the group norm, with the bonus
+    normed: Array  # [T, D] after the group norm, if there is one, with the bonus
     out: Array  # [T, D]
     wkv: Array  # [B, H, value, key] the state after the runs
 
@@ -96,7 +96,7 @@ class Activations:
         """Run the time mix of RWKV-7 on x [T, D]. `v_first` [T, D] is the first layer's value; None in that layer."""
         heads = (len(x), shape.num_heads, shape.head_size)
         delta = previous - x
-        x_r, x_w, x_k, x_v, x_a, x_g = (x + delta * block(f"att.x_{kind}") for kind in "rwkvag")
+        x_r, x_w, x_k, x_v, x_a = (x + delta * block(f"att.x_{kind}") for kind in "rwkva")
 
         r = block.matmul(x_r, "att.receptance.weight")
         k = block.matmul(x_k, "att.key.weight")
@@ -104,8 +104,10 @@ class Activations:
         decay_hidden = np.tanh(x_w @ block("att.w1"))
         decay_rate = sigmoid(block("att.w0") + decay_hidden @ block("att.w2"))
         a = sigmoid(block("att.a0") + x_a @ block("att.a1") @ block("att.a2"))
-        gate_hidden = sigmoid(x_g @ block("att.g1"))
-        gate = gate_hidden @ block("att.g2")
+        gate_hidden, gate = np.empty((len(x), 0), x.dtype), np.ones_like(x)
+        if block.has("att.g1"):
+            gate_hidden = sigmoid((x + delta * block("att.x_g")) @ block("att.g1"))
+            gate = gate_hidden @ block("att.g2")
         if v_first is None:
             v_rate, used_v = None, v
         else:
@@ -122,7 +124,7 @@ class Activations:
             b=removal_key * a.reshape(heads),
         )
         y, wkv = run_wkv(inputs, wkv, runs)
-        normed = group_norm(y, block, shape.group_norm_epsilon)
+        normed = group_norm(y, block, shape.group_norm_epsilon) if block.has("att.ln_x.weight") else y.copy()
         normed += bonus(inputs.r, inputs.k, inputs.v, block("att.r_k").reshape(heads[1:]))
         normed = normed.reshape(x.shape)
         out = block.matmul(normed * gate, "att.output.weight")

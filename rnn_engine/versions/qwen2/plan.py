@@ -1,0 +1,70 @@
+"""The forward passes of QRWKV6 and ARWKV on a device: the stages of their layers.
+
+The time mix is that of RWKV-6 or RWKV-7. After it come:
+
+1. Norm and the gate with its activation.
+2. The other half of the channel mix's inputs, by which the gate is multiplied.
+3. The matrix back to the width, added to the residual.
+
+With the norm in a dispatch of its own, a layer of QRWKV6 has eleven dispatches, and one of ARWKV nine. On hardware, a
+step of one token has eight and six. The maths is that of reference.py beside this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rnn_engine.forward.context import BuildContext, NormShift
+from rnn_engine.forward.segments import Activation
+from rnn_engine.forward.stages import Stage
+from rnn_engine.forward.weight_formats import round_up
+from rnn_engine.gpu import Buffer
+from rnn_engine.versions.qwen2.layout import ShapeV6Qwen2, ShapeV7Qwen2
+from rnn_engine.versions.shared.plan import LayerBuilder, check_head_size
+from rnn_engine.versions.v6 import plan as v6
+from rnn_engine.versions.v7 import plan as v7
+
+_FFN_NORM: Final = NormShift("ln2")
+
+
+def load_layers_v6(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
+    """Load the layers of a QRWKV6 onto the device one by one, and yield the stages of each.
+
+    Raises DeviceError if the head size is too large.
+    """
+    shape = context.model.shape
+    assert isinstance(shape, ShapeV6Qwen2)
+    check_head_size(shape)
+    scratch = v6.Scratch(context, shape)
+    num_floats = context.limits.max_tokens * round_up(shape.ffn_width, 8)
+    hidden = context.memory.create_buffer("ffn hidden", 4 * num_floats)  # [T, F]
+    for layer in range(shape.num_layers):
+        builder = v6.make_builder(context, layer)
+        yield (*v6.time_mix_stages(builder, shape, scratch), *_channel_mix(builder, scratch.mixes, hidden))
+
+
+def load_layers_v7(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
+    """Load the layers of an ARWKV onto the device one by one, and yield the stages of each.
+
+    Raises DeviceError if the head size is too large.
+    """
+    shape = context.model.shape
+    assert isinstance(shape, ShapeV7Qwen2)
+    check_head_size(shape)
+    scratch = v7.Scratch(context, shape)
+    for layer in range(shape.num_layers):
+        builder = v7.Layer(context, scratch, shape, layer)
+        yield (*builder.time_mix_stages(), *_channel_mix(builder, scratch.mixes, scratch.ffn_hidden))
+
+
+def _channel_mix(builder: LayerBuilder, mixes: Buffer, hidden: Buffer) -> tuple[Stage, ...]:
+    """Return the stages of the channel mix of a Qwen2 (SwiGLU). They overwrite the first plane of `mixes`."""
+    gate = builder.alone("ffn.gate.weight", Activation.SILU)
+    up = builder.alone("ffn.up.weight", Activation.PRODUCT)
+    down = builder.alone("ffn.down.weight", Activation.RESIDUAL)
+    return (
+        builder.normed_matmul("ffn norm", _FFN_NORM, "gate", [gate], mixes, hidden, keeps_mixes=True),
+        builder.matmul("up", [up], mixes, hidden),
+        builder.matmul("down", [down], hidden, builder.context.buffers.x),
+    )

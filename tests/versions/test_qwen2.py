@@ -1,0 +1,103 @@
+"""QRWKV6 and ARWKV, whose body is that of a Qwen2, compared with llama.cpp's log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import DTypeLike
+
+from rnn_engine.errors import ModelError
+from rnn_engine.loading.runner import open_model
+from rnn_engine.model import ModelFile
+from rnn_engine.reference import Array
+from rnn_engine.types import F32, ModelShape
+from tests.support.cpu import make_cpu_runner
+from tests.support.gguf import save_gguf
+from tests.support.golden import FOLDER
+from tests.support.golden_contract import run_in_chunks
+from tests.support.gpu import make_gpu_runner
+from tests.support.models import TensorModel, random_model
+from tests.support.older_models import tiny_v6_qwen2, tiny_v7_qwen2
+from tests.support.reference import forward, log_softmax, relative_error
+from tools.golden.llama_cpp import CASES
+
+TOLERANCE = 1e-5
+"""The greatest error of a log-probability, in parts of the greatest. llama.cpp computes in f32, too."""
+
+
+@pytest.fixture(params=CASES)
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[ModelFile, list[int], F32]]:
+    """A model in a GGUF file, tokens [T], and llama.cpp's log-probabilities [T, V]."""
+    with np.load(FOLDER / "llama_cpp" / f"{request.param}.npz", allow_pickle=False) as arrays:
+        tensors = {name.removeprefix("tensor."): arrays[name] for name in arrays.files if name.startswith("tensor.")}
+        shape, _ = CASES[request.param]
+        tokens, logprobs = arrays["tokens"].tolist(), arrays["logprobs"]
+    with open_model(save_gguf(TensorModel(shape, tensors), tmp_path / "model.gguf")) as model:
+        yield model, tokens, logprobs
+
+
+def check(logits: Array, logprobs: F32) -> None:
+    assert relative_error(log_softmax(logits.astype(np.float64)), logprobs) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_log_probabilities_are_those_of_llama_cpp(golden: tuple[ModelFile, list[int], F32], dtype: DTypeLike) -> None:
+    model, tokens, logprobs = golden
+    logits, _ = forward(model, tokens, dtype=dtype)
+    check(logits, logprobs)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_so_they_are_on_devices_in_chunks_of_any_size(golden: tuple[ModelFile, list[int], F32], device: str) -> None:
+    model, tokens, logprobs = golden
+    make_runner = make_cpu_runner if device == "cpu" else make_gpu_runner
+    runner = make_runner(model, num_slots=2, max_tokens=64, max_rows=64, num_candidates=4)
+    for size in (1, 7, 64):
+        runner.write_state(1, None)
+        check(run_in_chunks(runner, tokens, (size,)), logprobs)
+    runner.close()
+
+
+@pytest.mark.parametrize("shape", [tiny_v6_qwen2(), tiny_v7_qwen2()], ids=lambda shape: shape.version)
+def test_the_epsilon_of_the_norms_comes_from_the_file(shape: ModelShape, tmp_path: Path) -> None:
+    key = {"v6-qwen2": "rwkv6qwen2", "v7-qwen2": "arwkv7"}[shape.version] + ".attention.layer_norm_rms_epsilon"
+    model = random_model(shape, seed=4)
+    with open_model(save_gguf(model, tmp_path / "a.gguf")) as usual:
+        assert usual.shape == shape
+        assert usual.shape.settings == ""
+        known = usual.fingerprint
+    with open_model(save_gguf(model, tmp_path / "b.gguf", more={key: 1e-5})) as other:
+        assert other.shape.settings == "RMS norm epsilon 1e-05"
+        assert other.fingerprint != known
+        assert relative_error(*(forward(each, [1, 2])[0] for each in (other, model))) > 1e-4
+    for value in (0.0, -1.0, 2):
+        path = save_gguf(model, tmp_path / "c.gguf", more={key: value})
+        with pytest.raises(ModelError, match=rf"{key} is {value}.*; expected a number above 0"):
+            open_model(path)
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        (("blocks.1.att.key.bias",), "1 tensor missing: blocks.1.att.key.bias"),
+        (("blocks.0.ffn.up.weight",), "1 tensor missing: blk.0.ffn_up.weight"),
+    ],
+)
+def test_a_tensor_that_only_some_layers_have_is_missing(lost: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    model = random_model(tiny_v6_qwen2(), seed=4)
+    tensors = {name: values for name, values in model.tensors.items() if name not in lost}
+    with pytest.raises(ModelError, match=message):
+        open_model(save_gguf(TensorModel(model.shape, tensors), tmp_path / "a.gguf"))
+
+
+def test_heads_of_keys_must_divide_the_heads(tmp_path: Path) -> None:
+    model = random_model(tiny_v6_qwen2(kv_heads=4), seed=4)
+    tensors = {
+        name: values[:48] if ".att.key." in name or ".att.value." in name else values
+        for name, values in model.tensors.items()
+    }
+    with pytest.raises(ModelError, match=r"key.weight has 48 rows; expected a number of heads of size 16 that divides"):
+        open_model(save_gguf(TensorModel(model.shape, tensors), tmp_path / "a.gguf"))
