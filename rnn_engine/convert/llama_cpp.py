@@ -26,7 +26,6 @@ from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.v6.layout import ShapeV6
 from rnn_engine.versions.v7.layout import ShapeV7
-from rnn_engine.versions.v7_deep_embed.layout import ShapeV7DeepEmbed
 
 _CONTEXT_LENGTH: Final = 1 << 20  # llama.cpp's converter writes this for a model without a limit
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama.cpp's kinds of tokens
@@ -55,14 +54,9 @@ def write_llama_cpp(file: IO[bytes], source: ConversionSource) -> None:
 
 
 def _architecture(shape: ModelShape) -> str:
-    match shape:
-        case ShapeV7DeepEmbed():
-            pass
-        case ShapeV7():
-            return "rwkv7"
-        case ShapeV6():
-            return "rwkv6"
-    raise ModelError(f"llama.cpp does not run RWKV {shape.version}; expected v6 or v7")
+    if shape.version not in ("v6", "v7"):
+        raise ModelError(f"no GGUF file can be written of RWKV {shape.version}; expected v6 or v7")
+    return f"rwkv{shape.version.removeprefix('v')}"
 
 
 def _metadata(shape: ModelShape) -> dict[str, Value]:

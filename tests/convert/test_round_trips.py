@@ -13,13 +13,18 @@ from rnn_engine.loading.runner import open_model
 from rnn_engine.types import F32, ModelShape
 from tests.support.hf import save_hf
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
-from tests.support.older_models import OLDER_SHAPES, tiny_v5, tiny_v6
+from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES, tiny_v5, tiny_v6
 from tests.support.reference import forward
 
-SHAPES: tuple[ModelShape, ...] = (*OLDER_SHAPES, tiny_shape(head_size=64), deep_embedded(tiny_shape(layers=1)))
+SHAPES: tuple[ModelShape, ...] = (
+    *OLDER_SHAPES,
+    *QWEN2_SHAPES,
+    tiny_shape(head_size=64),
+    deep_embedded(tiny_shape(layers=1)),
+)
 HOLDS = {
-    ".safetensors": {"v4", "v5.0", "v5.1", "v5.2", "v6", "v7", "v7-deepembed"},
-    ".pth": {"v4", "v5.0", "v5.1", "v5.2", "v6", "v7", "v7-deepembed"},
+    ".safetensors": {"v4", "v5.0", "v5.1", "v5.2", "v6", "v7", "v7-deepembed", "v6-qwen2", "v7-qwen2"},
+    ".pth": {"v4", "v5.0", "v5.1", "v5.2", "v6", "v7", "v7-deepembed", "v6-qwen2", "v7-qwen2"},
     ".st": {"v4", "v5.1", "v5.2", "v6", "v7"},
     ".prefab": {"v4", "v5.1", "v5.2", "v6", "v7"},
     ".gguf": {"v6", "v7"},

@@ -25,10 +25,10 @@ from rnn_engine_states.files.prefab import prefab_dims, rows_from_state, state_f
 from rnn_engine_states.files.reading import tensor_name
 from rnn_engine_states.named.entry import Retention
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
-from tests.support.older_models import OLDER_SHAPES, tiny_v4, tiny_v5
+from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES, tiny_v4, tiny_v5
 from tests.support.reference import forward, relative_error
 
-SHAPES = (*OLDER_SHAPES, deep_embedded(tiny_shape()), tiny_shape())
+SHAPES = (*OLDER_SHAPES, *QWEN2_SHAPES, deep_embedded(tiny_shape()), tiny_shape())
 PROMPT = [int(token) for token in np.random.default_rng(41).integers(0, 96, 50)]
 GREEDY = SamplingParams(temperature=0.0)
 

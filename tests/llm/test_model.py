@@ -17,10 +17,10 @@ from rnn_engine.types import F32, ModelShape
 from rnn_engine.versions.table import VERSIONS
 from rnn_engine_states.files.exchange import StateFiles
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
-from tests.support.older_models import OLDER_SHAPES
+from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES
 from tests.support.reference import forward, relative_error
 
-SHAPES = (*OLDER_SHAPES, deep_embedded(tiny_shape()), tiny_shape(layers=3))
+SHAPES = (*OLDER_SHAPES, *QWEN2_SHAPES, deep_embedded(tiny_shape()), tiny_shape(layers=3))
 MODELS = {shape.version: random_model(shape, seed=5) for shape in SHAPES}
 TOKENS = [int(token) for token in np.random.default_rng(6).integers(0, 96, 65)]
 ERROR = 2e-5

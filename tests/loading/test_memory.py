@@ -22,9 +22,14 @@ from rnn_engine.types import DeviceMemory, ModelShape
 from tests.support.gguf import save_gguf
 from tests.support.loras import draw_pair, save_ai00
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
-from tests.support.older_models import OLDER_SHAPES
+from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES
 
-SHAPES = (tiny_shape(layers=2, width=72, head_size=24, ffn=100, vocab=77), *OLDER_SHAPES, deep_embedded(tiny_shape()))
+SHAPES = (
+    tiny_shape(layers=2, width=72, head_size=24, ffn=100, vocab=77),
+    *OLDER_SHAPES,
+    *QWEN2_SHAPES,
+    deep_embedded(tiny_shape()),
+)
 
 
 def unread(model: TensorModel) -> UnreadModel:

@@ -24,7 +24,7 @@ from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
 from rnn_engine_shaders import Constant, Include, specialise
 from tests.support.models import deep_embedded, random_model, tiny_shape
-from tests.support.older_models import OLDER_SHAPES, tiny_v5, tiny_v6
+from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES, tiny_v5, tiny_v6, tiny_v6_qwen2, tiny_v7_qwen2
 
 VARIANTS: tuple[MatMulVariant, ...] = (
     *(StreamVariant(tokens, 2, 4, 1, inputs) for tokens in (1, 8) for inputs in ("direct", "broadcast", "by_token")),
@@ -72,7 +72,15 @@ def _each() -> Iterator[tuple[str, str]]:
     yield from _variants()
     shape = tiny_shape()
     heads_of_64 = (tiny_shape(head_size=64), tiny_v5(head_size=64), tiny_v6(head_size=64))
-    shapes = (*OLDER_SHAPES, shape, deep_embedded(shape), tiny_shape(layers=1, width=40, head_size=20), *heads_of_64)
+    hybrids = (*QWEN2_SHAPES, tiny_v6_qwen2(head_size=64, kv_heads=1), tiny_v7_qwen2(head_size=64, gate_rank=0))
+    shapes = (
+        *OLDER_SHAPES,
+        *hybrids,
+        shape,
+        deep_embedded(shape),
+        tiny_shape(layers=1, width=40, head_size=20),
+        *heads_of_64,
+    )
     for kind in ("software", "discrete"):
         info = DeviceInfo(0, kind, kind, "none", "none")
         for can_broadcast in (False, True):

@@ -112,10 +112,11 @@ OLDER_SHAPES: tuple[ModelShape, ...] = (
     tiny_v6(),
     *(tiny_v5(v) for v in get_args(VersionV5)),
     tiny_v4(),
-    tiny_v6_qwen2(),
-    tiny_v7_qwen2(),
 )
 """A shape of each version, with a vocabulary of 96."""
+
+QWEN2_SHAPES: tuple[ModelShape, ...] = (tiny_v6_qwen2(), tiny_v7_qwen2())
+"""The same for the versions in the body of a Qwen2."""
 
 
 def draw_older(

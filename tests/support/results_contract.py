@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from rnn_engine.reference import Array
 from rnn_engine.types import F32, Model, ModelShape, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, deep_embedded, random_model, tiny_shape
-from tests.support.older_models import OLDER_SHAPES
+from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES
 from tests.support.reference import forward
 
 NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
 NUM_SEQUENCES, LENGTH = 4, 30
 SHAPE = tiny_shape()
 MODEL = random_model(SHAPE, seed=20)
-OTHER_MODELS = {shape.version: random_model(shape, seed=20) for shape in (*OLDER_SHAPES, deep_embedded(SHAPE))}
+OTHER_MODELS = {
+    shape.version: random_model(shape, seed=20) for shape in (*OLDER_SHAPES, *QWEN2_SHAPES, deep_embedded(SHAPE))
+}
 TOKENS: list[list[int]] = np.random.default_rng(21).integers(SHAPE.vocab_size, size=(NUM_SEQUENCES, LENGTH)).tolist()
 
 

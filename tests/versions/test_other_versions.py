@@ -121,12 +121,12 @@ def test_weights_in_f16_cost_less_than_a_hundredth(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_layer_has_at_most_ten_dispatches(version: str) -> None:
+def test_a_layer_has_at_most_eleven_dispatches(version: str) -> None:
     model = OTHER_MODELS[version]
     runner = make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=4)
     labels = [dispatch.label for dispatch in runner.plan(1, 1, 0).dispatches]
     for layer in range(model.shape.num_layers):
-        assert sum(label.startswith(f"layer {layer} ") for label in labels) <= 10
+        assert sum(label.startswith(f"layer {layer} ") for label in labels) <= 11
     assert len(runner.plan(300, 2, 0).dispatches) == len(runner.plan(1, 1, 0).dispatches)
     runner.close()
 
