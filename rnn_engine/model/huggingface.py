@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.stored import Reorder, Split, StoredPart, StoredStep, StoredTensor, Swap
+from rnn_engine.model.layout import has_attention
+from rnn_engine.model.stored import Reorder, Rows, Split, StoredPart, StoredStep, StoredTensor, Swap
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.formats import JoinedFiles, open_source
 from rnn_engine.tensor_files.source import TensorSource, count, show, show_all
@@ -217,11 +218,73 @@ def _blinkdl_name(name: str) -> str:
     return f"{mix[1]}{mix[2][0]}" if mix else plain
 
 
+# QRWKV6 and ARWKV: the names of Qwen2, with RWKV's time mixing in `self_attn`.
+#
+# QRWKV6 has the five mixes that depend on the token in the order r, k, v, w, g.
+
+_QWEN2_MARK: Final = re.compile(r"model\.layers\.([0-9]+)\.self_attn\.((time_mixer\.)?r_k|time_maa_x)")
+_ATTENTION: Final = re.compile(r"model\.layers\.([0-9]+)\.self_attn\.q_proj\.weight")
+_QWEN2_TOP: Final = {**_TOP, "emb.weight": "model.embed_tokens.weight"}
+_QWEN2_LAYER: Final = {
+    "input_layernorm.weight": "ln1.weight",
+    "post_attention_layernorm.weight": "ln2.weight",
+    **{f"mlp.{name}_proj.weight": f"ffn.{name}.weight" for name in ("gate", "up", "down")},
+}
+_QWEN2_MODULES: Final = {"q_proj": "receptance", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
+_QWEN2_ORDER: Final = Reorder(tuple("rkvwg".index(kind) for kind in "wkvrg"))
+
+
+def has_qwen2_names(names: Iterable[str]) -> bool:
+    return any(_QWEN2_MARK.fullmatch(name) for name in names)
+
+
+def locate_qwen2(names: Iterable[str], config: HfConfig) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield BlinkDL's name of each tensor of a QRWKV6 or ARWKV, and how the folder stores the tensor.
+
+    `names` are the tensors in the file. An unknown tensor is yielded under its own name. Raises ModelError if a layer
+    has softmax attention, or if the config lacks the number of a QRWKV6's heads.
+    """
+    names = tuple(names)
+    recurrent = {match[1] for name in names if (match := _QWEN2_MARK.fullmatch(name))}
+    for name in names:
+        if (match := _ATTENTION.fullmatch(name)) and match[1] not in recurrent:
+            raise ModelError(has_attention(name))
+    top = {theirs: own for own, theirs in _QWEN2_TOP.items()}
+    for name in names:
+        block = _FLA_LAYER.fullmatch(name)
+        if block is None:
+            yield top.get(name, name), StoredTensor(name)
+            continue
+        own = _QWEN2_LAYER.get(block[2], block[2])
+        if own.startswith("self_attn."):
+            module, dot, parameter = own.removeprefix("self_attn.").removeprefix("time_mixer.").partition(".")
+            own = f"att.{_QWEN2_MODULES.get(module, module)}{dot}{parameter}"
+        yield f"blocks.{block[1]}.{own}", StoredTensor(name, _qwen2_steps(own, config))
+
+
+def _qwen2_steps(own: str, config: HfConfig) -> tuple[StoredStep, ...]:
+    match own:
+        case "att.time_maa_w1":  # [D, 5 * R]
+            return (Swap(), _QWEN2_ORDER, Swap())
+        case "att.time_maa_w2":  # [5, R, D]
+            return (_QWEN2_ORDER,)
+        case "att.time_decay":  # [1, 1, D]
+            return (Rows(config.attention_head_size),)
+    return ()
+
+
 # Read what the config.json of a Hugging Face folder says about the maths; refuse what is not served.
 
-Library = Literal["flash-linear-attention", "transformers"]
+Library = Literal["flash-linear-attention", "transformers", "qwen2"]
 
-_VERSIONS: Final = {"rwkv": "v4", "rwkv5": "v5", "rwkv6": "v6", "rwkv7": "v7"}
+_VERSIONS: Final = {
+    "rwkv6qwen2": "v6-qwen2",
+    "rwkv_hybrid": "v7-qwen2",
+    "rwkv": "v4",
+    "rwkv5": "v5",
+    "rwkv6": "v6",
+    "rwkv7": "v7",
+}
 _NORM_EPSILON: Final = 1e-5
 _COMMON: Final[dict[str, tuple[object, ...]]] = {"quantization_config": ()}
 _SERVED: Final[Mapping[Library, Mapping[str, tuple[object, ...]]]] = {
@@ -237,6 +300,14 @@ _SERVED: Final[Mapping[Library, Mapping[str, tuple[object, ...]]]] = {
         "expand_v": (1,),
     },
     "transformers": {**_COMMON, "layer_norm_epsilon": (_NORM_EPSILON,)},
+    "qwen2": {
+        **_COMMON,
+        "hidden_act": ("silu",),
+        "wkv_version": (7,),
+        "use_rope": (False,),
+        "groupnorm_att": (False,),
+        "use_tokenshift": (True,),
+    },
 }
 """The fields of config.json that change a model's computation, with the values that are supported.
 
@@ -250,6 +321,7 @@ _SIZES: Final = {
     "vocab_size": "vocab_size",
     "head_dim": "head_size",
     "head_size": "head_size",
+    "num_key_value_heads": "num_kv_heads",
 }
 _HEAD_DIVISOR: Final = 8  # transformers divides the heads' outputs by this, unless the config says another number
 _RATIO_STEP: Final = 32  # the channel mix's width is rounded up to a multiple of this if a ratio gives it
@@ -306,21 +378,38 @@ class HfConfig:
             raise self._refusal("tie_word_embeddings", "true or false")
         return tied is True
 
-    def apply(self, shape: ModelShape) -> ModelShape:
-        """Return the model's `shape` with the epsilon of the group norm that the config implies.
+    @property
+    def attention_head_size(self) -> int:
+        """The size of a head of a Qwen2. Raises ModelError if the config does not have it."""
+        width, num_heads = (self.values.get(field) for field in ("hidden_size", "num_attention_heads"))
+        if type(width) is not int or type(num_heads) is not int or num_heads < 1 or width % num_heads or width < 1:
+            found = f"{show(repr(width))} and {show(repr(num_heads))}"
+            expected = "numbers of features and of heads, which divides it"
+            raise ModelError(f"{self.path}: hidden_size and num_attention_heads are {found}; expected {expected}")
+        return width // num_heads
 
-        A version without a group norm keeps its shape.
+    def apply(self, shape: ModelShape) -> ModelShape:
+        """Return the model's `shape` with the epsilons of the group norm and of RMS norms that the config implies.
+
+        A version without a group norm, and with layer norms, keeps its shape.
 
         Raises ModelError if the config's version or sizes contradict `shape`, which was computed from the tensors.
         """
         self._check_version(shape.version)
         self._check_sizes(shape.sizes)
+        epsilon = self.values.get("rms_norm_eps")
+        if not shape.norm.centres and epsilon is not None:
+            if type(epsilon) is not float or not 0 < epsilon < 1:
+                raise self._refusal("rms_norm_eps", "a number above 0")
+            shape = shape.with_norm_epsilon(epsilon) or shape
         if not isinstance(shape, _HasGroupNorm):
             return shape
         return shape.with_group_norm_epsilon(self._group_norm_epsilon(shape.version, shape.head_size))
 
     def _check_version(self, version: str) -> None:
         stated = self.values.get("model_type")
+        if self.library == "qwen2" and stated not in _VERSIONS:
+            return
         if stated is not None and (not isinstance(stated, str) or not version.startswith(_VERSIONS.get(stated, "?"))):
             expected = next((kind for kind, number in _VERSIONS.items() if version.startswith(number)), "none")
             raise self._refusal("model_type", f"{expected}, as the tensors have it")
@@ -330,7 +419,7 @@ class HfConfig:
             stated = self.values.get(field)
             if stated is not None and size in sizes and stated != sizes[size]:
                 raise self._refusal(field, f"{sizes[size]}, as the tensors have it")
-        if self.library == "transformers":
+        if self.library != "flash-linear-attention":
             return
         if self.values.get("head_dim") is None and self.values.get("num_heads") not in (None, sizes["num_heads"]):
             raise self._refusal("num_heads", f"{sizes['num_heads']}, as the tensors have it")

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from rnn_engine.errors import ModelError
-from rnn_engine.tensor_files.source import TensorInfo, count, show_all
+from rnn_engine.tensor_files.source import TensorInfo, count, show, show_all
 from rnn_engine.types import ModelShape
 
 Sizes = Mapping[str, int]
@@ -23,6 +23,7 @@ Sizes = Mapping[str, int]
 
 WEIGHT_DTYPES: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
 
+_ATTENTION = re.compile(r"moba\..*|blocks\.[0-9]+\.qkv\..*")
 _BLOCK = re.compile(r"(?:\w+\.)?blocks\.([0-9]{1,6})\..*")
 
 
@@ -76,6 +77,21 @@ class CheckedModel:
 
     shape: ModelShape
     tensors: Mapping[str, TensorInfo]  # in the layout's order, surplus axes of size 1 gone
+
+
+def refuse_attention(names: Iterable[str]) -> None:
+    """Raise ModelError if one of a file's tensors shows that some layers have softmax attention."""
+    for name in names:
+        if _ATTENTION.fullmatch(name):
+            raise ModelError(has_attention(name))
+
+
+def has_attention(name: str) -> str:
+    """Return the message for a file whose tensor `name` belongs to softmax attention."""
+    return (
+        f"{show(name)} belongs to softmax attention, which some layers of RWKV-X, RWKV-7b and hxa07 have: their state "
+        "grows with the text; expected a model with RWKV's time mixing in all layers"
+    )
 
 
 def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedModel:

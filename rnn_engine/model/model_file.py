@@ -17,8 +17,18 @@ from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import locate_tensors
 from rnn_engine.model.fingerprint import CountParts, fingerprint, ignore_parts, recall, with_settings
 from rnn_engine.model.ggml import apply_metadata, check_sizes, locate_llama_cpp, locate_rwkv_cpp
-from rnn_engine.model.huggingface import HfConfig, has_fla_names, has_hf_names, locate_fla, locate_hf, open_folder
-from rnn_engine.model.layout import CheckedModel, Layout, TensorSpec, check_tensors
+from rnn_engine.model.huggingface import (
+    HfConfig,
+    Library,
+    has_fla_names,
+    has_hf_names,
+    has_qwen2_names,
+    locate_fla,
+    locate_hf,
+    locate_qwen2,
+    open_folder,
+)
+from rnn_engine.model.layout import CheckedModel, Layout, TensorSpec, check_tensors, refuse_attention
 from rnn_engine.model.lora import Lora, LoraChoice, open_lora
 from rnn_engine.model.stored import StoredTensor, Swap
 from rnn_engine.quantised import Blocks
@@ -212,6 +222,7 @@ def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _F
     """
     config = _read_config(path, source.tensors)
     try:
+        refuse_attention(source.tensors)
         stored, layout = _locate(path, source, config, find_layout)
         tensors = {name: place.describe(source.tensors[place.name]) for name, place in stored.items()}
         checked = check_tensors(layout or find_layout(tensors), tensors)
@@ -238,12 +249,21 @@ def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
         return HfConfig.read(folder, "flash-linear-attention")
     if has_hf_names(names):
         return HfConfig.read(folder, "transformers")
+    if has_qwen2_names(names):
+        return HfConfig.read(folder, "qwen2")
     if is_folder:
         raise ModelError(
             f"{path}: no tensor has a name of flash-linear-attention or transformers for an RWKV, such as "
             f"model.layers.0.attn.r_k; found {show_all(names) or 'none'}"
         )
     return None
+
+
+_LOCATE: Final[Mapping[Library, Callable[[Iterable[str], HfConfig], Iterable[tuple[str, StoredTensor]]]]] = {
+    "flash-linear-attention": lambda names, _: locate_fla(names),
+    "transformers": lambda names, _: locate_hf(names),
+    "qwen2": locate_qwen2,
+}
 
 
 def _locate(
@@ -262,9 +282,8 @@ def _locate(
         layout = find_layout(source.tensors)
         used = layout.select_used(source.tensors)
         return locate_tensors(path, layout.list_specs(used), used), layout
-    locate = locate_fla if config.library == "flash-linear-attention" else locate_hf
     stored: dict[str, StoredTensor] = {}
-    for name, place in locate(source.tensors):
+    for name, place in _LOCATE[config.library](source.tensors, config):
         if name in stored:
             raise ModelError(
                 f"{show(stored[name].name)} and {show(place.name)} both stand for {name}; expected only one of them"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.memory import inspect_model
@@ -16,7 +17,7 @@ from rnn_engine.types import ModelShape
 from rnn_engine.versions.shared.layout import HeadsShape
 from tests.support.hf import Library, hf_config, hf_tensors, save_folder, save_hf
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
-from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
+from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6, tiny_v6_qwen2, tiny_v7_qwen2
 from tests.support.reference import forward
 
 V7 = random_model(tiny_shape(head_size=64), seed=1, layer0_v=False)
@@ -29,6 +30,8 @@ CASES: dict[str, tuple[TensorModel, Library]] = {
     "v6 transformers": (V6, "transformers"),
     "v5.2 transformers": (random_model(tiny_v5("v5.2"), seed=4), "transformers"),
     "v5.1 transformers": (random_model(tiny_v5("v5.1"), seed=4), "transformers"),
+    "v6 in a Qwen2": (random_model(tiny_v6_qwen2(), seed=5), "qwen2"),
+    "v7 in a Qwen2": (random_model(tiny_v7_qwen2(), seed=5), "qwen2"),
     "v4 transformers": (random_model(tiny_v4(), seed=5), "transformers"),
 }
 EPSILONS = {"v7 fla": 64e-5, "v7 fla, heads of 16": 16e-5, "v6 fla": 1e-5}  # 64e-5 for all others
@@ -234,3 +237,41 @@ def test_inspection_counts_the_bytes_of_all_shards(tmp_path: Path) -> None:
         found = inspect_model(opened, device_memory=1 << 30)
     assert found.file == str(folder)
     assert found.file_bytes == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+QRWKV6 = CASES["v6 in a Qwen2"][0]
+
+
+def test_the_epsilon_of_rms_norms_is_the_configs(tmp_path: Path) -> None:
+    with open_model(save_hf(QRWKV6, tmp_path / "folder", "qwen2", rms_norm_eps=1e-5)) as opened:
+        assert opened.shape.settings == "RMS norm epsilon 1e-05"
+    said = refusal(save_hf(QRWKV6, tmp_path / "other", "qwen2", rms_norm_eps=0.0))
+    assert said == "FOLDER/config.json: rms_norm_eps is 0.0; expected a number above 0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": None}, "hidden_size and num_attention_heads are 64 and None; expected numbers of"),
+        ({"num_attention_heads": 7}, "hidden_size and num_attention_heads are 64 and 7; expected numbers of"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads is 4; expected 2, as the tensors have it"),
+        ({"use_rope": True}, "use_rope is True; expected False"),
+        ({"groupnorm_att": True}, "groupnorm_att is True; expected False"),
+    ],
+)
+def test_settings_of_a_qrwkv6_that_are_not_computed_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    assert message in refusal(save_hf(QRWKV6, tmp_path / "folder", "qwen2", **changes))
+
+
+def test_layers_of_softmax_attention_are_refused_by_what_they_are(tmp_path: Path) -> None:
+    """As in hxa07, RWKV-X and RWKV-7b."""
+    tensors = hf_tensors(QRWKV6, "qwen2")
+    some = {name: values for name, values in tensors.items() if "layers.1.self_attn.time_" not in name}
+    said = refusal(save_folder(tmp_path / "hxa07", some, hf_config(QRWKV6, "qwen2")))
+    assert "model.layers.1.self_attn.q_proj.weight belongs to softmax attention, which some layers of RWKV-X" in said
+    matrix = np.ones((64, 64), np.float32)
+    for name in ("moba.0.att.key.weight", "blocks.1.qkv.k1"):
+        save_file({**V7.tensors, name: matrix}, tmp_path / "a.st")
+        assert f"{name} belongs to softmax attention" in refusal(tmp_path / "a.st")

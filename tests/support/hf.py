@@ -18,7 +18,7 @@ from tests.support.models import TensorModel, tiny_shape
 from tests.support.pth import save_pth
 
 Tensors = dict[str, NDArray[Any]]
-Library = Literal["fla", "transformers"]
+Library = Literal["fla", "transformers", "qwen2"]
 
 _LONG_MIXES = {"k": "key", "v": "value", "r": "receptance", "g": "gate"}
 
@@ -27,6 +27,9 @@ def hf_tensors(model: TensorModel, library: Library) -> Tensors:
     """Return a model's tensors under the names and in the orientation of `library`."""
     if library == "transformers":
         return {_transformers_name(name): values for name, values in model.tensors.items()}
+    if library == "qwen2":
+        is_v6 = isinstance(model.shape, ShapeV6)
+        return {_qwen2_name(name, is_v6=is_v6): _qwen2_form(name, values) for name, values in model.tensors.items()}
     return _fla_v6(model) if isinstance(model.shape, ShapeV6) else _fla_v7(model)
 
 
@@ -40,6 +43,8 @@ def hf_config(model: TensorModel, library: Library) -> dict[str, Any]:
         "vocab_size": shape.vocab_size,
         "tie_word_embeddings": False,
     }
+    if library == "qwen2":
+        return common | _qwen2_config(model)
     if library == "transformers":
         heads = {} if kind == "rwkv4" else {"head_size": shape.sizes["head_size"], "head_size_divisor": 8}
         return common | heads | {"layer_norm_epsilon": 1e-5, "rescale_every": 6, "attention_hidden_size": shape.width}
@@ -86,6 +91,45 @@ def _save(path: Path, tensors: Mapping[str, NDArray[Any]], *, torch: bool) -> No
         save_pth(TensorModel(tiny_shape(), contiguous), path, "f32")
     else:
         save_file(contiguous, path, {"format": "pt"})
+
+
+_QWEN2_NAMES = (  # BlinkDL's name -> Qwen2's, the first that fits
+    (r"emb\.weight", "model.embed_tokens.weight"),
+    (r"ln_out\.weight", "model.norm.weight"),
+    (r"head\.weight", "lm_head.weight"),
+    (r"blocks\.(\d+)\.ln1\.weight", r"model.layers.\1.input_layernorm.weight"),
+    (r"blocks\.(\d+)\.ln2\.weight", r"model.layers.\1.post_attention_layernorm.weight"),
+    (r"blocks\.(\d+)\.ffn\.(\w+)\.weight", r"model.layers.\1.mlp.\2_proj.weight"),
+)
+_QWEN2_MODULES = {"receptance": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+
+
+def _qwen2_name(name: str, *, is_v6: bool) -> str:
+    for pattern, replacement in _QWEN2_NAMES:
+        if re.fullmatch(pattern, name):
+            return re.sub(pattern, replacement, name)
+    _, layer, _, rest = name.split(".", 3)
+    if not is_v6:
+        return f"model.layers.{layer}.self_attn.time_mixer.{rest}"
+    module, dot, parameter = rest.partition(".")
+    return f"model.layers.{layer}.self_attn.{_QWEN2_MODULES.get(module, module)}{dot}{parameter}"
+
+
+def _qwen2_config(model: TensorModel) -> dict[str, Any]:
+    shape = model.shape
+    common = {"intermediate_size": shape.sizes["ffn_width"], "hidden_act": "silu", "rms_norm_eps": 1e-6}
+    if not isinstance(shape, ShapeV6):
+        sizes = {"head_size": shape.sizes["head_size"], "num_wkv_heads": shape.sizes["num_heads"]}
+        return {**common, **sizes, "model_type": "rwkv_hybrid", "wkv_version": 7, "head_size_divisor": 8}
+    heads = {"num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_heads // shape.heads_a_kv_head}
+    return {**common, **heads, "model_type": "rwkv6qwen2", "use_rope": False, "lora_rank_decay": shape.decay_rank}
+
+
+def _qwen2_form(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    if name.endswith((".time_maa_w1", ".time_maa_w2")):  # the order r, k, v, w, g in place of w, k, v, r, g
+        parts = np.split(values, 5, axis=-1 if name.endswith("w1") else 0)
+        return np.concatenate([parts[place] for place in (3, 1, 2, 0, 4)], axis=-1 if name.endswith("w1") else 0)
+    return values.reshape(1, 1, -1) if re.search(r"time_decay$|time_maa_\w$|\.[wav]0$|x_\w$", name) else values
 
 
 def _transformers_name(name: str) -> str:
