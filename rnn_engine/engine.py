@@ -332,6 +332,8 @@ class Engine:
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
         """Return an iterator that queues and runs `request` and yields its events; see `EngineLike.generate`."""
+        if (end := self._info.end_of_text) != 0 and 0 in request.stop_tokens:
+            request = replace(request, stop_tokens=[token or end for token in request.stop_tokens])
         request.check(self._info.shape, self._info.max_logprobs, self._scheduler.capacity)
         return self._generate(request, wait_for_room)
 

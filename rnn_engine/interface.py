@@ -11,7 +11,7 @@ from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
-from rnn_engine.types import F32, DeviceMemory, EmbeddingTask, ModelShape, State
+from rnn_engine.types import F32, DeviceMemory, EmbeddingTask, ModelShape, State, end_of_text
 from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeQuery
 from rnn_engine_states.cache.config import CacheStats
 from rnn_engine_states.files.exchange import StateFiles
@@ -46,6 +46,11 @@ class EngineInfo:
     special_tokens: Mapping[str, int] = field(default_factory=dict)  # that a chat template may use, by their text
     max_draft: int = 0  # most tokens of a draft; 0 = nothing is drafted
     embedding: EmbeddingInfo | None = None  # of a model that was made for embedding
+
+    @property
+    def end_of_text(self) -> int:
+        """The token that ends a text."""
+        return end_of_text(self.special_tokens)
 
     @property
     def device_bytes(self) -> int | None:

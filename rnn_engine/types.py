@@ -322,6 +322,15 @@ class Tokenizer(Protocol):
         ...
 
 
+def end_of_text(special_tokens: Mapping[str, int]) -> int:
+    """Return the token that ends a text, given a vocabulary's special tokens by their texts.
+
+    It is 0 in most vocabularies. If 0 is plain text, as in Qwen2's, it is the first of the special tokens.
+    """
+    ids = special_tokens.values()
+    return 0 if not ids or 0 in ids else min(ids)
+
+
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class TokenRun:
     """Consecutive tokens of one sequence, to be run in one step from the state that its slot holds.

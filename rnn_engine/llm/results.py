@@ -24,7 +24,7 @@ class SamplingParams(TokenSampling):
     max_tokens: int = 256
     min_tokens: int = 0  # before this many no stop token is drawn, and no stop string counts
     stop: str | Sequence[str] = ()  # texts before which the text ends
-    stop_token_ids: Sequence[int] = (0,)  # ids that end it; 0 is the end of a text
+    stop_token_ids: Sequence[int] = (0,)  # ids that end it; 0 is the end of a text, whatever its id
     logprobs: int | None = None  # alternatives to return with each token; 0 = only its own; None = no log-probabilities
 
 

@@ -16,8 +16,7 @@ from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import read_text
 from rnn_engine.model.huggingface import read_json
-from rnn_engine.tensor_files.formats import GgufParts, open_source
-from rnn_engine.tensor_files.gguf_file import GgufFile
+from rnn_engine.tensor_files.formats import gguf_metadata
 
 _log = logging.getLogger(__name__)
 
@@ -103,9 +102,15 @@ def _from_gguf(model_path: Path) -> ChatTemplate | None:
 
     A template that can't be read is logged, and None is returned.
     """
-    found = _gguf_metadata(model_path).get("tokenizer.chat_template")
+    metadata = _gguf_metadata(model_path)
+    found, tokens = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.tokens")
+    special = {}
+    for name in _SPECIAL_TOKENS:
+        token = metadata.get(f"tokenizer.ggml.{name}_id")
+        if isinstance(tokens, list) and type(token) is int and 0 <= token < len(tokens):
+            special[name] = tokens[token].decode(errors="replace")
     try:
-        return _jinja(model_path, found, {}) if isinstance(found, str) else None
+        return _jinja(model_path, found, special) if isinstance(found, str) else None
     except ModelError as error:
         _log.warning("%s; RWKV World's template is used instead", error)
         return None
@@ -113,14 +118,10 @@ def _from_gguf(model_path: Path) -> ChatTemplate | None:
 
 def _gguf_metadata(path: Path) -> Mapping[str, object]:
     """Return the metadata of a GGUF file, with texts as str; empty for a file of another kind or a damaged one."""
-    if path.suffix != ".gguf" or not path.is_file():
-        return {}
     try:
-        source = open_source(path)
+        found = gguf_metadata(path)
     except ModelError:
         return {}  # it is reported when its tensors are read
-    source.close()
-    found = source.metadata if isinstance(source, GgufFile | GgufParts) else {}
     return {key: value.decode(errors="replace") if isinstance(value, bytes) else value for key, value in found.items()}
 
 

@@ -129,8 +129,8 @@ class SequenceMask:
     ) -> None:
         """Constrain a sequence, from its start, by `source`, which is a grammar for example.
 
-        `ends` are tokens that end a text; any of them is allowed if `source` allows token 0. If `may_force` is False,
-        all tokens are drawn.
+        `ends` are tokens that end a text; any of them is allowed if `source` allows token 0, and 0 is then allowed only
+        if it is one of them, or if there is none. If `may_force` is False, all tokens are drawn.
         """
         self._source = source
         self._vocab_size = vocab_size
@@ -205,14 +205,15 @@ class SequenceMask:
             )
 
     def _with_ends(self, mask: Mask) -> Mask:
-        """Return a copy of `mask` that also allows the tokens that end a text.
+        """Return a copy of `mask` that allows the tokens that end a text in place of token 0.
 
-        Return `mask` itself if it does not allow token 0 or has all of them.
+        Return `mask` itself if it does not allow token 0, or allows no more and no fewer of them.
         """
         if not self._ends or len(mask) != mask_words(self._vocab_size) or not mask.item(0) & 1:
             return mask
         self._added = frozenset(token for token in self._ends if not mask.item(token >> 5) >> (token & 31) & 1)
-        return mask | mask_of(self._added, self._vocab_size) if self._added else mask
+        extended = mask | mask_of(self._added, self._vocab_size) if self._added else mask
+        return extended if 0 in self._ends else extended & ~mask_of((0,), self._vocab_size)
 
     def fork(self) -> SequenceMask:
         """Return an independent copy of this object, at the same position of the sequence."""

@@ -523,5 +523,4 @@ class SamplingSequence(SlotSequence):
 def _make_mask(request: GenerateRequest, vocab_size: int) -> SequenceMask | None:
     if request.token_mask is None:
         return None
-    ends = frozenset(request.stop_tokens) - {0}
-    return SequenceMask(request.token_mask(), vocab_size, ends, may_force=request.mix is None)
+    return SequenceMask(request.token_mask(), vocab_size, request.stop_tokens, may_force=request.mix is None)

@@ -17,7 +17,7 @@ from rnn_engine.errors import ModelError
 from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.ggml_file import MAGIC, GgmfFile
-from rnn_engine.tensor_files.gguf_file import GgufFile
+from rnn_engine.tensor_files.gguf_file import GgufFile, Metadata
 from rnn_engine.tensor_files.parts import part_names
 from rnn_engine.tensor_files.prefab_file import PREFAB_START, PrefabFile
 from rnn_engine.tensor_files.pth_file import PthFile
@@ -105,6 +105,18 @@ def open_source(path: Path) -> TensorSource:
         raise
     source.close()
     return _open_parts([path.with_name(name) for name in names])
+
+
+def gguf_metadata(path: Path) -> Metadata:
+    """Return the metadata of a GGUF file; it is empty for a file of another kind and for none.
+
+    Raises ModelError as `open_source` does.
+    """
+    if path.suffix != ".gguf" or not path.is_file():
+        return {}
+    source = open_source(path)
+    source.close()
+    return source.metadata if isinstance(source, GgufFile | GgufParts) else {}
 
 
 def _open_file(path: Path) -> TensorSource:

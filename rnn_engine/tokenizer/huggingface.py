@@ -1,4 +1,4 @@
-"""Tokenize text with the tokenizer in a Hugging Face tokenizer.json.
+"""Tokenize text with the tokenizer in a Hugging Face tokenizer.json, or with the byte-level BPE of a GGUF file.
 
 Text that spells one of the vocabulary's added tokens becomes that token, as with Hugging Face's library; other text in
 angle brackets is plain text. No tokens are added before or after a text, and no text is truncated.
@@ -132,10 +132,13 @@ class HuggingFaceTokenizer:
     Raises TokenizerError if the file can't be read, or if its pieces can't be turned into bytes one by one.
     """
 
-    def __init__(self, path: Path, part_characters: int = _PART_CHARACTERS) -> None:
-        """Read the tokenizer.json at `path`. A text longer than `part_characters` will be tokenized in parts."""
+    def __init__(self, path: Path, part_characters: int = _PART_CHARACTERS, *, text: str | None = None) -> None:
+        """Read the tokenizer.json at `path`, or its content `text` made of that file.
+
+        A text longer than `part_characters` will be tokenized in parts.
+        """
         self.name = path.name
-        self._library = _load(path)
+        self._library = _load(path, text)
         settings = json.loads(self._library.to_str())
         normalizers, splitters = _steps_before_model(path, settings)
         self._divides = all(map(_is_local_normalizer, normalizers)) and all(map(_is_local_splitter, splitters))
@@ -223,14 +226,42 @@ def _panics_raised() -> Iterator[None]:
         raise RuntimeError(str(error)) from error
 
 
-def _load(path: Path) -> LibraryTokenizer:
+_QWEN2_WORDS: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def bpe_settings(tokens: Sequence[str], added: Mapping[int, bool], merges: Sequence[str]) -> dict[str, Any]:
+    """Return the tokenizer.json of a byte-level BPE that divides texts as Qwen2's tokenizer does.
+
+    `tokens` has the text of every id, in the letters of `byte_level_alphabet`. Only those of the ids in `added`, which
+    says if they are special, are plain. A merge is two texts with a space between.
+    """
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    words = {"type": "Split", "pattern": {"Regex": _QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
+    return {
+        "added_tokens": [{"id": token, "content": tokens[token], "special": added[token], **flags} for token in added],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, byte_level]},
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": {text: token for token, text in enumerate(tokens) if token not in added},
+            "merges": merges,
+        },
+    }
+
+
+def _load(path: Path, text: str | None) -> LibraryTokenizer:
     try:
         with _panics_raised():
-            library = LibraryTokenizer.from_str(read_text(path))
+            library = LibraryTokenizer.from_str(read_text(path) if text is None else text)
     except OSError as error:
         raise TokenizerError(f"{path} can't be read: {error.strerror}") from error
     except Exception as error:  # the library raises plain exceptions
-        raise TokenizerError(f"{path} is not a Hugging Face tokenizer.json: {error}") from error
+        kind = "a Hugging Face tokenizer.json" if text is None else "the file of a byte-level BPE"
+        raise TokenizerError(f"{path} is not {kind}: {error}") from error
     library.no_truncation()
     library.no_padding()
     library.post_processor = None  # it adds special tokens, and trims the offsets of words

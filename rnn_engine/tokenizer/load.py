@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ from typing import Final
 import numpy as np
 
 from rnn_engine.errors import InvalidRequestError, ModelError, TokenizerError
-from rnn_engine.tensor_files.formats import GgufParts, open_source
-from rnn_engine.tensor_files.gguf_file import GgufFile
+from rnn_engine.tensor_files.formats import gguf_metadata
 from rnn_engine.tokenizer.world import (
     WORLD_PADDED_SIZE,
     WORLD_SIZE,
@@ -22,36 +22,47 @@ from rnn_engine.tokenizer.world import (
 )
 from rnn_engine.types import Tokenizer
 
-# The vocabulary in a GGUF file of llama.cpp: byte strings, escaped as in Python, for greedy longest match.
+# The vocabulary in a GGUF file of llama.cpp: byte strings, escaped as in Python, for greedy longest match, or the
+# tokens and merges of a byte-level BPE.
 
 _NORMAL: Final = 1  # llama.cpp's type of tokens with text
+_TYPES_OF_ADDED: Final = {3: True, 4: False}  # control tokens, and others that users have added -> if they are special
+_SPLITS: Final = ("qwen2", "deepseek-r1-qwen")  # llama.cpp's names of Qwen2's rule that divides a text into words
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _LETTERS: Final = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
-def read_pieces(path: Path) -> list[bytes] | None:
-    """Return the bytes of every token id in a GGUF file's vocabulary; b"" for an id without text.
+def read_gguf_tokenizer(path: Path) -> Tokenizer | None:
+    """Return the tokenizer in a GGUF file; None if `path` is no GGUF file, or has none of RWKV's or of BPE.
 
-    Returns None if `path` is no GGUF file, or has no vocabulary of byte strings. Raises TokenizerError if the file or
-    its vocabulary is damaged.
+    Raises TokenizerError if the file or its vocabulary is damaged, or if its BPE divides texts in an unknown way.
     """
-    if path.suffix != ".gguf" or not path.is_file():
-        return None
     try:
-        source = open_source(path)
+        metadata = gguf_metadata(path)
     except ModelError as error:
         raise TokenizerError(str(error)) from error
-    source.close()
-    if not isinstance(source, GgufFile | GgufParts) or source.metadata.get("tokenizer.ggml.model") != "rwkv":
+    kind, tokens, types = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "tokens", "token_type"))
+    if kind not in ("rwkv", "gpt2"):
         return None
-    tokens = source.metadata.get("tokenizer.ggml.tokens")
-    types = source.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not isinstance(types, np.ndarray) or len(tokens) != len(types):
         raise TokenizerError(
             f"{path}: expected tokenizer.ggml.tokens, and a tokenizer.ggml.token_type for each of them"
         )
     kinds = types.tolist()
-    return [_unescape(token) if kind == _NORMAL else b"" for token, kind in zip(tokens, kinds, strict=True)]
+    if kind == "rwkv":
+        pieces = [_unescape(token) if kind == _NORMAL else b"" for token, kind in zip(tokens, kinds, strict=True)]
+        return _of_pieces("gguf", pieces)
+    split, merges = metadata.get("tokenizer.ggml.pre"), metadata.get("tokenizer.ggml.merges")
+    if split not in _SPLITS:
+        raise TokenizerError(f"{path}: tokenizer.ggml.pre is {split!r}; expected one of {', '.join(_SPLITS)}")
+    if not isinstance(merges, list):
+        raise TokenizerError(f"{path}: expected tokenizer.ggml.merges")
+    from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer, bpe_settings
+
+    texts = [token.decode(errors="replace") for token in tokens]
+    added = {token: _TYPES_OF_ADDED[kind] for token, kind in enumerate(kinds) if kind in _TYPES_OF_ADDED}
+    settings = bpe_settings(texts, added, [merge.decode(errors="replace") for merge in merges])
+    return HuggingFaceTokenizer(path, text=json.dumps(settings))
 
 
 def _unescape(token: bytes) -> bytes:
@@ -120,9 +131,9 @@ def load_tokenizer(choice: str, model_path: Path, vocab_size: int) -> Tokenizer:
 
 
 def _find(model_path: Path, vocab_size: int) -> Tokenizer:
-    pieces = read_pieces(model_path)
-    if pieces is not None:
-        return _of_pieces("gguf", pieces)
+    tokenizer = read_gguf_tokenizer(model_path)
+    if tokenizer is not None:
+        return tokenizer
     folder = model_path if model_path.is_dir() else model_path.parent
     for name in (_FILE_NAME, *_VOCABULARIES):
         if (folder / name).is_file():

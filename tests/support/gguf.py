@@ -99,8 +99,9 @@ def metadata(shape: ModelShape, *, rescale_every: int = 0) -> dict[str, object]:
 
 def bpe_vocabulary(size: int) -> dict[str, object]:
     """Return the metadata of a vocabulary of single bytes, with a merge, and special tokens as Qwen2's at its end."""
-    tokens = [*list(byte_level_alphabet())[: size - 3], "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokens[-3:-3] = [f"<{number}>" for number in range(size - len(tokens))]
+    fillers = ["ab", *(f"<{number}>" for number in range(size))]
+    plain = [*byte_level_alphabet(), *fillers][: size - 3]
+    tokens = [*plain, "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     kinds = [1] * (size - 3) + [3] * 3
     values: dict[str, object] = {
         "model": "gpt2",

@@ -9,13 +9,20 @@ import numpy as np
 import pytest
 from numpy.typing import DTypeLike
 
+from rnn_engine.chat_template import ChatMessage, Conversation, Role
+from rnn_engine.chat_template.tools import ToolFormats
+from rnn_engine.engine import Engine
 from rnn_engine.errors import ModelError
+from rnn_engine.grammar import Grammar
 from rnn_engine.loading.runner import open_model
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import ModelFile
+from rnn_engine.operations.chat_prompt import make_chat_prompt
 from rnn_engine.reference import Array
+from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.types import F32, ModelShape
 from tests.support.cpu import make_cpu_runner
-from tests.support.gguf import save_gguf
+from tests.support.gguf import bpe_vocabulary, save_gguf
 from tests.support.golden import FOLDER
 from tests.support.golden_contract import run_in_chunks
 from tests.support.gpu import make_gpu_runner
@@ -101,3 +108,47 @@ def test_heads_of_keys_must_divide_the_heads(tmp_path: Path) -> None:
     }
     with pytest.raises(ModelError, match=r"key.weight has 48 rows; expected a number of heads of size 16 that divides"):
         open_model(save_gguf(TensorModel(model.shape, tensors), tmp_path / "a.gguf"))
+
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# <tool_call> tools #}"
+)
+
+
+async def test_chats_are_in_chatml_and_end_with_its_token(tmp_path: Path) -> None:
+    """Token 0 is plain text in Qwen2's vocabulary, so it ends no text."""
+    shape = tiny_v7_qwen2(vocab=300)
+    more = bpe_vocabulary(300) | {"tokenizer.chat_template": CHATML}
+    path = save_gguf(random_model(shape, seed=9), tmp_path / "model.gguf", more=more)
+    async with await Engine.load(path, LoadSettings("cpu"), num_slots=1) as engine:
+        assert engine.info.end_of_text == 297
+        assert engine.info.chat_template.tool_format == ToolFormats.TAGGED.value
+        chat = Conversation([ChatMessage(Role.USER, "a!")])
+        prompt = make_chat_prompt(engine, engine.info.chat_template, chat, 1000)
+        assert prompt.stop_tokens == (299,)
+        assert prompt.tokens[0] == 298
+        for bias, reason in (({0: 100.0}, "length"), ({297: 100.0}, "stop"), ({299: 100.0}, "stop")):
+            request = GenerateRequest(
+                prompt.tokens,
+                max_tokens=3,
+                stop_tokens=(0, *prompt.stop_tokens),
+                sampling=SamplingParams(temperature=0.0, logit_bias=dict(bias)),
+            )
+            *_, finished = [event async for event in engine.generate(request)]
+            assert isinstance(finished, Finished)
+            assert finished.reason == reason
+
+
+async def test_a_grammar_ends_with_an_end_of_the_text_and_not_with_token_0(tmp_path: Path) -> None:
+    shape = tiny_v7_qwen2(vocab=300)
+    path = save_gguf(random_model(shape, seed=9), tmp_path / "model.gguf", more=bpe_vocabulary(300))
+    async with await Engine.load(path, LoadSettings("cpu"), num_slots=1) as engine:
+        request = GenerateRequest(
+            engine.tokenize("a"),
+            max_tokens=5,
+            grammar=Grammar("regex", "(xy|xyz)"),
+            sampling=SamplingParams(temperature=0.0, logit_bias={0: 100.0, 297: 90.0}),
+        )
+        events = [event async for event in engine.generate(request)]
+        assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "xy"

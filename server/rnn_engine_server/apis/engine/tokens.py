@@ -81,7 +81,6 @@ class TokenizerInfo(TypedDict):
 
 
 _PIECE_TOKENS = 4096
-_END_OF_TEXT = 0
 
 
 ROUTES = RouteTable()
@@ -132,7 +131,7 @@ async def detokenize(request: web.Request, body: DetokenizeRequest) -> Long[Text
 async def tokenizer_info(request: web.Request) -> TokenizerInfo:
     """What lm-eval needs to know of a tokenizer, in vLLM's form."""
     info = engine_of(request).info
-    end = next((text for text, token in info.special_tokens.items() if token == _END_OF_TEXT), None)
+    end = next((text for text, token in info.special_tokens.items() if token == info.end_of_text), None)
     return {
         "tokenizer_class": info.tokenizer,
         "vocab_size": info.shape.vocab_size,

@@ -144,9 +144,6 @@ class LlamaCompletionChunk(TypedDict):
     prompt_probabilities: NotRequired[list[PromptProbability]]
 
 
-_END_OF_TEXT = 0
-
-
 @dataclass(slots=True)
 class _Progress:
     """The progress of one streamed request: the clock that measures it, and if its text has a line break so far."""
@@ -261,7 +258,7 @@ class LlamaDialect(Dialect):
         values = {
             parameter.name: getattr(body, parameter.name) for parameter in PARAMETERS if parameter.name != "sampler"
         }
-        biases = {_END_OF_TEXT: -math.inf} if body.ignore_eos else {}
+        biases = {self._engine.info.end_of_text: -math.inf} if body.ignore_eos else {}
         values["logit_bias"] = [
             {"token": token, "bias": None if bias == -math.inf else bias}
             for token, bias in {**biases, **values["logit_bias"]}.items()

@@ -342,7 +342,7 @@ def _call(
         checkpoint_positions=_after(cut, _checkpoint_positions(body, prompt.turns)),
         max_tokens=body.max_tokens,
         stop=[text.encode() for text in body.stops(prompt.stop)],
-        stop_tokens=(0, *prompt.stop_tokens),
+        stop_tokens=(engine.info.end_of_text, *prompt.stop_tokens),
         penalised_prompt=earlier,
         priority=body.priority,
     )

@@ -173,6 +173,7 @@ def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start:
         checkpoint_positions=[position - cut for position in marks if position >= cut],
         max_tokens=body.max_tokens,
         stop=body.stop_bytes,
+        stop_tokens=(engine.info.end_of_text,),
         grammar=body.answer_grammar,
         grammar_prefix=body.grammar_prefix_tokens,
         priority=body.priority,
