@@ -117,8 +117,8 @@ def test_a_wrong_element_type_is_named(tmp_path: Path) -> None:
 
 
 def test_tensors_that_would_be_passed_over_are_refused(tmp_path: Path) -> None:
-    message = refusal(tmp_path, TENSORS | names_only(["blocks.0.att.new_trick", "blocks.2.qkv.q"]))
-    assert message.startswith("2 tensors that no served RWKV version has: blocks.0.att.new_trick; blocks.2.qkv.q; ")
+    message = refusal(tmp_path, TENSORS | names_only(["blocks.0.att.new_trick", "blocks.2.extra.q"]))
+    assert message.startswith("2 tensors that no served RWKV version has: blocks.0.att.new_trick; blocks.2.extra.q; ")
 
 
 def test_strange_names_are_shown_escaped_and_cut(tmp_path: Path) -> None:
