@@ -154,8 +154,8 @@ def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, Stor
     """
     found = metadata.get("general.architecture")
     if not isinstance(found, str) or found not in _ARCHITECTURES:
-        allowed = " or ".join(_ARCHITECTURES)
-        raise ModelError(f"general.architecture is {show(str(found))}; expected {allowed}")
+        allowed = ", ".join(_ARCHITECTURES)
+        raise ModelError(f"general.architecture is {show(str(found))}; expected one of {allowed}")
     names = tuple(names)
     architecture = _ARCHITECTURES[found]
     num_layers = 1 + max((int(match[1]) for name in names if (match := _BLOCK.fullmatch(name))), default=-1)

@@ -46,7 +46,7 @@ def test_folder(tmp_path: Path) -> None:
         (b"hello", "nor a .pth, .gguf, .prefab or rwkv.cpp's .bin"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "is a Git LFS pointer"),
         (b"<!DOCTYPE html><html>", "is a web page"),
-        (b"GGUF\x03\x00\x00\x00" + b"\x00" * 64, "general.architecture is None; expected rwkv6 or rwkv7"),
+        (b"GGUF\x03\x00\x00\x00" + b"\x00" * 64, "general.architecture is None; expected one of rwkv6, rwkv7"),
         (b"GGUF\x01\x00\x00\x00" + b"\x00" * 64, "is a GGUF file of version 1; expected 2 or 3"),
         (b"GGUF\x00\x00\x00\x03" + b"\x00" * 64, "is a GGUF file for big-endian machines"),
         (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.", "before version 1.6"),
