@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -143,11 +143,9 @@ SETTING: Final = "setting"
 """The key under which a dataclass field's metadata has its `Setting` or `Part`."""
 
 
-def described(
-    meaning: str, kind: Kind = TEXT, *names: str, text: str | None = None, env: str | None = None
-) -> Mapping[str, object]:
-    """Return the metadata of a field with a `Setting`."""
-    return {SETTING: Setting(meaning, kind, names, text, env)}
+def described(meaning: str, kind: Kind, name: str, env: str | None = None) -> Mapping[str, object]:
+    """Return the metadata of a field that has a `Setting` and no default."""
+    return {SETTING: Setting(meaning, kind, (name,), None, env)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +153,11 @@ class Draft:
     """A field of a dataclass with a default, which lacks only the help of its option."""
 
     default: object
-    kind: Kind
-    names: tuple[str, ...]
-    text: str | None
-    env: str | None
+    setting: Setting
 
     def help(self, words: str) -> Any:  # noqa: ANN401 - what a field's default is to a type checker
         """Return the field."""
-        metadata = described(words, self.kind, *self.names, text=self.text, env=self.env)
-        return field(default=self.default, metadata=metadata)
+        return field(default=self.default, metadata={SETTING: replace(self.setting, help=words)})
 
 
 def setting(
@@ -171,7 +165,7 @@ def setting(
 ) -> Draft:
     """Begin a field of a dataclass that has a `Setting`; its kind may follow from the default."""
     kind = kind or Kind(str if default is None else type(default))  # type: ignore[arg-type]
-    return Draft(default, kind, names, text, env)
+    return Draft(default, Setting("", kind, names, text, env))
 
 
 def part(settings: Callable[[], T]) -> T:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from types import NoneType, TracebackType
+from types import NoneType
 from typing import Literal, Self, TypeAlias
 
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError, TimeLimitError, UnavailableError
@@ -216,9 +216,7 @@ class RequestAccount:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         outcome = self._outcome or _outcome_of(error)
         self._counters.outcomes[outcome] += 1
         if self._listener is not None:

@@ -79,11 +79,11 @@ async def load_models(
         ),
         *(LoadOrder(model.name, model.path) for model in others),
     ]
-    return await ModelRegistry.load(orders, default or first.name, partial(_make_load, choice, first.name, load))
 
+    def loader(order: LoadOrder) -> LoadEngine:
+        return partial(load, _choose(choice, first.name, order))
 
-def _make_load(choice: EngineChoice, first: str, load: LoadChoice, order: LoadOrder) -> LoadEngine:
-    return partial(load, _choose(choice, first, order))
+    return await ModelRegistry.load(orders, default or first.name, loader)
 
 
 def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:

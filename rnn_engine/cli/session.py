@@ -114,7 +114,20 @@ class Session:
 
         `on_start` is called when the prompt has been run, and `on_delta` with each new part of the text.
         """
-        return self.run(_generate(self.engine, request, on_delta, on_start))
+
+        async def run() -> Finished:
+            async with aclosing(self.engine.generate(request)) as events:
+                async for event in events:
+                    match event:
+                        case Started():
+                            on_start(event)
+                        case TextDelta():
+                            on_delta(event)
+                        case Finished():
+                            return event
+            raise RuntimeError("the engine ended a request without a final event")
+
+        return self.run(run())
 
 
 @contextmanager
@@ -126,21 +139,3 @@ def engine_session(choice: EngineChoice) -> Iterator[Session]:
             yield Session(engine, loop)
         finally:
             loop.run(engine.close())
-
-
-async def _generate(
-    engine: EngineLike,
-    request: GenerateRequest,
-    on_delta: Callable[[TextDelta], None],
-    on_start: Callable[[Started], None],
-) -> Finished:
-    async with aclosing(engine.generate(request)) as events:
-        async for event in events:
-            match event:
-                case Started():
-                    on_start(event)
-                case TextDelta():
-                    on_delta(event)
-                case Finished():
-                    return event
-    raise RuntimeError("the engine ended a request without a final event")

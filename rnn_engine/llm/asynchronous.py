@@ -202,8 +202,7 @@ class AsyncLLM:
                 for (field, prompt), each in zip(named, _params_of(params, len(named)), strict=True)
             ]
 
-        asked = await asyncio.to_thread(ask)
-        done = await self._complete_all(asked, start, keep_state=keep_state, progress=progress, on_done=on_done)
+        done = await self._complete_all(ask, start, keep_state=keep_state, progress=progress, on_done=on_done)
         return done[0] if _is_prompt(prompts) else done
 
     @overload
@@ -252,8 +251,7 @@ class AsyncLLM:
                 for (field, conversation), each in zip(named, _params_of(params, len(named)), strict=True)
             ]
 
-        asked = await asyncio.to_thread(ask)
-        done = await self._complete_all(asked, start, keep_state=keep_state, progress=progress, on_done=on_done)
+        done = await self._complete_all(ask, start, keep_state=keep_state, progress=progress, on_done=on_done)
         return done[0] if _is_conversation(messages) else done
 
     async def stream(
@@ -519,9 +517,16 @@ class AsyncLLM:
         return continuation(self.engine, prompt, params, start, grammar)
 
     async def _complete_all(
-        self, asked: Sequence[Asked], start: Start, *, keep_state: bool, progress: bool | None, on_done: OnDone
+        self,
+        ask: Callable[[], Sequence[Asked]],
+        start: Start,
+        *,
+        keep_state: bool,
+        progress: bool | None,
+        on_done: OnDone,
     ) -> list[Completion]:
-        """Run all requests, a few more at a time than there are slots, and return their completions in order."""
+        """Run the requests that `ask` returns, a few more at a time than there are slots; return their completions."""
+        asked = await asyncio.to_thread(ask)
         done: dict[int, Completion] = {}
         waiting = iter(enumerate(asked))
 

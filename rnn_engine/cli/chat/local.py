@@ -13,7 +13,7 @@ from rnn_engine.cli.session import EngineChoice, Session, engine_session, with_d
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.operations.chat_prompt import prompt_after
 from rnn_engine.operations.naming import check_room, run_tokens
-from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
+from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.frozen import NO_INITIAL_STATE, FrozenState
 from rnn_engine_states.named.entry import NamedState, Retention
@@ -57,14 +57,11 @@ class LocalBackend:
             sampling=sampling,
             penalised_prompt=self._earlier_replies(place.messages) if sampling.penalises_occurrence else (),
         )
-
-        def begin(started: Started) -> None:
-            reply.begin(started.prompt_tokens, started.cached_tokens)
-
-        def add(delta: TextDelta) -> None:
-            reply.add(delta.text, len(delta.tokens))
-
-        finished = self._session.generate(request, add, begin)
+        finished = self._session.generate(
+            request,
+            lambda delta: reply.add(delta.text, len(delta.tokens)),
+            lambda started: reply.begin(started.prompt_tokens, started.cached_tokens),
+        )
         reply.end(finished.completion_tokens)
 
     def check_sampling(self, sampling: SamplingParams) -> SamplingParams:
