@@ -19,7 +19,7 @@ import cloup
 from click.core import ParameterSource
 from cloup.formatting import HelpSection
 
-from rnn_engine.bounds import SETTING, Kind, Part, Setting
+from rnn_engine.bounds import SETTING, Kind, Part, Setting, setting
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import is_same_file, is_special
@@ -363,14 +363,12 @@ def parse_tokens(text: str) -> list[int]:
     return [int(token) for token in tokens]
 
 
-api_key_option = click.option(
-    "--api-key",
-    metavar="KEY",
-    envvar="RNN_ENGINE_API_KEY",
-    show_envvar=True,
-    help="The server's API key. Other users of this machine can see this option in the list of processes, but not the "
-    "environment variable.",
-)
+def api_key_setting() -> Any:  # noqa: ANN401 - a field of a dataclass
+    """Return a field for the API key of a server that a command uses."""
+    return setting(None, Kind(metavar="KEY"), env="RNN_ENGINE_API_KEY").help(
+        "The server's API key. Other users of this machine can see this option in the list of processes, but not the "
+        "environment variable."
+    )
 
 
 WITH_URL = "with --url: the server has loaded its model"

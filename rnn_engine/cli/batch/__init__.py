@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 import cloup
 
+from rnn_engine.bounds import Kind, setting
 from rnn_engine.cli.options import (
     LOADING,
     WITH_URL,
-    api_key_option,
+    api_key_setting,
     check_outputs,
     loading_options,
     model_and_file,
-    option_group,
     parameters_of,
     refuse_options,
     settings_options,
@@ -24,7 +24,6 @@ from rnn_engine.cli.options import (
 )
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 
-_DEFAULT_WINDOW = "24h"
 _STATES = ("files", "any_model")
 
 
@@ -32,28 +31,14 @@ _STATES = ("files", "any_model")
 class ServerOptions:
     """The options of a server that runs the batch."""
 
-    url: str | None
-    api_key: str | None
-    completion_window: str
-
-
-_server_options = option_group(
-    "Server",
-    ServerOptions,
-    click.option(
-        "--url",
-        metavar="URL",
-        help="Send the file to a server, such as http://127.0.0.1:65530, instead of loading a model. Each line may "
-        "name one of its models.",
-    ),
-    api_key_option,
-    click.option(
-        "--completion-window",
-        metavar="TIME",
-        default=_DEFAULT_WINDOW,
-        help="How long the batch may take on the server: a whole number with s, m, h or d.",
-    ),
-)
+    url: str | None = setting(None, Kind(metavar="URL")).help(
+        "Send the file to a server, such as http://127.0.0.1:65530, instead of loading a model. Each line may name one "
+        "of its models."
+    )
+    api_key: str | None = api_key_setting()
+    completion_window: str = setting("24h", Kind(metavar="TIME")).help(
+        "How long the batch may take on the server: a whole number with s, m, h or d."
+    )
 
 
 @cloup.command()
@@ -74,7 +59,7 @@ _server_options = option_group(
     "ending]",
 )
 @click.option("--resume", is_flag=True, help="Go on with a batch that was interrupted, from the folder OUT.batch.")
-@_server_options
+@settings_options(ServerOptions, title="Server")
 @slots_option(8)
 @settings_options(StateSettings, *_STATES)
 @loading_options
