@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import click
 
+from rnn_engine.bounds import Kind, setting
+from rnn_engine.cli.options import settings_options
 from rnn_engine.hub import Wanted
 from rnn_engine_server.auth.keys import ApiKey, Scope, check_key_name, new_key, parse_weight
 from rnn_engine_server.auth.rates import parse_rate
@@ -48,35 +51,33 @@ def pull_command(model: str) -> None:
     click.echo(Hub(shows_progress=sys.stderr.isatty()).pull(Wanted.parse(model)))
 
 
+@dataclass(frozen=True, slots=True)
+class KeyOptions:
+    """What an API key allows."""
+
+    scope: str = setting(Scope.MANAGE.value, Kind(choices=[scope.value for scope in Scope])).help(
+        "use: run the model; manage: also keep states of its own; admin: also see and change everything on the server."
+    )
+    weight: str = setting("1", Kind(metavar="NUMBER")).help(
+        "The key's share of the slots and the queue: a key of weight 2 gets twice as much as one of weight 1."
+    )
+    rate: str | None = setting(None, Kind(metavar="RATE")).help(
+        "The most that the key may use in a minute: requests=60,tokens=100000, or one of the two.  [default: "
+        "--key-rate of the server]"
+    )
+
+
 @click.command()
 @click.argument("name")
-@click.option(
-    "--scope",
-    type=click.Choice([scope.value for scope in Scope]),
-    default=Scope.MANAGE.value,
-    help="use: run the model; manage: also keep states of its own; admin: also see and change everything on the "
-    "server.",
-)
-@click.option(
-    "--weight",
-    default="1",
-    metavar="NUMBER",
-    help="The key's share of the slots and the queue: a key of weight 2 gets twice as much as one of weight 1.",
-)
-@click.option(
-    "--rate",
-    metavar="RATE",
-    help="The most that the key may use in a minute: requests=60,tokens=100000, or one of the two.  [default: "
-    "--key-rate of the server]",
-)
-def key_command(name: str, scope: str, weight: str, rate: str | None) -> None:
+@settings_options(KeyOptions)
+def key_command(options: KeyOptions, /, name: str) -> None:
     """Make an API key.
 
     Prints the key, which is kept nowhere, and the key's line for the file of `rnn-engine serve --api-key-file`. The
     line holds only the key's hash. NAME stands for the key in the log, and its states belong to NAME.
     """
     key = new_key()
-    quota = None if rate is None else parse_rate(rate)
-    line = ApiKey.of(key, check_key_name(name), Scope(scope), parse_weight(weight), quota).line
+    rate = None if options.rate is None else parse_rate(options.rate)
+    line = ApiKey.of(key, check_key_name(name), Scope(options.scope), parse_weight(options.weight), rate).line
     click.echo(f"key   {key}")
     click.echo(f"line  {line}")

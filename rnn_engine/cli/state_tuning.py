@@ -90,7 +90,7 @@ def tune_state(
         tuner = Tuner(
             data,
             model,
-            _settings(run),
+            TunerSettings(run.epochs, run.steps, run.batch_size, run.rate, run.warm_up, run.patience or None, run.seed),
             held_out=examples.held_out,
             bad_lines=examples.bad_lines,
             long_texts=examples.long_texts,
@@ -132,18 +132,6 @@ def tune_state(
     delete_file(checkpoint)
     delete_unfinished(checkpoint)
     click.echo(f"the state is in {output}")
-
-
-def _settings(run: RunOptions) -> TunerSettings:
-    return TunerSettings(
-        epochs=run.epochs,
-        steps=run.steps,
-        batch_size=run.batch_size,
-        rate=run.rate,
-        warm_up=run.warm_up,
-        patience=run.patience or None,
-        seed=run.seed,
-    )
 
 
 def _echo_report(tuner: Tuner) -> None:
