@@ -95,7 +95,7 @@ class Kind:
     """A kind of values: their type and range, and how they are written as text."""
 
     value_type: type[bool | int | float | str | Path] = str
-    metavar: str | None = None  # what stands for a value in the help; None: as the type has it
+    metavar: str | None = None  # what stands for a value in the help; None: as the type has it. FILE is a file's path
     low: float | None = None
     high: float | None = None
     is_open: bool = False  # the values are greater than `low`
