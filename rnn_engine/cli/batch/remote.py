@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -23,11 +23,8 @@ _KEPT_SECONDS: Final = 30 * 24 * 3600  # for which the server keeps the results
 def remote_batches(options: ServerOptions) -> Iterator[RemoteBatches]:
     """Yield the batches of a server. Raises ServerError if its URL or the key can't be used."""
     assert options.url is not None
-    client = HttpClient(options.url, options.api_key, {})
-    try:
+    with closing(HttpClient(options.url, options.api_key, {})) as client:
         yield RemoteBatches(client, options.completion_window)
-    finally:
-        client.close()
 
 
 class RemoteBatches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +28,7 @@ def remote_backend(url: str, api_key: str | None, model: str | None) -> Iterator
 
     Raises ServerError if the server can't be reached, or does not have the model.
     """
-    client = HttpClient(url, api_key, {} if model is None else {"model": model})
-    try:
+    with closing(HttpClient(url, api_key, {} if model is None else {"model": model})) as client:
         names = [value_of(entry, "id", str) for entry in objects_of(client.get("/v1/models"), "data")]
         if model is None and len(names) == 1:
             [shown] = names
@@ -41,8 +40,6 @@ def remote_backend(url: str, api_key: str | None, model: str | None) -> Iterator
             yield backend
         finally:
             backend.release()
-    finally:
-        client.close()
 
 
 class RemoteBackend:
