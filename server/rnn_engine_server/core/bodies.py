@@ -400,15 +400,28 @@ def query_page(request: web.Request, items: Mapping[str, T], default: int, most:
 
     `items` are by id, the oldest first. Without `limit` the page has `default` items. Raises InvalidRequestError.
     """
-    order, after = request.query.get("order", "desc"), request.query.get("after")
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError("order", order, "asc or desc")
+    order, after = query_word(request, "order", ("asc", "desc"), "desc"), request.query.get("after")
     if after is not None and after not in items:
         raise InvalidRequestError("after", after, "the id of an item in this list")
     ids = list(items)[:: 1 if order == "asc" else -1]
     start = 0 if after is None else ids.index(after) + 1
     limit = query_count(request, "limit", default, most)
     return [items[each] for each in ids[start : start + limit]], start + limit < len(ids)
+
+
+def query_word(request: web.Request, name: str, words: Sequence[T], default: T) -> T:
+    """Return the query parameter `name`, one of some `words`, or `default` if the parameter is missing.
+
+    Raises InvalidRequestError.
+    """
+    given = request.query.get(name)
+    if given is None:
+        return default
+    for word in words:
+        if word == given:
+            return word
+    allowed = list(map(str, words))
+    raise InvalidRequestError(name, given, " or ".join(allowed) if len(words) == 2 else f"one of {', '.join(allowed)}")
 
 
 class PageEnds(TypedDict):

@@ -61,7 +61,6 @@ class Route:
     always: bool = False  # answers without an API key and while the server stops
     is_page: bool = False  # links on other sites may open it
     changes_by_get: bool = False  # a GET that changes something, as on other servers
-    max_body_bytes: int | None = None  # of a request; None = what the limits say, or OPEN_BODY_BYTES with `always`
     uses_model: bool = True  # the handler uses the engine of a model
     also: tuple[str, ...] = ()  # further paths under which it answers
     error_form: ErrorForm = openai_error  # makes the answers of its errors
@@ -75,8 +74,7 @@ class Route:
 
     def most_body_bytes(self, limit: int) -> int:
         """Return the largest body in bytes that the route accepts; `limit` is the server's limit for such bodies."""
-        most = OPEN_BODY_BYTES if self.always and self.max_body_bytes is None else self.max_body_bytes
-        return limit if most is None else min(most, limit)
+        return min(OPEN_BODY_BYTES, limit) if self.always else limit
 
 
 ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from aiohttp import ETag, hdrs, web
 
-from rnn_engine_server.core.routing import HTML, REST, SETTINGS, Route
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import HTML, REST, SETTINGS
 from rnn_engine_server.openapi.routes import page as api_page
 
 FOLDER = Path(__file__).parent
@@ -43,7 +44,12 @@ _HEADERS = {
 }
 
 
+ROUTES = RouteTable(answer=None, always=True, uses_model=False)
+
+
+@ROUTES.get("/", content_type=HTML, is_page=True)
 async def index(request: web.Request) -> web.StreamResponse:
+    """The web page; with --no-web, the page to browse the routes."""
     if not request.path.endswith("/"):  # it is the root path, and the page's addresses are relative to what is in it
         return web.Response(status=308, headers={hdrs.LOCATION: f"{request.path.rpartition('/')[2]}/"})
     if not request.app[SETTINGS].web:
@@ -51,7 +57,9 @@ async def index(request: web.Request) -> web.StreamResponse:
     return await _answer(request, "index.html")
 
 
+@ROUTES.get(f"/web/{{path:{REST}}}", content_type="text/javascript")
 async def file(request: web.Request) -> web.StreamResponse:
+    """A file of the web page."""
     if not request.app[SETTINGS].web:
         raise web.HTTPNotFound(text="this server has no web page; it was started with --no-web")
     return await _answer(request, request.match_info["path"])
@@ -93,28 +101,3 @@ def _read(path: Path, _changed_ns: int) -> _WebFile:
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()[:32]
     return _WebFile(content, gzip.compress(content, mtime=0), digest, CONTENT_TYPES[path.suffix])
-
-
-ROUTES = (
-    Route(
-        "GET",
-        "/",
-        index,
-        "The web page; with --no-web, the page to browse the routes.",
-        None,
-        content_type=HTML,
-        always=True,
-        is_page=True,
-        uses_model=False,
-    ),
-    Route(
-        "GET",
-        f"/web/{{path:{REST}}}",
-        file,
-        "A file of the web page.",
-        None,
-        content_type="text/javascript",
-        always=True,
-        uses_model=False,
-    ),
-)

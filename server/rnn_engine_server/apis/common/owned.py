@@ -6,10 +6,10 @@ from typing import Final
 
 from aiohttp import web
 
-from rnn_engine.errors import ForbiddenError, InvalidRequestError
+from rnn_engine.errors import ForbiddenError
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import query_count
+from rnn_engine_server.core.bodies import query_count, query_word
 from rnn_engine_server.store.owners import Cursor
 
 ALL_OWNERS: Final = "*"
@@ -38,8 +38,6 @@ def listed_owner(request: web.Request) -> str | None:
 
 def query_cursor(request: web.Request, default: int, most: int) -> Cursor:
     """Return the part of a list that the query's `order`, `after` and `limit` select. Raises InvalidRequestError."""
-    order = request.query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError("order", order, "asc or desc")
+    order = query_word(request, "order", ("asc", "desc"), "desc")
     limit = query_count(request, "limit", default, most)
     return Cursor(limit, request.query.get("after"), ascending=order == "asc")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 from aiohttp import hdrs, web
 
@@ -14,7 +14,7 @@ from rnn_engine_server.apis.common.states import StateEntry, state_entry
 from rnn_engine_server.apis.openai.files import FILES
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import LEASE, receive_file
+from rnn_engine_server.core.bodies import LEASE, query_word, receive_file
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_states.files.exchange import ExportForm, StateFiles
@@ -64,7 +64,8 @@ ROUTES = RouteTable()
 async def export(request: web.Request) -> web.StreamResponse:
     """A state as a file."""
     engine = engine_of(request)
-    form = _form(request)
+    _check_query(request, _FORM_QUERY)
+    form: ExportForm = query_word(request, "form", get_args(ExportForm), "full")
     named = await engine.states.get(request.match_info["name"])
     request[LEASE].hold(_COPIES[form] * named.frozen.num_bytes)
     parts = await asyncio.to_thread(_export, engine.state_files, form, named)
@@ -87,8 +88,10 @@ async def upload(request: web.Request) -> StateEntry:
     The body is the file itself: of any form that can be exported, or a `.pth` with a tuned state.
     """
     engine = engine_of(request)
-    name, query = request.match_info["name"], _query(request, _UPLOAD_QUERY)
-    retention, any_model = _retention(query), _flag(query, "any_model")
+    _check_query(request, _UPLOAD_QUERY)
+    name, query = request.match_info["name"], request.query
+    persistent, shared, any_model = (_flag(request, flag) for flag in ("persistent", "shared", "any_model"))
+    retention = Retention(query.get("owner"), _seconds(query.get("ttl")), persistent, shared)
     await engine.states.check_place(name, retention, 0)
     with request.app[FILES].blobs.temporary("upload") as path:
         await receive_file(request, path)
@@ -106,24 +109,8 @@ def _read(files: StateFiles, path: Path, any_model: bool) -> tuple[LoadedState, 
     return loaded, files.freeze(loaded, "upload")
 
 
-def _form(request: web.Request) -> ExportForm:
-    query = _query(request, _FORM_QUERY)
-    form = query.get("form", "full")
-    if form not in get_args(ExportForm):
-        raise InvalidRequestError("form", form, f"one of {', '.join(get_args(ExportForm))}")
-    return cast(ExportForm, form)
-
-
-def _retention(query: Mapping[str, str]) -> Retention:
-    flags = [_flag(query, name) for name in ("persistent", "shared")]
-    return Retention(query.get("owner"), _seconds(query.get("ttl")), *flags)
-
-
-def _flag(query: Mapping[str, str], name: str) -> bool:
-    value = query.get(name, "false")
-    if value not in ("true", "false"):
-        raise InvalidRequestError(name, value, "true or false")
-    return value == "true"
+def _flag(request: web.Request, name: str) -> bool:
+    return query_word(request, name, ("true", "false"), "false") == "true"
 
 
 def _seconds(text: str | None) -> float | None:
@@ -133,11 +120,10 @@ def _seconds(text: str | None) -> float | None:
         raise InvalidRequestError("ttl", text, "a number of seconds") from None
 
 
-def _query(request: web.Request, known: Mapping[str, str]) -> Mapping[str, str]:
+def _check_query(request: web.Request, known: Mapping[str, str]) -> None:
     for name, value in request.query.items():
         if name not in known:
             raise InvalidRequestError(name, value, f"one of the query's fields {', '.join(known)}")
-    return dict(request.query)
 
 
 def _size(part: bytes | memoryview) -> int:

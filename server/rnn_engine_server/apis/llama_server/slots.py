@@ -20,7 +20,7 @@ from rnn_engine_server.apis.common.generation import check_slot, slot_key
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import read_body
+from rnn_engine_server.core.bodies import query_word, read_body
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.kept import SLOT_PROMPTS
 from rnn_engine_server.core.routing import SETTINGS
@@ -184,9 +184,7 @@ _NO_SLOT_QUERY = {"fail_on_no_slot": "`1`: answer 503 if all slots are taken."}
 async def slots(request: web.Request) -> list[SlotEntry]:
     """A list with the slots of the device, as llama-server has it. Any sequence may take any slot."""
     engine, limits = engine_of(request), request.app[SETTINGS].limits
-    flag = request.query.get("fail_on_no_slot", "0")
-    if flag not in ("0", "1"):
-        raise InvalidRequestError("fail_on_no_slot", flag, "0 or 1")
+    flag = query_word(request, "fail_on_no_slot", ("0", "1"), "0")
     held, count, drafts = {use.slot for use in engine.slot_uses()}, engine.info.num_slots, engine.info.max_draft > 0
     if flag == "1" and len(held) >= count:
         raise web.HTTPServiceUnavailable(text=f"all {count} slots are taken")

@@ -18,7 +18,7 @@ from rnn_engine.errors import InvalidRequestError, check_text
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import PageEnds, body_pieces, page_ends, to_json
+from rnn_engine_server.core.bodies import PageEnds, body_pieces, page_ends, query_word, to_json
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import FORM, SETTINGS
 from rnn_engine_server.core.schema import RequestBody
@@ -129,9 +129,7 @@ async def upload(request: web.Request) -> FileObject:
 )
 async def list_files(request: web.Request) -> FileList:
     """The files of the API key."""
-    purpose = request.query.get("purpose")
-    if purpose is not None and purpose not in get_args(FilePurpose):
-        raise InvalidRequestError("purpose", purpose, f"one of {', '.join(get_args(FilePurpose))}")
+    purpose = query_word(request, "purpose", get_args(FilePurpose), None)
     cursor = query_cursor(request, _MOST_LISTED, _MOST_LISTED)
     found = await request.app[FILES].page(listed_owner(request), cursor, purpose)
     return {

@@ -17,7 +17,7 @@ from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metada
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import PageEnds, json_response, page_ends, query_page
+from rnn_engine_server.core.bodies import PageEnds, json_response, page_ends, query_page, query_word
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody, described
 from rnn_engine_server.core.streams import DONE, EventStream, encode_event, send_until_closing
@@ -47,7 +47,6 @@ _PAGE = {
 }
 _SENT_EVENTS = 256  # of a stream, read at a time
 _MOST_SEED = 2**31 - 1
-_ANY_STATUS = (None, "true", "false")
 
 Auto: TypeAlias = Literal["auto"]
 
@@ -334,10 +333,8 @@ async def delete_job(request: web.Request) -> FineTuningJobDeleted:
 )
 async def list_events(request: web.Request) -> web.StreamResponse:
     """What has happened to a fine-tuning job."""
-    job, stream = await _job(request), request.query.get("stream")
-    if stream not in _ANY_STATUS:
-        raise InvalidRequestError("stream", stream, "true or false")
-    if stream == "true":
+    job = await _job(request)
+    if query_word(request, "stream", ("true", "false"), "false") == "true":
         return await _stream_events(request, job)
     found = await request.app[TUNINGS].events(job, query_cursor(request, 20, _MOST_LISTED))
     data = list(map(_event_object, found.items))
