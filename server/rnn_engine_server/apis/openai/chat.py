@@ -38,7 +38,7 @@ from rnn_engine_server.apis.openai.schemas import (
     InputTokens,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import LEASE, json_response
+from rnn_engine_server.core.bodies import LEASE
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits, ServerSettings
@@ -241,11 +241,11 @@ async def prepare_chat(
     return calls, form, starts[0]
 
 
-@ROUTES.post("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", answer=InputTokens)
-async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Response:
+@ROUTES.post("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens")
+async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> InputTokens:
     """The number of tokens that the model would read for a chat, without running it."""
     [call, *_], _, _ = await prepare_chat(request, engine_of(request, chat.cache_salt), chat)
-    return json_response({"object": "response.input_tokens", "input_tokens": len(call.prompt)})
+    return {"object": "response.input_tokens", "input_tokens": len(call.prompt)}
 
 
 class AppliedTemplate(TypedDict):

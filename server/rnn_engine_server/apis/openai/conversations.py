@@ -18,8 +18,9 @@ from rnn_engine_server.apis.openai.response_items import (
 )
 from rnn_engine_server.apis.openai.response_schemas import ResponseItem, ResponseItemList
 from rnn_engine_server.auth.admission import PRINCIPAL
-from rnn_engine_server.core.bodies import encoded_response, hold_more, json_response, page_ends, read_body, to_json
-from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.bodies import encoded_response, hold_more, page_ends, to_json
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.schema import described
 from rnn_engine_server.store.conversations import Conversation
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.store.owners import Page
@@ -35,65 +36,82 @@ PAGE_QUERY = {
 }
 
 
-async def create_conversation(request: web.Request) -> web.Response:
-    body = await read_body(request, CreateConversationRequest)
+ROUTES = RouteTable(uses_model=False)
+
+
+@ROUTES.post("/v1/conversations")
+async def create_conversation(request: web.Request, body: CreateConversationRequest) -> KeptConversation:
+    """Keep a conversation, which responses can continue and add to."""
     store, owner = request.app[STORE], request[PRINCIPAL].name
     items = await store.responses.resolve(owner, body.items)
-    return json_response(_object(await store.conversations.create(owner, items, body.metadata)))
+    return _object(await store.conversations.create(owner, items, body.metadata))
 
 
-async def list_conversations(request: web.Request) -> web.Response:
+@ROUTES.get("/v1/conversations", query=PAGE_QUERY | OWNER_QUERY)
+async def list_conversations(request: web.Request) -> ConversationList:
+    """The conversations that are kept, the newest first."""
     cursor = query_cursor(request, 20, MOST_ITEMS)
     found = await request.app[STORE].conversations.page(listed_owner(request), cursor)
-    answer: ConversationList = {
+    return {
         "object": "list",
         "data": [_object(each) for each in found.items],
         **page_ends(found.items, has_more=found.has_more),
     }
-    return json_response(answer)
 
 
-async def get_conversation(request: web.Request) -> web.Response:
+@ROUTES.get("/v1/conversations/{id}")
+async def get_conversation(request: web.Request) -> KeptConversation:
+    """A kept conversation."""
     conversations = request.app[STORE].conversations
-    return json_response(_object(await conversations.get(owner_of(request), request.match_info["id"])))
+    return _object(await conversations.get(owner_of(request), request.match_info["id"]))
 
 
-async def update_conversation(request: web.Request) -> web.Response:
-    body = await read_body(request, UpdateConversationRequest)
+@ROUTES.post("/v1/conversations/{id}")
+async def update_conversation(request: web.Request, body: UpdateConversationRequest) -> KeptConversation:
+    """Replace the metadata of a conversation."""
     describe = request.app[STORE].conversations.describe
-    return json_response(_object(await describe(owner_of(request), request.match_info["id"], body.metadata)))
+    return _object(await describe(owner_of(request), request.match_info["id"], body.metadata))
 
 
-async def delete_conversation(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/conversations/{id}")
+async def delete_conversation(request: web.Request) -> DeletedConversation:
+    """Delete a conversation."""
     conversation_id = request.match_info["id"]
     await request.app[STORE].conversations.delete(owner_of(request), conversation_id)
-    return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+    return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
 
+@ROUTES.get("/v1/conversations/{id}/items", answer=ResponseItemList, query=PAGE_QUERY)
 async def list_items(request: web.Request) -> web.Response:
+    """The items of a conversation."""
     cursor = query_cursor(request, 20, MOST_ITEMS)
     page = request.app[STORE].conversations.item_page
     return await send_items(request, await page(owner_of(request), request.match_info["id"], cursor))
 
 
-async def add_items(request: web.Request) -> web.Response:
-    body = await read_body(request, AddItemsRequest)
+@ROUTES.post("/v1/conversations/{id}/items", answer=ResponseItemList)
+async def add_items(request: web.Request, body: AddItemsRequest) -> web.Response:
+    """Add items to a conversation without generating an answer."""
     store = request.app[STORE]
     items = await store.responses.resolve(request[PRINCIPAL].name, body.items)
     added = await store.conversations.add(owner_of(request), request.match_info["id"], items)
     return encoded_response(await asyncio.to_thread(_item_list, added, has_more=False))
 
 
+@ROUTES.get("/v1/conversations/{id}/items/{item}", answer=ResponseItem)
 async def get_item(request: web.Request) -> web.Response:
+    """One item of a conversation."""
     find = request.app[STORE].conversations.item
     place = await find(owner_of(request), request.match_info["id"], request.match_info["item"])
     [item] = await read_items(request, [place])
     return encoded_response(item.json)
 
 
-async def delete_item(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/conversations/{id}/items/{item}")
+async def delete_item(request: web.Request) -> KeptConversation:
+    """Remove an item from a conversation."""
     remove = request.app[STORE].conversations.remove_item
-    return json_response(_object(await remove(owner_of(request), request.match_info["id"], request.match_info["item"])))
+    return _object(await remove(owner_of(request), request.match_info["id"], request.match_info["item"]))
 
 
 async def read_items(request: web.Request, places: Sequence[Place]) -> list[StoredItem]:
@@ -117,67 +135,5 @@ def _item_list(items: Sequence[StoredItem], *, has_more: bool) -> bytes:
 
 
 def _object(conversation: Conversation) -> KeptConversation:
-    return {
-        "id": conversation.id,
-        "object": "conversation",
-        "created_at": int(conversation.created),
-        "metadata": dict(conversation.metadata),
-    }
-
-
-_ALL = "/v1/conversations"
-_ONE = f"{_ALL}/{{id}}"
-_ITEMS = f"{_ONE}/items"
-_ITEM = f"{_ITEMS}/{{item}}"
-
-ROUTES = (
-    Route(
-        "POST",
-        _ALL,
-        create_conversation,
-        "Keep a conversation, which responses can continue and add to.",
-        KeptConversation,
-        request=CreateConversationRequest,
-        uses_model=False,
-    ),
-    Route(
-        "GET",
-        _ALL,
-        list_conversations,
-        "The conversations that are kept, the newest first.",
-        ConversationList,
-        query=PAGE_QUERY | OWNER_QUERY,
-        uses_model=False,
-    ),
-    Route("GET", _ONE, get_conversation, "A kept conversation.", KeptConversation, uses_model=False),
-    Route(
-        "POST",
-        _ONE,
-        update_conversation,
-        "Replace the metadata of a conversation.",
-        KeptConversation,
-        request=UpdateConversationRequest,
-        uses_model=False,
-    ),
-    Route("DELETE", _ONE, delete_conversation, "Delete a conversation.", DeletedConversation, uses_model=False),
-    Route(
-        "GET",
-        _ITEMS,
-        list_items,
-        "The items of a conversation.",
-        ResponseItemList,
-        query=PAGE_QUERY,
-        uses_model=False,
-    ),
-    Route(
-        "POST",
-        _ITEMS,
-        add_items,
-        "Add items to a conversation without generating an answer.",
-        ResponseItemList,
-        request=AddItemsRequest,
-        uses_model=False,
-    ),
-    Route("GET", _ITEM, get_item, "One item of a conversation.", ResponseItem, uses_model=False),
-    Route("DELETE", _ITEM, delete_item, "Remove an item from a conversation.", KeptConversation, uses_model=False),
-)
+    created, metadata = int(conversation.created), dict(conversation.metadata)
+    return described(KeptConversation, conversation, object="conversation", created_at=created, metadata=metadata)

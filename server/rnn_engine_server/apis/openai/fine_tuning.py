@@ -17,7 +17,7 @@ from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metada
 from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import PageEnds, json_response, page_ends, query_page, query_word
+from rnn_engine_server.core.bodies import PageEnds, page_ends, query_page, query_word
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody, described
 from rnn_engine_server.core.streams import DONE, EventStream, encode_event, send_until_closing
@@ -331,15 +331,13 @@ async def delete_job(request: web.Request) -> FineTuningJobDeleted:
     chunk=FineTuningEvent,
     query={**_PAGE, "stream": "`true` sends all events, the oldest first, and further ones when they happen."},
 )
-async def list_events(request: web.Request) -> web.StreamResponse:
+async def list_events(request: web.Request) -> web.StreamResponse | FineTuningEventList:
     """What has happened to a fine-tuning job."""
     job = await _job(request)
     if query_word(request, "stream", ("true", "false"), "false") == "true":
         return await _stream_events(request, job)
     found = await request.app[TUNINGS].events(job, query_cursor(request, 20, _MOST_LISTED))
-    data = list(map(_event_object, found.items))
-    answer: FineTuningEventList = {"object": "list", "data": data, "has_more": found.has_more}
-    return json_response(answer)
+    return {"object": "list", "data": list(map(_event_object, found.items)), "has_more": found.has_more}
 
 
 @ROUTES.get("/v1/fine_tuning/jobs/{id}/checkpoints", query=_PAGE)

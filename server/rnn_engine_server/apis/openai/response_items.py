@@ -20,6 +20,7 @@ from rnn_engine_server.apis.common.messages import (
     parse_content,
     parse_role,
 )
+from rnn_engine_server.core.bodies import PageEnds
 from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody
 from rnn_engine_server.store.turns import Item, new_item_id
 
@@ -285,14 +286,11 @@ class KeptConversation(TypedDict):
     metadata: dict[str, str]
 
 
-class ConversationList(TypedDict):
+class ConversationList(PageEnds):
     """A page of the conversations that are kept."""
 
     object: Literal["list"]
     data: list[KeptConversation]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedConversation(TypedDict):

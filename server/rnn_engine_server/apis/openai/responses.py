@@ -35,16 +35,26 @@ from rnn_engine_server.core.bodies import (
     json_response,
     page_ends,
     query_count,
+    query_word,
     read_body,
     to_json,
 )
-from rnn_engine_server.core.routing import LIFECYCLE, SETTINGS, Route
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import LIFECYCLE, SETTINGS
 from rnn_engine_server.core.workers import work
 from rnn_engine_server.store.responses import StoredResponse
 from rnn_engine_server.store.turns import History, StoredItem
 
+_MOST_EVENTS = 2**31
 
+ROUTES = RouteTable(uses_model=False)
+
+
+@ROUTES.post(
+    "/v1/responses", "/responses", request=ResponsesRequest, answer=Response, chunk=ResponseEvent, uses_model=True
+)
 async def create_response(request: web.Request) -> web.StreamResponse:
+    """Continue a conversation and keep the response, as OpenAI's API does."""
     text = bytearray()
     body = await read_body(request, ResponsesRequest, text)
     engine, run = engine_of(request, body.cache_salt), request.get(BACKGROUND_RUN)
@@ -76,8 +86,9 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     return answer
 
 
-async def count_input_tokens(request: web.Request) -> web.Response:
-    body = await read_body(request, ResponsesRequest)
+@ROUTES.post("/v1/responses/input_tokens", "/responses/input_tokens", uses_model=True)
+async def count_input_tokens(request: web.Request, body: ResponsesRequest) -> InputTokens:
+    """The number of tokens that the model would read for a response, without running it."""
     before, given = await _conversation_of(request, body)
     return await tell_input_tokens(request, await _chat_of(request, body, (*before.items, *given)))
 
@@ -132,15 +143,22 @@ async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: S
     return await work(request, request[LEASE].num_bytes, make)
 
 
+@ROUTES.get(
+    "/v1/responses/{id}",
+    answer=Response,
+    chunk=ResponseEvent,
+    query={
+        "stream": "With `true`, the answer is the stream of a response that was asked for with `background` and "
+        "`stream`.",
+        "starting_after": "The `sequence_number` of an event of the stream: return only the events after it.",
+    },
+)
 async def get_response(request: web.Request) -> web.StreamResponse:
+    """A response that is kept."""
     found = await _found(request)
-    match request.query.get("stream", "false"):
-        case "true":
-            return await stream_events(request, found, query_count(request, "starting_after", -1, _MOST_EVENTS) + 1)
-        case "false":
-            return encoded_response(await _stored(request, found))
-        case stream:
-            raise InvalidRequestError("stream", stream, "true or false")
+    if query_word(request, "stream", ("true", "false"), "false") == "true":
+        return await stream_events(request, found, query_count(request, "starting_after", -1, _MOST_EVENTS) + 1)
+    return encoded_response(await _stored(request, found))
 
 
 async def _found(request: web.Request) -> StoredResponse:
@@ -157,7 +175,9 @@ async def _stored(request: web.Request, response: StoredResponse) -> bytes:
     return await work(request, len(found), lambda: to_json({**from_json(found), "status": "in_progress"}))
 
 
+@ROUTES.get("/v1/responses", answer=ResponseList, query=PAGE_QUERY | OWNER_QUERY)
 async def list_responses(request: web.Request) -> web.Response:
+    """The responses that are kept, the newest first."""
     page = await request.app[STORE].responses.page(listed_owner(request), query_cursor(request, 20, MOST_ITEMS))
     found: list[bytes] = []
     for response in page.items:
@@ -167,14 +187,18 @@ async def list_responses(request: web.Request) -> web.Response:
     return encoded_response(b'{"object":"list","data":[' + b",".join(found) + b"]," + ends[1:])
 
 
-async def delete_response(request: web.Request) -> web.Response:
+@ROUTES.delete("/v1/responses/{id}")
+async def delete_response(request: web.Request) -> DeletedResponse:
+    """Delete a response; responses that continue it stay."""
     found = await _found(request)
     await request.app[BACKGROUND].cancel(found)
     await request.app[STORE].responses.delete(found.owner, found.id)
-    return json_response({"id": found.id, "object": "response", "deleted": True})
+    return {"id": found.id, "object": "response", "deleted": True}
 
 
+@ROUTES.post("/v1/responses/{id}/cancel", answer=Response)
 async def cancel_response(request: web.Request) -> web.Response:
+    """Cancel a response that runs in the background. One that has ended stays as it is."""
     found = await _found(request)
     if not found.is_background:
         raise InvalidRequestError("response_id", found.id, "a response that was asked for with `background`")
@@ -182,81 +206,9 @@ async def cancel_response(request: web.Request) -> web.Response:
     return encoded_response(await _stored(request, await _found(request)))
 
 
+@ROUTES.get("/v1/responses/{id}/input_items", answer=ResponseItemList, query=PAGE_QUERY)
 async def input_items(request: web.Request) -> web.Response:
+    """The items that were new in the response's request."""
     cursor = query_cursor(request, 20, MOST_ITEMS)
     page = request.app[STORE].responses.input_page
     return await send_items(request, await page(owner_of(request), request.match_info["id"], cursor))
-
-
-_ID = "/v1/responses/{id}"
-_MOST_EVENTS = 2**31
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/responses",
-        create_response,
-        "Continue a conversation and keep the response, as OpenAI's API does.",
-        Response,
-        request=ResponsesRequest,
-        chunk=ResponseEvent,
-        also=("/responses",),
-    ),
-    Route(
-        "POST",
-        "/v1/responses/input_tokens",
-        count_input_tokens,
-        "The number of tokens that the model would read for a response, without running it.",
-        InputTokens,
-        request=ResponsesRequest,
-        also=("/responses/input_tokens",),
-    ),
-    Route(
-        "GET",
-        "/v1/responses",
-        list_responses,
-        "The responses that are kept, the newest first.",
-        ResponseList,
-        query=PAGE_QUERY | OWNER_QUERY,
-        uses_model=False,
-    ),
-    Route(
-        "GET",
-        _ID,
-        get_response,
-        "A response that is kept.",
-        Response,
-        chunk=ResponseEvent,
-        query={
-            "stream": "With `true`, the answer is the stream of a response that was asked for with `background` and "
-            "`stream`.",
-            "starting_after": "The `sequence_number` of an event of the stream: return only the events after it.",
-        },
-        uses_model=False,
-    ),
-    Route(
-        "DELETE",
-        _ID,
-        delete_response,
-        "Delete a response; responses that continue it stay.",
-        DeletedResponse,
-        uses_model=False,
-    ),
-    Route(
-        "POST",
-        f"{_ID}/cancel",
-        cancel_response,
-        "Cancel a response that runs in the background. One that has ended stays as it is.",
-        Response,
-        uses_model=False,
-    ),
-    Route(
-        "GET",
-        f"{_ID}/input_items",
-        input_items,
-        "The items that were new in the response's request.",
-        ResponseItemList,
-        query=PAGE_QUERY,
-        uses_model=False,
-    ),
-)
