@@ -294,6 +294,25 @@ def test_a_copy_kept_again_while_the_one_before_is_written_stays(
     assert read_full_state(only_file(tmp_path), SHAPE, "model").payload.logits is None
 
 
+def test_a_write_that_raises_is_logged_and_does_not_stop_those_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, writer = Gate(), ThreadPoolExecutor(1)
+    writer.submit(gate)
+    cache, device = make(tmp_path, writer=writer, background_bytes=1 << 20)
+    with monkeypatch.context() as patched:
+        patched.setattr("rnn_engine_states.cache.tiers.disk.write_file", None)
+        keep(cache, device, PROMPT)
+        gate.opened.set()
+        writer.submit(lambda: None).result()
+    assert "TypeError" in caplog.text
+    assert not found(cache, device, PROMPT)
+    keep(cache, device, OTHER)
+    cache.close()
+    again, device = make(tmp_path)
+    assert [found(again, device, prompt) for prompt in (PROMPT, OTHER)] == [False, True]
+
+
 def test_closing_writes_what_waits_for_room(tmp_path: Path) -> None:
     cache, device = make(tmp_path, host=1 << 20, background_bytes=10)
     for start in range(0, 60, 10):

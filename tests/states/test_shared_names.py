@@ -23,7 +23,7 @@ from rnn_engine_states.files.reading import LoadedState
 from rnn_engine_states.frozen import FrozenState
 from rnn_engine_states.named.entry import NamedState, Retention
 from rnn_engine_states.named.quota import Quota
-from rnn_engine_states.named.store import StateStore
+from rnn_engine_states.named.store import StateStore, Viewer
 from rnn_engine_states.shared.client import StoreClient
 from rnn_engine_states.shared.config import StoreOutcome, StoreUrl
 from rnn_engine_states.shared.table import SharedTable
@@ -112,6 +112,19 @@ async def test_calls_that_wait_together_share_a_read_of_the_names(fleet: Fleet) 
     await put(one, "walk", 1)
     assert await names(other) == ["talk", "walk"]
     assert operations(other) - before == 3
+
+
+async def test_a_look_up_in_a_namespace_and_among_shared_states_reads_the_names_once(fleet: Fleet) -> None:
+    class Ann(Viewer):
+        home = "ann"
+
+    one, other = fleet.server(), fleet.server()
+    await put(one, "talk", 1)
+    before = operations(other)
+    assert (await other.seen_by(Ann()).get("talk")).name == "talk"
+    assert operations(other) - before == 3  # the names, the use of the lease, the values
+    await put(one, "ann/talk", 2)
+    assert (await other.seen_by(Ann()).get("talk")).name == "ann/talk"
 
 
 async def test_a_read_that_fails_answers_nobody(store: StoreServer, fleet: Fleet) -> None:

@@ -20,10 +20,10 @@ from rnn_engine_states.files.reading import LAYOUT_KEY, Layout, LoadedState, Sta
 from rnn_engine_states.frozen import FrozenState, freeze_state
 from rnn_engine_states.named.entry import NamedState, Retention
 from rnn_engine_states.named.leases import OwnerLease
-from rnn_engine_states.named.local import DEFAULT_MAX_NAMES, LocalTable, SavedStates
+from rnn_engine_states.named.local import LocalTable, SavedStates
 from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
 from rnn_engine_states.named.store import StateStore
-from rnn_engine_states.named.table import StateUsage
+from rnn_engine_states.named.table import DEFAULT_MAX_NAMES, StateUsage
 from tests.support.models import tiny_shape
 
 SHAPE = tiny_shape(layers=2, width=8, head_size=4, ffn=8, vocab=10)

@@ -81,7 +81,7 @@ class Quotas:
 
     def of(self, namespace: str) -> ReferenceCounts:
         """Return the counts of a namespace's states. Callers must not change them."""
-        return self._counts.get(namespace, _NOTHING)
+        return self._counts.get(namespace, ReferenceCounts())
 
     def check_room(self, namespace: str, num_bytes: int, num_names: int, retry_after: float) -> None:
         """Raise OverloadedError if `num_bytes` more bytes and `num_names` more names would exceed a namespace's quota.
@@ -107,8 +107,6 @@ class Quotas:
                 "ttl", ttl, f"at most {self._quota.ttl:.0f} seconds, the longest lease of an API key"
             )
 
-
-_NOTHING = ReferenceCounts()
 
 # Owners and their leases: how long the states of an owner stay without use, and which owner's are dropped first.
 

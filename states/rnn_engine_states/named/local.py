@@ -23,9 +23,8 @@ from rnn_engine_states.frozen import FrozenState
 from rnn_engine_states.named.entry import NamedState, check_new_name, parse_id
 from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
 from rnn_engine_states.named.store import KeyedLocks
-from rnn_engine_states.named.table import Change, NamedStateTable, StateUsage
+from rnn_engine_states.named.table import DEFAULT_MAX_NAMES, Change, NamedStateTable, StateUsage
 
-DEFAULT_MAX_NAMES = 10_000
 _QUOTA = Quota()
 _SUFFIX = ".state"
 _log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ class LocalTable:
         self._listeners: list[Callable[[str], None]] = []
         self.report_forgotten = partial(_report, self._listeners)
         self._table = NamedStateTable(
-            capacity, max_names, clock, self.report_forgotten, quota, keeps_persistent=saved is not None
+            capacity, quota, clock, self.report_forgotten, max_names=max_names, keeps_persistent=saved is not None
         )
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()  # always taken before `_lock`

@@ -108,6 +108,7 @@ class Change:
         return any(entry is not None and entry.persistent for entry in (self.before, self.after))
 
 
+DEFAULT_MAX_NAMES = 10_000
 _NAMES_TOLD = 20
 _MOST_TOMBSTONES = 1024  # names of deleted states that are remembered, with the reason for their deletion
 
@@ -121,11 +122,11 @@ class NamedStateTable:
     def __init__(
         self,
         capacity: int,
-        max_names: int,
+        quota: Quota,
         clock: Callable[[], float],
         forget: Callable[[str], None],
-        quota: Quota,
         *,
+        max_names: int = DEFAULT_MAX_NAMES,
         keeps_persistent: bool = True,
         hold: Callable[[FrozenState], FrozenState] = lambda frozen: frozen,
     ) -> None:

@@ -155,21 +155,12 @@ class StoreClient:
         self._lanes.append(lane)
         return lane
 
-    @property
-    def refuses(self) -> bool:
-        """Whether the client rejects some operations on the store now because earlier ones failed.
+    def refuses(self, *, reading: bool = False) -> bool:
+        """Return True if the client rejects some operations on the store now because earlier ones failed.
 
-        Circuit breakers decide this, one for each lane. May be read on any thread.
+        With `reading`, considers only operations that prompts wait for. For any thread.
         """
-        return any(lane.refuses for lane in self._lanes)
-
-    @property
-    def refuses_reading(self) -> bool:
-        """Whether the client rejects operations that prompts wait for, because earlier ones failed.
-
-        A lane's circuit breaker decides this. May be read on any thread.
-        """
-        return any(lane.refuses for lane in self._lanes if lane.reads)
+        return any(lane.refuses for lane in self._lanes if lane.reads or not reading)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the client's thread, and return its future. Cancelling the future cancels the coroutine.
@@ -180,6 +171,10 @@ class StoreClient:
             coroutine.close()
             raise EngineClosedError(_CLOSED)
         return asyncio.run_coroutine_threadsafe(self._until_closed(coroutine), self._loop)
+
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine by `submit`, and wait for its result on another event loop."""
+        return await asyncio.wrap_future(self.submit(coroutine))
 
     def counters(self) -> StoreCounters:
         """Return the client's counters since its start, including the current state of the circuit breakers."""

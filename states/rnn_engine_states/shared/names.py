@@ -186,7 +186,7 @@ class SharedNames:
             changes = [Change.model_construct(entries=dict(_pairs(first)), leases=dict(_pairs(leases)))]
         else:
             try:
-                changes = [_change_in(text) for text in first]
+                changes = [Change.decode(text[text.find(b"{") :], "a change") for text in first]  # after their marks
             except StorageError as error:
                 self._client.note_unreadable("a change of the state names", error)
                 return await self.read(Revision())
@@ -236,7 +236,7 @@ class SharedValues:
         does not answer.
         """
         key = key_of(frozen)
-        await asyncio.wrap_future(self._client.submit(self._put(key, frozen)))
+        await self._client.call(self._put(key, frozen))
         self._hold(key, frozen)
 
     async def get(self, unread: UnreadState) -> FrozenState | None:
@@ -247,7 +247,7 @@ class SharedValues:
         key = key_of(unread)
         if (held := self.held(key)) is not None:
             return held
-        frozen = await asyncio.wrap_future(self._client.submit(self._get(key, unread)))
+        frozen = await self._client.call(self._get(key, unread))
         if frozen is not None:
             self._hold(key, frozen)
         return frozen
@@ -311,11 +311,6 @@ def _value_key(model: str, value: ValueKey) -> str:
     """Return the store's key for the arrays of a named state."""
     digest, has_logits = value
     return f"{space_of(model)}:value:{digest}:{int(has_logits)}"
-
-
-def _change_in(marked: bytes) -> Change:
-    """Return the change in `marked`, a mark followed by a JSON text. Raises StorageError if it is invalid."""
-    return Change.decode(marked[marked.find(b"{") :], "a change")
 
 
 def _pairs(flat: Sequence[bytes]) -> list[tuple[str, str]]:

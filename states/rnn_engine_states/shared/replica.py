@@ -33,22 +33,20 @@ class StoreReplica:
         self,
         own: LocalTable,
         capacity: int,
-        max_names: int,
         quota: Quota,
         forget: Callable[[str], None],
         note_unreadable: Callable[[str, object], None],
     ) -> None:
         """Make a copy that has only the operator's states, which are in `own`, until others are read from the store.
 
-        `capacity`, `max_names` and `quota` bound the table. `forget` is called with the digest of a removed state if no
+        `capacity` and `quota` bound the table. `forget` is called with the digest of a removed state if no
         name stands for a state with this digest any more. `note_unreadable` is called with a description of a text that
         can't be parsed, and the reason. It is called once for each such text while that stays in the store.
         """
         self._own = own
         self._note_unreadable = note_unreadable
         self._unreadable: set[str] = set()  # texts of the last complete read, and of changes since
-        self._settings = (capacity, max_names, quota)
-        self._forget = forget
+        self._capacity, self._quota, self._forget = capacity, quota, forget
         self._shared: dict[ValueKey, UnreadState] = {}
         self._now = 0.0  # by the store's clock, when it was read last
         self.revision = Revision()
@@ -123,8 +121,7 @@ class StoreReplica:
 
     def _make_table(self) -> NamedStateTable:
         """Return a table with the operator's states, whose clock advances only when the store is read."""
-        capacity, max_names, quota = self._settings
-        table = NamedStateTable(capacity, max_names, lambda: self._now, self._forget, quota, hold=self._share)
+        table = NamedStateTable(self._capacity, self._quota, lambda: self._now, self._forget, hold=self._share)
         with self._own.locked() as own:
             for entry in own.entries():
                 table.last_version = max(table.last_version, entry.version)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rnn_engine.errors import NotFoundError, RnnEngineError, StorageError, UnavailableError
 from rnn_engine_states.frozen import FrozenState
 from rnn_engine_states.named.entry import NamedState
-from rnn_engine_states.named.local import DEFAULT_MAX_NAMES, LocalTable
+from rnn_engine_states.named.local import LocalTable
 from rnn_engine_states.named.quota import Quota
 from rnn_engine_states.named.store import KeyedLocks
 from rnn_engine_states.named.table import NamedStateTable, StateUsage
@@ -40,14 +40,13 @@ class SharedTable:
         model: str,
         *,
         capacity: int,
-        max_names: int = DEFAULT_MAX_NAMES,
         quota: Quota,
         forget: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Share the named states of the model with the fingerprint `model`. `own` has the operator's states.
 
-        `capacity` bounds the bytes of all states, `max_names` their number, and `quota` those of one namespace. Every
-        server should have the same bounds. `forget` is called with the digest of a removed state if no name stands for
+        `capacity` bounds the bytes of all states, and `quota` those of one namespace. Every server should have the same
+        bounds. `forget` is called with the digest of a removed state if no name stands for
         a state with this digest any more.
         """
         self.locks = KeyedLocks()
@@ -55,7 +54,7 @@ class SharedTable:
         self._client = client
         self._names = SharedNames(client, model)
         self._values = SharedValues(client, own.files, model, capacity)
-        self._replica = StoreReplica(own, capacity, max_names, quota, forget, client.note_unreadable)
+        self._replica = StoreReplica(own, capacity, quota, forget, client.note_unreadable)
         self._turn = asyncio.Lock()  # held from a read of the names until the change that follows is made
         self._begun = 0  # reads of the names
         self._last_read = 0  # the number, among those begun, of the last one that succeeded
@@ -77,7 +76,7 @@ class SharedTable:
             async with self._names_now() as table:
                 entry = require(table)
                 if entry.owner is not None:
-                    lasts = await self._run(self._names.use(entry.owner))
+                    lasts = await self._client.call(self._names.use(entry.owner))
                     lease = table.leases.find(entry.owner)
                     if not lasts or lease is None:
                         self._replica.lose_track()  # the store has another lease than the copy
@@ -157,7 +156,7 @@ class SharedTable:
     async def _read(self) -> None:
         """Update the server's copy of the named states from the store, and remove expired leases and their states."""
         self._begun += 1
-        self._replica.take_in(await self._run(self._names.read(self._replica.revision)))
+        self._replica.take_in(await self._client.call(self._names.read(self._replica.revision)))
         await self._commit()
         self._last_read = self._begun
 
@@ -181,13 +180,10 @@ class SharedTable:
             return Commit.DONE, ()
         known = self._replica.revision
         self._replica.lose_track()  # until the outcome of the change is known
-        outcome, revision = await self._run(self._names.change(known, pending))
+        outcome, revision = await self._client.call(self._names.change(known, pending))
         if outcome is Commit.DONE:
             self._replica.note_committed(revision)
         return outcome, pending.needed
-
-    async def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(self._client.submit(coroutine))
 
 
 def _without_values(name: str) -> NotFoundError:

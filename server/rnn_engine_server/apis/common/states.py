@@ -99,37 +99,32 @@ def _parse_states(value: object) -> StateRef | tuple[WeightedRef, ...]:
 def _parse_weighted(number: int, value: object) -> WeightedRef:
     match value:
         case {"weight": int() | float() as weight, **state} if not isinstance(weight, bool):
-            forms = {str(key): item for key, item in state.items() if key != "prompt"}
-            prompt = state.get("prompt")
+            prompt = state.pop("prompt", None)
             if prompt is not None and (number == 0 or not isinstance(prompt, str)):
                 what = "null, since the first state takes the prompt of the request" if number == 0 else "a text"
                 raise RefusedError(prompt, what, below=f"{number}.prompt")
-            return WeightedRef(_parse_labelled(number, forms), _as_float(number, weight), prompt)
+            try:
+                return WeightedRef(_parse_labelled(state), float(weight), prompt)
+            except OverflowError:
+                allowed = "a number that fits a 64-bit float"
+                raise RefusedError(weight, allowed, below=f"{number}.weight") from None
+            except RefusedError as error:
+                below = str(number) if error.below is None else f"{number}.{error.below}"
+                raise RefusedError(error.value, error.allowed, below=below) from None
     raise RefusedError(value, _MIX_FORM, below=str(number))
 
 
-def _parse_labelled(number: int, state: dict[str, object]) -> StateRef | None:
-    """Return the reference to a state in one entry of a request's mix; None stands for the default state.
+def _parse_labelled(state: dict[object, object]) -> StateRef | None:
+    """Return the reference to a state in one entry of a mix, without its weight and prompt; None is the default state.
 
-    `number` is the entry's number. `state` is the entry without its weight and prompt. Raises RefusedError.
+    Raises RefusedError.
     """
-    try:
-        if not state.keys() <= _LABELS:
-            return _parse_state(state)
-        labels = [label for label in state.values() if label is not None]
-        if len(labels) > 1 or not all(isinstance(label, str) for label in labels):
-            raise RefusedError(state, "a name or an id, not both, as a string")
-        return _parse_state(labels[0]) if labels else None
-    except RefusedError as error:
-        below = str(number) if error.below is None else f"{number}.{error.below}"
-        raise RefusedError(error.value, error.allowed, below=below) from None
-
-
-def _as_float(number: int, weight: float) -> float:
-    try:
-        return float(weight)
-    except OverflowError:
-        raise RefusedError(weight, "a number that fits a 64-bit float", below=f"{number}.weight") from None
+    if not state.keys() <= _LABELS:
+        return _parse_state(state)
+    labels = [label for label in state.values() if label is not None]
+    if len(labels) > 1 or not all(isinstance(label, str) for label in labels):
+        raise RefusedError(state, "a name or an id, not both, as a string")
+    return _parse_state(labels[0]) if labels else None
 
 
 def parse_numbers(data: object) -> F32:

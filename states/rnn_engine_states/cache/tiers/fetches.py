@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
 
 from rnn_engine_states.cache.checkpoint import Checkpoint
 from rnn_engine_states.frozen import Payload
 
 
+@dataclass(slots=True, eq=False)
 class Fetch:
     """One request's share in the read of a checkpoint from a slow tier. It locks the checkpoint until `release`."""
 
-    def __init__(self, fetches: Fetches, read: _Read) -> None:
-        self._fetches = fetches
-        self._read = read
-        self._released = False
+    _fetches: Fetches
+    _read: _Read
+    _released: bool = False
 
     @property
     def done(self) -> bool:
         """Whether the read of the checkpoint has ended, with or without an error. May be read on any thread."""
-        return self._read.future is not None and self._read.future.done()
+        return self._read.ended.done()
 
     @property
     def failed(self) -> bool:
@@ -40,10 +42,9 @@ class Fetch:
 
         It is None if the read has not ended or failed, if this was released, or if the read is of another checkpoint.
         """
-        future = self._read.future
-        if self._released or checkpoint is not self._read.checkpoint or future is None or not future.done():
+        if self._released or not self.done or checkpoint is not self._read.checkpoint or self._read.error is not None:
             return None
-        return None if future.cancelled() or self._read.error is not None else future.result()
+        return self._read.ended.result()
 
     def release(self) -> None:
         """Unlock the checkpoint. If no other fetch shares the read, cancel the read or drop the copy that was read.
@@ -55,23 +56,21 @@ class Fetch:
             self._fetches.leave(self._read)
 
 
+@dataclass(slots=True, eq=False)
 class _Read:
     """The read of one checkpoint from a slow tier, which one or more fetches share."""
 
-    def __init__(self, checkpoint: Checkpoint, size: int, start: Callable[[], Future[Payload]]) -> None:
-        self.checkpoint = checkpoint
-        self.size = size  # bytes
-        self.start = start
-        self.num_fetches = 0
-        self.waiting: list[Callable[[], None]] = []  # called when the read is done; empty after it has started
-        self.future: Future[Payload] | None = None  # None until there is room for the read
+    checkpoint: Checkpoint
+    size: int  # bytes
+    start: Callable[[], Future[Payload]]
+    num_fetches: int = 0
+    running: Future[Payload] | None = None  # None until there is room for the read
+    ended: Future[Payload] = field(default_factory=Future)  # has the result of `running`, unless that is cancelled
 
     @property
     def error(self) -> BaseException | None:
         """The exception that ended the read, or None if it has not ended or was successful."""
-        if self.future is None or not self.future.done() or self.future.cancelled():
-            return None
-        return self.future.exception()
+        return self.ended.exception() if self.ended.done() else None
 
 
 class Fetches:
@@ -103,11 +102,9 @@ class Fetches:
             self._queued.append(read)
         read.num_fetches += 1
         checkpoint.locks += 1
-        if read.future is None:
-            read.waiting.append(on_done)
+        if not read.ended.done():
+            read.ended.add_done_callback(lambda _: on_done())
             self._start_queued()
-        elif not read.future.done():
-            _call_when_done(read.future, on_done)
         return Fetch(self, read)
 
     def leave(self, read: _Read) -> None:
@@ -123,10 +120,10 @@ class Fetches:
             del self._reads[read.checkpoint]
             if (error := read.error) is not None:
                 self._failed.append((read.checkpoint, error))
-        if read.future is None:
+        if read.running is None:
             self._queued.remove(read)
         else:
-            read.future.cancel()
+            read.running.cancel()
             self.num_bytes -= read.size
         self._on_unlock(read.checkpoint)
         self._start_queued()
@@ -144,11 +141,14 @@ class Fetches:
         while self._queued and (self.num_bytes == 0 or self.num_bytes + self._queued[0].size <= self._max_bytes):
             read = self._queued.popleft()
             self.num_bytes += read.size
-            read.future = read.start()
-            waiting, read.waiting = read.waiting, []
-            for on_done in waiting:
-                _call_when_done(read.future, on_done)
+            read.running = read.start()
+            read.running.add_done_callback(partial(_pass_on, read.ended))
 
 
-def _call_when_done(future: Future[Payload], on_done: Callable[[], None]) -> None:
-    future.add_done_callback(lambda ended: None if ended.cancelled() else on_done())
+def _pass_on(ended: Future[Payload], read: Future[Payload]) -> None:
+    if not read.cancelled():
+        error = read.exception()
+        if error is None:
+            ended.set_result(read.result())
+        else:
+            ended.set_exception(error)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rnn_engine.errors import RnnEngineError, StateError
@@ -36,15 +37,15 @@ _UNBOUNDED = 1 << 40  # bytes; the capacity if the store reports no bound
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Inquiry:
     """A running or finished query to the shared store for checkpoints of a prompt.
 
     For the cache's thread; `done` may be read on any thread.
     """
 
-    def __init__(self, future: Future[StoreAnswer]) -> None:
-        self._future = future
-        self._taken = False
+    _future: Future[StoreAnswer]
+    _taken: bool = False
 
     @property
     def done(self) -> bool:
@@ -105,7 +106,7 @@ class SharedTier(SlowTier):
 
         See `StateCache.inquire`. Returns None while the store is not used because it has failed.
         """
-        if self._client.refuses_reading:
+        if self._client.refuses(reading=True):
             return None
         path = PathKeys(self._model, root, tokens)
         future = self._client.submit(self._store.find(path, shortest, longest))
@@ -118,7 +119,7 @@ class SharedTier(SlowTier):
 
     @property
     def is_ready(self) -> bool:
-        return not self._client.refuses
+        return not self._client.refuses()
 
     def wants(self, checkpoint: Checkpoint) -> bool:
         return super().wants(checkpoint) and checkpoint.length >= self.min_tokens

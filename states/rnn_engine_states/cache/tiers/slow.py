@@ -5,6 +5,7 @@ Until a file is written, its checkpoint is served from the arrays that wait to b
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rnn_engine.errors import RnnEngineError
 from rnn_engine.types import F32, ModelShape
 from rnn_engine_states.cache.checkpoint import Checkpoint
 from rnn_engine_states.cache.config import DiskConfig
@@ -22,6 +24,8 @@ from rnn_engine_states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPaylo
 from rnn_engine_states.files.full import Origin, SavedState, file_bytes, full_state_file
 from rnn_engine_states.frozen import Payload
 from rnn_engine_states.shared.config import StoreConfig
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,8 +132,11 @@ class SlowTier(Tier):
         self.queue.add(checkpoint, num_bytes)
 
     def _count_failure(self, future: Future[None]) -> None:
-        if not future.cancelled() and future.exception() is not None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
             self.failed_writes += 1
+            if not isinstance(error, OSError | RnnEngineError):
+                _log.error("a checkpoint could not be written", exc_info=error)
 
     def _has_room(self, num_bytes: int, patience: float | None) -> bool:
         """Return True if `num_bytes` more bytes may wait to be written, now or within `patience` seconds."""
