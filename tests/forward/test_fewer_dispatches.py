@@ -14,7 +14,7 @@ from rnn_engine.forward.variants import StreamVariant
 from rnn_engine.gpu import SizingDevice
 from rnn_engine.types import ModelShape, TokenRun, run_step
 from tests.support.models import deep_embedded, random_model, tiny_shape
-from tests.support.older_models import tiny_v4, tiny_v6
+from tests.support.older_models import tiny_v4, tiny_v6, tiny_v6_qwen2, tiny_v7_qwen2
 from tests.support.reference import forward
 from tests.support.tuned import load_with_matmuls
 
@@ -24,6 +24,9 @@ SHAPES: dict[str, ModelShape] = {
     "v7 with DeepEmbed": deep_embedded(tiny_shape(layers=1)),
     "v6": tiny_v6(layers=1),
     "v4": tiny_v4(layers=1),
+    "v6 in a Qwen2": tiny_v6_qwen2(layers=1),
+    "v7 in a Qwen2": tiny_v7_qwen2(width=40, head_size=20),
+    "v7 in a Qwen2, without a gate": tiny_v7_qwen2(gate_rank=0),
 }
 TOKENS = [3, 1, 7, 7, 2, 5, 11, 4, 0, 9]
 PARTS = (TOKENS[:3], *([token] for token in TOKENS[3:6]), TOKENS[6:8], *([token] for token in TOKENS[8:]))
@@ -53,6 +56,8 @@ def test_steps_of_one_token_continue_those_of_several(shape: ModelShape) -> None
         (tiny_shape(layers=1), "int4,first=int4", 5),
         (tiny_shape(layers=1), "int8,adapters=int8", 6),  # the recurrence reads adapters in formats of one buffer
         (tiny_v6(layers=1), "int8", 7),
+        (tiny_v6_qwen2(layers=1), "int4,first=int4", 8),
+        (tiny_v7_qwen2(layers=1), "int4,first=int4", 6),
     ],
 )
 def test_quantised_matrices_take_as_few_dispatches(shape: ModelShape, weights: str, count: int) -> None:
