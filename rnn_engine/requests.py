@@ -27,7 +27,7 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 
 MAX_PRIORITY = 100
 
-BEGINNING = (0,)  # the token that ends a text also begins one
+BEGINNING = (0,)  # the token that ends a text in most vocabularies also begins one
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +302,9 @@ class Finished:
 Event: TypeAlias = PromptProgress | Started | PromptScored | TextDelta | Finished
 
 
-def empty_prompt(initial_state: InitialState | None) -> tuple[int, ...]:
-    """Return the prompt for an empty text: no tokens if `initial_state` has logits to continue from, else token 0."""
-    return () if initial_state is not None and initial_state.logits is not None else BEGINNING
+def empty_prompt(end_of_text: int, initial_state: InitialState | None) -> tuple[int, ...]:
+    """Return the prompt for an empty text: no tokens if `initial_state` has logits to continue from, else one.
+
+    It is `end_of_text`, the token that ends texts, since it also begins them.
+    """
+    return () if initial_state is not None and initial_state.logits is not None else (end_of_text,)

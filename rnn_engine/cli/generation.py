@@ -16,7 +16,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.chat_prompt import prompt_after
-from rnn_engine.requests import BEGINNING, GenerateRequest, TextDelta
+from rnn_engine.requests import GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
 
 _BLANK_HINT = (
@@ -48,7 +48,7 @@ def generate(
             made = prompt_after(session.engine, initial, Conversation([ChatMessage(Role.USER, prompt)]))
             tokens, stop, stop_tokens = made.tokens, (*stop, *made.stop), made.stop_tokens
         elif prompt is not None:
-            tokens = session.engine.tokenize(prompt) or BEGINNING
+            tokens = session.engine.tokenize(prompt) or (session.engine.info.end_of_text,)
         request = GenerateRequest(
             prompt=tokens or (),
             initial_state=None if initial is None else initial.for_request,

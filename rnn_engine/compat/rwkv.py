@@ -58,7 +58,7 @@ class Array(np.ndarray[Any, np.dtype[np.float32]]):
 
 
 States: TypeAlias = MutableSequence[Array]
-"""A state as the package has it: layer after layer, 3 arrays each, and 5 in RWKV-4.
+"""A state as the package has it: layer after layer, 3 arrays each, 5 in RWKV-4, and 2 in a Qwen2's body.
 
 They are the token shift of the time mix [D], wkv, and the token shift of the channel mix [D]. wkv is [H, value, key] in
 RWKV-7 and [H, key, value] in RWKV-5 and 6. RWKV-4 has aa, bb and pp [D] in its place.

@@ -118,7 +118,7 @@ def continuation(
     calls = []
     for frozen, _ in start.states:
         initial = None if frozen is None else frozen.for_request
-        calls.append(_call(engine, tokens or empty_prompt(initial), params, frozen))
+        calls.append(_call(engine, tokens or empty_prompt(engine.info.end_of_text, initial), params, frozen))
     return _checked(engine, Asked(replace(start.request(calls), grammar=grammar)))
 
 

@@ -21,7 +21,8 @@ from rnn_engine_states.frozen import FrozenState, freeze_state
 class State(Mapping[str, F32]):
     """The recurrent state of one sequence: a mapping from field names to arrays [L, ...] in f32, for L layers.
 
-    From RWKV-5 on, the fields are `att_shift` [L, D], `wkv` [L, H, value, key] and `ffn_shift` [L, D].
+    From RWKV-5 on, the fields are `att_shift` [L, D], `wkv` [L, H, value, key] and `ffn_shift` [L, D], which
+    QRWKV6 and ARWKV lack.
 
     The states that calls return are read-only, so that they can be shared; `copy` returns one whose arrays may be
     changed in place. States of the same model can be added, subtracted and scaled: `poet + 0.3 * (pirate - poet)`.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rnn_engine.errors import InvalidRequestError, StepError, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Cost, ParallelRequests
-from rnn_engine.requests import BEGINNING, Event, GenerateRequest, PromptScored, Started, TokenInfo, empty_prompt
+from rnn_engine.requests import Event, GenerateRequest, PromptScored, Started, TokenInfo, empty_prompt
 from rnn_engine.types import InitialState
 
 MOST_ROUNDING = 1e-3
@@ -97,9 +97,10 @@ async def score_choices(
 
     def make() -> list[GenerateRequest]:
         _check(engine, context, choices)
-        begun = context or empty_prompt(initial_state)
+        begun = context or empty_prompt(engine.info.end_of_text, initial_state)
         calls = [_call(begun, choice, initial_state) for choice in choices]
-        return calls + [_call(BEGINNING, choice, initial_state) for choice in choices if calibrate]
+        alone = (engine.info.end_of_text,)
+        return calls + [_call(alone, choice, initial_state) for choice in choices if calibrate]
 
     calls = await asyncio.to_thread(make)
     found = await _score(engine, calls)
@@ -131,7 +132,7 @@ async def score_after(
         calls = []
         for context in contexts:
             _check(engine, context.tokens, continuations)
-            begun = context.tokens or empty_prompt(context.initial_state)
+            begun = context.tokens or empty_prompt(engine.info.end_of_text, context.initial_state)
             calls += [_call(begun, each, context.initial_state, context.checkpoint_positions) for each in continuations]
         return calls
 
@@ -157,7 +158,7 @@ async def score_pairs(
         calls = []
         for context, continuation in pairs:
             _check(engine, context, [continuation])
-            begun = context or empty_prompt(initial_state)
+            begun = context or empty_prompt(engine.info.end_of_text, initial_state)
             calls.append(replace(_call(begun, continuation, initial_state), logprobs=alternatives))
         return calls
 

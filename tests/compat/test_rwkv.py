@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from rnn_engine.compat.rwkv import PIPELINE, PIPELINE_ARGS, RWKV, parse_strategy
 from rnn_engine.demo import model_path, tokenizer_path
 from rnn_engine.errors import InvalidRequestError, TokenizerError
+from rnn_engine.types import ModelShape
 from tests.support.golden import ILL_CONDITIONED, NAMES, load_golden
 from tests.support.models import random_model, save_safetensors, tiny_shape
-from tests.support.reference import relative_error
+from tests.support.older_models import QWEN2_SHAPES
+from tests.support.reference import forward, relative_error
 from tools.golden.oracle import arrange_state
 
 CPU = "cpu fp32"
@@ -39,6 +41,17 @@ def test_logits_and_states_are_the_packages(name: str) -> None:
         assert relative_error(arranged[field], expected) < max(bound, 3e-5)
     last, _ = model.forward(tokens[-1], model.forward(tokens[:-1], None)[1])
     assert relative_error(last.numpy(), golden.logits[-1]) < bound
+    model.model.close()
+
+
+@pytest.mark.parametrize("shape", QWEN2_SHAPES, ids=lambda shape: shape.version)
+def test_versions_that_the_package_lacks_have_its_interface(shape: ModelShape, tmp_path: Path) -> None:
+    own = random_model(shape, seed=3)
+    model = RWKV(str(save_safetensors(own, tmp_path / "model.safetensors", "f32")), CPU)
+    tokens = [3, 1, 4, 1, 5]
+    logits, state = model.forward(tokens[3:], model.forward(tokens[:3], None)[1], full_output=True)
+    assert relative_error(logits.numpy(), forward(own, tokens)[0][3:]) < 1e-5
+    assert [array.shape for array in state] == 2 * [(64,), (4, 16, 16)]
     model.model.close()
 
 

@@ -348,7 +348,7 @@ def _call(
     )
     if start.prompt is None:
         return call
-    own = engine.tokenize(start.prompt) or empty_prompt(start.initial_state)
+    own = engine.tokenize(start.prompt) or empty_prompt(engine.info.end_of_text, start.initial_state)
     return replace(call, prompt=own, turn_positions=(), checkpoint_positions=())
 
 

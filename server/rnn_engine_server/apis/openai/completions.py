@@ -186,4 +186,4 @@ def _tokens(engine: EngineLike, prompt: AnyPrompt, start: WeightedState) -> Sequ
     An empty list of tokens stays empty and is rejected later.
     """
     tokens = tokens_of(engine, prompt)
-    return (tokens or empty_prompt(start.initial_state)) if isinstance(prompt, str) else tokens
+    return (tokens or empty_prompt(engine.info.end_of_text, start.initial_state)) if isinstance(prompt, str) else tokens
