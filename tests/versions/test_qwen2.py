@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from numpy.typing import DTypeLike
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
@@ -14,7 +16,7 @@ from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.engine import Engine
 from rnn_engine.errors import ModelError
 from rnn_engine.grammar import Grammar
-from rnn_engine.loading.runner import open_model
+from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import ModelFile
 from rnn_engine.operations.chat_prompt import make_chat_prompt
@@ -22,15 +24,17 @@ from rnn_engine.reference import Array
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.types import F32, ModelShape
 from tests.support.cpu import make_cpu_runner
-from tests.support.gguf import bpe_vocabulary, save_gguf
+from tests.support.gguf import bpe_vocabulary, llama_cpp_tensors, metadata, save_gguf, write_gguf
 from tests.support.golden import FOLDER
 from tests.support.golden_contract import run_in_chunks
 from tests.support.gpu import make_gpu_runner
+from tests.support.kept_blocks import random_bytes
 from tests.support.models import TensorModel, random_model
 from tests.support.older_models import tiny_v6_qwen2, tiny_v7_qwen2
 from tests.support.reference import forward, log_softmax, relative_error
 from tools.golden.llama_cpp import CASES
 
+ARCHITECTURES = {"v6-qwen2": "rwkv6qwen2", "v7-qwen2": "arwkv7"}
 TOLERANCE = 1e-5
 """The greatest error of a log-probability, in parts of the greatest. llama.cpp computes in f32, too."""
 
@@ -70,7 +74,7 @@ def test_so_they_are_on_devices_in_chunks_of_any_size(golden: tuple[ModelFile, l
 
 @pytest.mark.parametrize("shape", [tiny_v6_qwen2(), tiny_v7_qwen2()], ids=lambda shape: shape.version)
 def test_the_epsilon_of_the_norms_comes_from_the_file(shape: ModelShape, tmp_path: Path) -> None:
-    key = {"v6-qwen2": "rwkv6qwen2", "v7-qwen2": "arwkv7"}[shape.version] + ".attention.layer_norm_rms_epsilon"
+    key = f"{ARCHITECTURES[shape.version]}.attention.layer_norm_rms_epsilon"
     model = random_model(shape, seed=4)
     with open_model(save_gguf(model, tmp_path / "a.gguf")) as usual:
         assert usual.shape == shape
@@ -152,3 +156,29 @@ async def test_a_grammar_ends_with_an_end_of_the_text_and_not_with_token_0(tmp_p
         )
         events = [event async for event in engine.generate(request)]
         assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "xy"
+
+
+MATRIX = re.compile(r"(.*time_mix_(key|value|receptance|gate|output)|.*ffn_(gate|up|down)|token_embd|output)\.weight")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [tiny_v6_qwen2(layers=1, width=256, ffn=256), tiny_v7_qwen2(width=256, ffn=256)],
+    ids=lambda shape: shape.version,
+)
+def test_matrices_in_k_quants_stay_in_their_blocks(shape: ModelShape, tmp_path: Path) -> None:
+    tensors = llama_cpp_tensors(random_model(shape, seed=6))
+    encoded: dict[str, GGMLQuantizationType] = {}
+    for name in filter(MATRIX.fullmatch, list(tensors)):
+        kind = "Q6_K" if "ffn_down" in name or name == "output.weight" else "Q4_K"
+        tensors[name] = random_bytes(kind, *tensors[name].shape, seed=len(encoded))
+        encoded[name] = GGMLQuantizationType[kind]
+    architecture, tokens = ARCHITECTURES[shape.version], [3, 1, 4, 1, 5]
+    path = write_gguf(tmp_path / "a.gguf", architecture, metadata(shape), tensors, encoded=encoded)
+    with open_model(path) as model:
+        assert model.block_type("blocks.0.att.key.weight") == "Q4_K"
+        expected, _ = forward(model, tokens, dtype=np.float64)
+        runner = load_runner(model, weights="stored", num_slots=2, max_rows=8)
+    found = run_in_chunks(runner, tokens, (2,))
+    runner.close()
+    assert relative_error(found, expected) < 1e-4
