@@ -93,7 +93,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
         self.globals = {name: self.globals[name] for name in _GLOBALS}
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now, "namespace": _Namespace}
+        self.globals |= {"raise_exception": _raise_exception, "namespace": _Namespace}
+        self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
 
     def render_bounded(self, template: Template, values: Mapping[str, object], most_characters: int) -> str:
         """Return the text that `template` makes of the variables `values`.
@@ -203,27 +204,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 class _Bounding(NodeTransformer):
     """Rewrites a template so that turns of loops and calls of macros count as steps, and new containers are bounded."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        return self._count(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
-        return self._count(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
-        return self._count(node)
-
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return _call("concatenate", node.nodes, node.lineno)
 
-    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        return self._bound(node)
-
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         return self._bound(node) if node.ctx == "load" else node
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
-        return self._bound(node)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -245,6 +231,9 @@ class _Bounding(NodeTransformer):
         self.generic_visit(node)
         node.body.insert(0, nodes.Output([_call("count_step", [], node.lineno)], lineno=node.lineno))
         return node
+
+    visit_For = visit_Macro = visit_CallBlock = _count  # noqa: N815
+    visit_List = visit_Dict = _bound  # noqa: N815
 
 
 class _Generation(Extension):
@@ -298,10 +287,6 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
 def _tojson(value: object, indent: int | None = None, **_options: object) -> str:
     """Return `value` as JSON without HTML escapes, as in transformers: the filter `tojson`."""
     return to_json(value) if indent is None else json.dumps(value, ensure_ascii=False, indent=min(indent, 8))
@@ -349,7 +334,10 @@ class JinjaTemplate:
         ends: dict[int, int] = {}
         for count in _prefix_lengths(conversation):
             try:
-                shorter = self._render(_beginning(conversation, count), messages[:count], most_characters)
+                beginning = Conversation(
+                    conversation.messages[:count], conversation.tools, answers=False, variables=conversation.variables
+                )
+                shorter = self._render(beginning, messages[:count], most_characters)
             except InvalidRequestError:
                 continue  # some templates need a question at the end
             if text.startswith(shorter):
@@ -445,12 +433,6 @@ def _prefix_lengths(conversation: Conversation) -> list[int]:
         return []
     count = len(conversation.messages)
     return sorted({*range(max(count - _MOST_PREFIXES + 2, 1), count + 1), conversation.num_leading_system} - {0})
-
-
-def _beginning(conversation: Conversation, count: int) -> Conversation:
-    return Conversation(
-        conversation.messages[:count], conversation.tools, answers=False, variables=conversation.variables
-    )
 
 
 def _common_length(one: str, other: str) -> int:

@@ -117,7 +117,9 @@ class ToolFormat:
     def describe(self, tools: Sequence[Tool]) -> str:
         """Return the text that describes `tools` to the model, for a system message."""
         if self.signatures:
-            return "Tools: " + ", ".join(map(_signature, tools))
+            properties = [tool.parameters.get("properties") for tool in tools]
+            names = [", ".join(each) if isinstance(each, dict) else "" for each in properties]
+            return "Tools: " + ", ".join(f"{tool.name}({own})" for tool, own in zip(tools, names, strict=True))
         text = _INSTRUCTIONS if self.opening else _BARE_INSTRUCTIONS
         lines = "\n".join(map(tool_json, tools))
         return text.format(tools=lines, opening=self.opening, closing=self.closing, arguments=self.arguments)
@@ -148,8 +150,3 @@ def guess_format(template: str) -> ToolFormat:
     if "<tool_call>" in template or "tools" not in template:
         return ToolFormats.TAGGED.value
     return ToolFormats.JSON_PARAMETERS.value if '"parameters":' in template else ToolFormats.JSON.value
-
-
-def _signature(tool: Tool) -> str:
-    properties = tool.parameters.get("properties")
-    return f"{tool.name}({', '.join(properties) if isinstance(properties, dict) else ''})"

@@ -67,7 +67,8 @@ def convert_model(
     suffix = _file_suffix(target, field)
     target = Path(target)
     write = _WRITERS.get(suffix)
-    if target.exists() and not force and not is_special(target) and not _is_empty_folder(target):
+    is_empty_folder = target.is_dir() and next(target.iterdir(), None) is None
+    if target.exists() and not force and not is_special(target) and not is_empty_folder:
         message = f"{field}: {target} exists already; --force replaces it"
         raise InvalidRequestError(field, str(target), "a name that does not exist yet", message)
     specs = VERSIONS.get(model.shape.version).layout.list_specs(model.names)
@@ -112,10 +113,6 @@ _ALIKE: Final = 0.82  # from here on an ending is a misspelling of one that file
 
 def _ends_in_slash(target: Path | str) -> bool:
     return str(target).endswith(("/", os.sep))
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and next(path.iterdir(), None) is None
 
 
 def model_bytes(path: Path) -> int:

@@ -91,13 +91,9 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> GgufVocabulary | None:
     if tokenizer.name not in ("world", "gguf"):
         return None
     pieces = [tokenizer.decode_bytes(token) for token in range(size)]
-    tokens = [_escape(piece) if piece else f"[PAD{token}]".encode() for token, piece in enumerate(pieces)]
+    tokens = [repr(piece)[2:-1].encode() if piece else f"[PAD{token}]".encode() for token, piece in enumerate(pieces)]
     kinds = [_NORMAL if piece else _UNUSED for piece in pieces]
     return GgufVocabulary([b"<s>", *tokens[1:]], [_CONTROL, *kinds[1:]])
-
-
-def _escape(piece: bytes) -> bytes:
-    return repr(piece)[2:-1].encode()
 
 
 def _entries(source: ConversionSource, metadata: Metadata) -> Iterator[TensorEntry]:

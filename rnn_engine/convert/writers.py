@@ -305,19 +305,12 @@ def write_fla(folder: Path, source: ConversionSource) -> None:
         )
     if lost := [spec.name for spec in source.specs if spec.name.endswith(".time_state")]:
         raise ModelError(f"flash-linear-attention has no place for {lost[0]}; expected a model without a tuned state")
-    entries = [_entry(source, spec) for spec in source.specs if not _is_unused(spec)]
+    unused = {f"blocks.0.att.v{number}" for number in "012"}  # flash-linear-attention has no modules for them
+    entries = [_entry(source, spec) for spec in source.specs if spec.name not in unused]
     with atomic_file(folder / "config.json") as file:
         file.write(json.dumps(_config(shape, source), indent=2).encode() + b"\n")
     with atomic_file(folder / "model.safetensors") as file:
         write_safetensors(file, widest_first(entries), {"format": "pt"})
-
-
-def _is_unused(spec: TensorSpec) -> bool:
-    """Return True for the tensors of layer 0's value residual, which flash-linear-attention's files do not have.
-
-    The layer does not use them, and flash-linear-attention has no module for them.
-    """
-    return spec.name in {f"blocks.0.att.v{number}" for number in "012"}
 
 
 def _entry(source: ConversionSource, spec: TensorSpec) -> TensorEntry:

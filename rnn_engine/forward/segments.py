@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -143,21 +143,9 @@ class SegmentPlace:
     inputs_from: Activation
 
     def pack(self) -> list[int]:
-        """Return the place as the 4-byte words of `struct Segment` of segments.wgsl."""
-        return [
-            self.first_row,
-            self.num_rows,
-            -(-self.num_columns // COLUMNS_AT_ONCE),
-            self.panel_blocks,
-            self.weights_start,
-            self.inputs_start,
-            self.inputs_stride,
-            self.outputs_start,
-            self.outputs_stride,
-            self.operand_start,
-            self.operand_stride,
-            int(self.activation),
-        ]
+        """Return the place as the 4-byte words of `struct Segment` of segments.wgsl, which has the fields' order."""
+        first_row, num_rows, num_columns, *rest, _ = astuple(self)
+        return [first_row, num_rows, -(-num_columns // COLUMNS_AT_ONCE), *map(int, rest)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -156,7 +156,6 @@ def tagged_text(
     *,
     required: bool = False,
     parallel: bool = True,
-    separator: str = "\n",
     ending: str = "",
     otherwise: Tag | None = None,
 ) -> Grammar:
@@ -165,8 +164,8 @@ def tagged_text(
     The text is free until `trigger`, with which each tag begins. Then one of the tags follows to its end, then free
     text again, and so on.
     If `parallel` is False, a text has at most one tag and ends with it.
-    If `required`, there is no free text: the text is a tag. If `parallel` too, several tags may follow each other with
-    `separator` between them, and `ending` may follow the last one.
+    If `required`, there is no free text: the text is a tag. If `parallel` too, several tags may follow each other,
+    with line breaks between them, and `ending` may follow the last one.
     With `otherwise` there is no free text either: the text is tags as with `required`, or that tag alone. `required`
     overrides `otherwise`.
 
@@ -189,7 +188,8 @@ def tagged_text(
     if required or otherwise is not None:
         one = f"{_quoted(trigger)} ({any_tag})"
         last = f"{_quoted(ending)}?" if ending else ""
-        start = f"{one} ({_quoted(separator)} {one})* {last}" if parallel else one
+        line_break = _quoted("\n")
+        start = f"{one} ({line_break} {one})* {last}" if parallel else one
         if otherwise is not None and not required:
             start = f"{start} | {_slot(otherwise.begin, len(tags), otherwise.end)}"
             tags = [*tags, otherwise]
@@ -197,15 +197,13 @@ def tagged_text(
         rules += [f"TEXT: {_TEXT}", "last: TEXT", f"free[lazy]: TEXT {_quoted(trigger)}"]
         start = f"(free ({any_tag}))* last" if parallel else f"free ({any_tag}) | last"
     lark = "\n".join(["%llguidance {}", f"start: {start}", *rules, ""])
-    described = {"lark": lark, "schemas": [_described(tag) for tag in tags]}
+    schemas = [
+        {"name": tag.name, "schema": tag.schema, "strict": tag.strict, "is_object": tag.is_object} for tag in tags
+    ]
     try:
-        return Grammar("tagged", json.dumps(described), "tools", is_written=False)
+        return Grammar("tagged", json.dumps({"lark": lark, "schemas": schemas}), "tools", is_written=False)
     except RecursionError:
         raise InvalidRequestError("tools", "JSON schemas", "less deeply nested objects and lists") from None
-
-
-def _described(tag: Tag) -> Mapping[str, object]:
-    return {"name": tag.name, "schema": tag.schema, "strict": tag.strict, "is_object": tag.is_object}
 
 
 def _fit_tagged(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:

@@ -338,7 +338,7 @@ def _correct_uris(part: dict[str, object]) -> None:
     """
     match part.get("$ref"):
         case str(reference) if reference.startswith("#"):
-            part["$ref"] = f"#{_NOT_IN_URI.sub(_percent_encoded, reference[1:])}"
+            part["$ref"] = f"#{_NOT_IN_URI.sub(lambda found: quote(found[0], safe=''), reference[1:])}"
     for key in ("$id", "id"):
         match part.get(key):
             case str(name) if name in ("", "#") or _NOT_IN_URI.search(name.replace("#", "", 1)):
@@ -352,7 +352,3 @@ _NOT_IN_URI: Final = re.compile(r"[^A-Za-z0-9._~:/?@!$&'()*+,;=%-]|%(?![0-9A-Fa-
 _DIALECT: Final = re.compile(
     r"http://json-schema\.org/draft-0[467]/schema#?|https://json-schema\.org/draft/20\d\d-\d\d/schema#?"
 )
-
-
-def _percent_encoded(found: re.Match[str]) -> str:
-    return quote(found[0], safe="")

@@ -59,7 +59,8 @@ def _stored_name(spec: TensorSpec, tensors: Tensors) -> str:
 def _is_ai00(path: Path, by_stored_name: Mapping[str, TensorSpec], tensors: Tensors) -> bool:
     present = [(spec, name) for name, spec in by_stored_name.items() if name in tensors]
     adapters = [(spec, tensors[name]) for spec, name in present if spec.ai00_swaps and _WIDTH in spec.dims[-2:]]
-    width = _width(tensors)
+    embedding = tensors.get("emb.weight")
+    width = embedding.shape[-1] if embedding is not None and embedding.shape else None
     votes = [vote for spec, info in adapters if (vote := _swap_vote(spec, info, width)) is not None]
     if votes:
         return 2 * sum(votes) > len(votes)  # the others are then refused for their shapes
@@ -79,9 +80,3 @@ def _swap_vote(spec: TensorSpec, info: TensorInfo, width: int | None) -> bool | 
     if (rows == width) == (columns == width):
         return None
     return (columns if spec.dims[-2] == _WIDTH else rows) == width
-
-
-def _width(tensors: Tensors) -> int | None:
-    """Return D, the width of the model with these tensors: the embedding's last dimension. None without one."""
-    embedding = tensors.get("emb.weight")
-    return embedding.shape[-1] if embedding is not None and embedding.shape else None

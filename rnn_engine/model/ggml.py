@@ -203,7 +203,10 @@ def _contradiction(key: str, stated: object, expected: str) -> ModelError:
 
 
 def _check_names(architecture: _Architecture, names: tuple[str, ...], num_layers: int) -> None:
-    known = {*architecture.model_names, *_layer_names(architecture, num_layers, len(names))}
+    if num_layers > len(names):
+        raise ModelError(f"{len(names)} tensors can't make up {num_layers} layers; expected the tensors of all layers")
+    in_layers = (name for layer in range(num_layers) for name in _names_of_layer(architecture, layer))
+    known = {*architecture.model_names, *in_layers}
     optional = {f"blk.0.{name}" for name in _UNUSED_IN_LAYER_0}
     optional |= {f"blk.{layer}.{name}" for layer in range(num_layers) for name in architecture.optional}
     singles = {f"blk.{layer}.{name}" for layer in range(num_layers) for name in _single_mixes(architecture)}
@@ -211,14 +214,6 @@ def _check_names(architecture: _Architecture, names: tuple[str, ...], num_layers
     check_none_missing(sorted(known - set(names) - optional - fused_apart), names, f"blk.{num_layers - 1}.")
     if unknown := sorted(set(names) - known - singles):
         raise ModelError(f"{count(unknown, 'tensor')} that no served RWKV version has: {show_all(unknown)}")
-
-
-def _layer_names(architecture: _Architecture, num_layers: int, num_tensors: int) -> Iterator[str]:
-    """Yield the names of a GGUF file's tensors in all layers. Raises ModelError for more layers than tensors."""
-    if num_layers > num_tensors:
-        raise ModelError(f"{num_tensors} tensors can't make up {num_layers} layers; expected the tensors of all layers")
-    for layer in range(num_layers):
-        yield from _names_of_layer(architecture, layer)
 
 
 def _names_of_layer(architecture: _Architecture, layer: int) -> Iterator[str]:
@@ -327,7 +322,7 @@ def _steps(name: str, names: tuple[str, ...]) -> tuple[StoredStep, ...]:
     if _DECAY.fullmatch(name):
         if is_v6:
             return (Flat(),)
-        return (Compute(_log_log if has_heads else _log_of_negative),)
+        return (Compute(_log_log if has_heads else lambda decay: _log(-decay)),)
     if _FIRST.fullmatch(name) and has_heads:
         return (Compute(_log),)
     return ()
@@ -337,11 +332,6 @@ def _log_log(decay: NDArray[Any]) -> NDArray[Any]:
     """Return w for stored decays exp(-exp(w)). The result is finite even if f32 has rounded a decay to 0 or 1."""
     with np.errstate(all="ignore"):  # of a damaged file
         return _log(np.clip(-np.log(decay), _LEAST_LOG, _MOST_LOG))
-
-
-def _log_of_negative(decay: NDArray[Any]) -> NDArray[Any]:
-    """Return w for stored decays -exp(w)."""
-    return _log(-decay)
 
 
 def _log(values: NDArray[Any]) -> NDArray[Any]:

@@ -84,8 +84,11 @@ def fla_name(name: str) -> str:
     if match is None:
         return _TOP.get(name, name)
     layer, part, rest = match.groups()
-    if part == "att":
-        rest = _time_mix_name(rest)
+    if part == "att" and _ADAPTER_NAME.fullmatch(rest):
+        rest = f"{rest[0]}_lora.lora.{_ADAPTER[rest[1]]}"
+    elif part == "att":
+        module, dot, parameter = rest.partition(".")
+        rest = f"{_TIME_MIX.get(module, module)}{dot}{parameter}"
     return f"model.layers.{layer}.{_PARTS.get(part, part)}.{rest}"
 
 
@@ -106,13 +109,6 @@ def blinkdl_name(name: str) -> str:
 def is_transposed(name: str) -> bool:
     """Return True if flash-linear-attention swaps the last two dimensions of the tensor that BlinkDL calls `name`."""
     return re.fullmatch(r"blocks\.[0-9]+\.att\.[wavg][12]", name) is not None
-
-
-def _time_mix_name(rest: str) -> str:
-    if _ADAPTER_NAME.fullmatch(rest):
-        return f"{rest[0]}_lora.lora.{_ADAPTER[rest[1]]}"
-    module, dot, parameter = rest.partition(".")
-    return f"{_TIME_MIX.get(module, module)}{dot}{parameter}"
 
 
 # RWKV-6 and RWKV-7 under the names that they have in flash-linear-attention.

@@ -62,7 +62,10 @@ def read_peft_config(folder: Path) -> PeftConfig:
     path = folder / _FILE
     config = read_json(path)
     try:
-        _check_kind(config)
+        if config.get("peft_type", "LORA") != "LORA":
+            raise ModelError(f"peft_type {show(str(config['peft_type']))} can't be merged; expected LORA")
+        if config.get("use_dora"):
+            raise ModelError("use_dora is true, and DoRA can't be merged; expected false")
         return PeftConfig(
             rank=int(_positive("r", config.get("r"))),
             alpha=_positive("lora_alpha", config.get("lora_alpha")),
@@ -72,13 +75,6 @@ def read_peft_config(folder: Path) -> PeftConfig:
         )
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-
-
-def _check_kind(config: Mapping[str, Any]) -> None:
-    if config.get("peft_type", "LORA") != "LORA":
-        raise ModelError(f"peft_type {show(str(config['peft_type']))} can't be merged; expected LORA")
-    if config.get("use_dora"):
-        raise ModelError("use_dora is true, and DoRA can't be merged; expected false")
 
 
 def _pattern(field: str, value: object) -> dict[str, float]:
@@ -254,7 +250,11 @@ def check_changes(
     """
     if not changes:
         raise ModelError("it has no tensors; expected low-rank pairs such as blocks.0.att.key.lora.0 and .lora.1")
-    used = [name for change in changes.values() for name in _stored_names(change)]
+    used = [
+        name
+        for change in changes.values()
+        for name in ((change.down, change.up) if isinstance(change, Pair) else (change.name,))
+    ]
     wrong = [f"{show(name)} is {stored[name].dtype.name}" for name in used if stored[name].dtype not in WEIGHT_DTYPES]
     if wrong:
         allowed = ", ".join(dtype.name for dtype in WEIGHT_DTYPES)
@@ -283,10 +283,6 @@ def pair_rank(name: str, info: TensorInfo, axis: int) -> int:
     if len(info.shape) != 2 or 0 in info.shape:
         raise ModelError(f"{show(name)} is {list(info.shape)}; expected a matrix")
     return info.shape[axis]
-
-
-def _stored_names(change: Change) -> tuple[str, ...]:
-    return (change.down, change.up) if isinstance(change, Pair) else (change.name,)
 
 
 def _check_pair(name: str, pair: Pair, stored: Mapping[str, TensorInfo], target: TensorInfo) -> None:

@@ -166,7 +166,9 @@ class StoredTensor:
                 shape = step.shape(shape)
             except ModelError as error:
                 raise ModelError(f"{show(self.name)} {error}") from error
-            block_type = block_type if _keeps_blocks(step, block_type) else None
+            # Scaled blocks are still blocks, and the numbers of a part can become blocks again.
+            is_part_of_blocks = isinstance(step, StoredPart) and (block_type or "").lower() in BLOCK_FORMATS
+            block_type = block_type if isinstance(step, Scale) or is_part_of_blocks else None
         try:
             return TensorInfo(shape, info.dtype, block_type)
         except ValueError as error:
@@ -189,8 +191,3 @@ class StoredTensor:
                 return None
             scaled = scaled.scaled(step.factor)
         return scaled
-
-
-def _keeps_blocks(step: StoredStep, block_type: str | None) -> bool:
-    """Return True if blocks are still blocks after a step; of a part, its numbers can become blocks again."""
-    return isinstance(step, Scale) or (isinstance(step, StoredPart) and (block_type or "").lower() in BLOCK_FORMATS)

@@ -146,7 +146,11 @@ def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) ->
     `settings` must have passed `check`.
     """
     fields = settings.fields(shape)
-    rows: F32 = np.stack([_of_layer(state, layer, settings, fields) for layer in settings.layers(shape)])  # [layers, n]
+    layers = []
+    for layer in settings.layers(shape):
+        pooled = [_pool(field, state[field.name][layer], settings.pooling) for field in fields]
+        layers.append(pooled[0] if len(pooled) == 1 else np.concatenate([_unit(numbers) for numbers in pooled]))
+    rows: F32 = np.stack(layers)  # [layers, n]
     return np.asarray(rows.mean(axis=0), np.float32) if settings.layer == "mean" else rows.reshape(-1)
 
 
@@ -160,12 +164,6 @@ def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
     if settings.dimensions is not None and settings.dimensions < len(vector):
         vector = _project(vector, settings.dimensions)
     return _unit(vector) if settings.normalize else vector
-
-
-def _of_layer(state: State, layer: int, settings: EmbeddingSettings, fields: Sequence[StateField]) -> F32:
-    """Return a layer's part of an embedding: a field of its state, or several of length 1 joined. -> [n] f32"""
-    pooled = [_pool(field, state[field.name][layer], settings.pooling) for field in fields]
-    return pooled[0] if len(pooled) == 1 else np.concatenate([_unit(numbers) for numbers in pooled])
 
 
 def _unit(vector: F32) -> F32:
@@ -407,7 +405,9 @@ async def end_states(
                     costs[number] = Cost(event.prompt_tokens, event.cached_tokens)
                 elif isinstance(event, Finished):
                     assert event.end is not None  # it was requested
-                    yield number, InputState(_finite(event.end.state), costs[number])
+                    if not all(np.isfinite(array).all() for array in event.end.state.values()):
+                        raise StepError("the state after an input holds numbers that are not finite")
+                    yield number, InputState(event.end.state, costs[number])
 
 
 def _check(engine: EngineLike, calls: Sequence[GenerateRequest], inputs: Sequence[int]) -> None:
@@ -420,9 +420,3 @@ def _check(engine: EngineLike, calls: Sequence[GenerateRequest], inputs: Sequenc
         except InvalidRequestError as error:
             field = error.field.removeprefix("prompt")
             raise InvalidRequestError(f"input {number}{field}", error.value, error.allowed) from None
-
-
-def _finite(state: State) -> State:
-    if not all(np.isfinite(array).all() for array in state.values()):
-        raise StepError("the state after an input holds numbers that are not finite")
-    return state

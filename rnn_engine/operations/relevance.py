@@ -7,7 +7,6 @@ for that.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
@@ -20,7 +19,7 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.chat_prompt import make_chat_prompt, token_positions
 from rnn_engine.operations.embedding import InputState, end_of_sentence, end_states
 from rnn_engine.operations.parallel import Cost
-from rnn_engine.operations.scoring import Context, Continuation, score_after, shared_cost
+from rnn_engine.operations.scoring import Context, score_after, shared_cost
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import InitialState
 
@@ -126,10 +125,7 @@ async def score_relevance(
     space = "" if prompts[0].text[-1:].isspace() else " "
     answers = [engine.tokenize(space + answer) for answer in (_YES, _NO)]
     contexts = [Context(prompt.tokens, initial_state, prompt.checkpoint_positions) for prompt in prompts]
-    return await asyncio.to_thread(_compare, await score_after(engine, contexts, answers))
-
-
-def _compare(found: Sequence[Sequence[Continuation]]) -> tuple[Relevance, ...]:
+    found = await score_after(engine, contexts, answers)
     return tuple(Relevance(yes.total - no.total, shared_cost([yes, no])) for yes, no in found)
 
 

@@ -271,7 +271,8 @@ class Adjustments:
         if self.penalises_sights:
             self._scale *= self.decay
             if self._scale < _LEAST_SCALE:
-                self._rescale()
+                self._penalty[self.tokens] *= self._scale
+                self._scale = 1.0
             amount = self.frequency
             if token not in self._seen:
                 self._seen.add(token)
@@ -287,10 +288,6 @@ class Adjustments:
             self._know(token)
         for rule in self._rules:
             rule.generated(token)
-
-    def _rescale(self) -> None:
-        self._penalty[self.tokens] *= self._scale
-        self._scale = 1.0
 
     def _plain(self, tokens: I32) -> F64:
         """Return what bias, rules, and presence and frequency penalties together add to the logits of `tokens`."""

@@ -111,11 +111,7 @@ class Ai00Mirostat:
 
 Ai00Sampler: TypeAlias = Ai00Nucleus | Ai00Typical | Ai00Mirostat
 
-_KINDS: tuple[type[Ai00Nucleus] | type[Ai00Typical] | type[Ai00Mirostat], ...] = (
-    Ai00Nucleus,
-    Ai00Typical,
-    Ai00Mirostat,
-)
+_KINDS = (Ai00Nucleus, Ai00Typical, Ai00Mirostat)
 _RANGES = {
     "top_p": (0.0, 1.0),
     "top_k": (0, 2**31 - 1),

@@ -106,28 +106,21 @@ class Waypoints:
             return None
         if self._length < LEAST_STEPS * self._step:
             return self._window_of_short()
-        while (latest := self._latest()) < self._length:
+        while True:
+            is_early = self._is_early(self._kept)
+            latest = (self._length - 1) // 2 if is_early else 10 * self._kept // 9  # just before the middle, at first
+            if latest >= self._length:
+                return None
             near = [point for point in self._points if self._kept < point <= latest]
             if not near or self._is_early(near[-1]):
-                return self._window_up_to(latest)
+                earliest = -(-9 * self._length // 20) if is_early else (self._kept + latest + 1) // 2
+                cut = self._cut_before(earliest, latest)
+                return _Window(max(earliest, cut - self._step + 1), cut)
             self._kept = near[-1]
-        return None
 
     def _is_early(self, position: int) -> bool:
         """Return True if a state at `position` is too early to be of use to a prompt that shares half of this one."""
         return 20 * position < 9 * self._length
-
-    def _latest(self) -> int:
-        """Return the last position at which the prompt's next waypoint (a saved state) may lie.
-
-        That is just before the middle, or a ninth beyond the waypoint before.
-        """
-        return (self._length - 1) // 2 if self._is_early(self._kept) else 10 * self._kept // 9
-
-    def _window_up_to(self, latest: int) -> _Window:
-        earliest = -(-9 * self._length // 20) if self._is_early(self._kept) else (self._kept + latest + 1) // 2
-        cut = self._cut_before(earliest, latest)
-        return _Window(max(earliest, cut - self._step + 1), cut)
 
     def _window_of_short(self) -> _Window | None:
         """Return the range of positions for the only waypoint of a prompt that takes few steps; None if it needs none.

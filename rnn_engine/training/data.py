@@ -6,10 +6,10 @@ An answer is learnt after exactly the tokens that the server would make of the c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -228,8 +228,11 @@ def _make_documents(
     """Return the documents of one record, and True if it is too long: then it has fewer of them, cut ones, or none."""
     match parse_example(value):
         case Text() as text:
-            found = iter([_text_document(text, maker)] if text.completion.strip() else [])
-            if text.prompt and not text.completion.strip():
+            found: Iterable[TrainingDocument] = ()
+            if text.completion.strip():
+                learnt = [*maker.tokenize(text.completion), END_OF_TEXT]
+                found = [_document(maker.tokenize(text.prompt), learnt)]
+            elif text.prompt:
                 report.empty.add(place)
         case Chat() as chat:
             found = _chat_documents(chat, place, maker, settings.max_tokens, report)
@@ -242,12 +245,6 @@ def _make_documents(
         if document.num_inputs > 0 and document.weights.any():
             documents.append(document)
     return () if is_long and settings.long_texts != "cut" else tuple(documents), is_long
-
-
-def _text_document(text: Text, maker: TextMaker) -> TrainingDocument:
-    """Return the document of a text: its prompt, and what is learnt, which token 0 ends."""
-    prompt = maker.tokenize(text.prompt)
-    return _document(prompt, [*maker.tokenize(text.completion), END_OF_TEXT])
 
 
 def _chat_documents(
@@ -265,7 +262,7 @@ def _chat_documents(
             report.empty.add(f"{place}, message {number}")
             continue
         prompt, written = _make_turn(chat, number, answer, maker)
-        if document is not None and not _begins_with(prompt, document.tokens):
+        if document is not None and not np.array_equal(prompt[: len(document.tokens)], document.tokens):
             yield document
             document = None
         document = _document(prompt, written, document)
@@ -281,10 +278,6 @@ def _make_turn(chat: Chat, number: int, answer: ChatMessage, maker: TextMaker) -
     most = 2 * (conversation.characters + len(answer.content)) + _MOST_ADDED
     prompt = make_chat_prompt(maker, maker.template, conversation, most, before=maker.before)
     return prompt.tokens, make_answer(maker, maker.template, conversation, answer, most)
-
-
-def _begins_with(prompt: Sequence[int], tokens: Any) -> bool:  # noqa: ANN401
-    return len(prompt) >= len(tokens) and np.array_equal(prompt[: len(tokens)], tokens)
 
 
 def _document(prompt: Sequence[int], learnt: Sequence[int], begins: TrainingDocument | None = None) -> TrainingDocument:

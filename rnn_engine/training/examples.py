@@ -87,16 +87,12 @@ def _parse_pair(record: _Object) -> Example:
     return Text(_text(prompt, "prompt"), _text(completion, "completion"))
 
 
-def _parse_text(record: _Object) -> Text:
-    return Text("", _text(record["text"], "text"))
-
-
 _FORMS: Final[tuple[tuple[tuple[str, ...], Callable[[_Object], Example]], ...]] = (
     (("messages",), _parse_openai),
     (("conversations",), _parse_sharegpt),
     (("prompt", "completion"), _parse_pair),
     (("instruction", "output"), _parse_alpaca),
-    (("text",), _parse_text),
+    (("text",), lambda record: Text("", _text(record["text"], "text"))),
 )
 
 
