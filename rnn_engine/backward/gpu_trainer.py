@@ -187,10 +187,7 @@ class GpuTrainer:
         return float(losses[counting].astype(np.float64).sum())
 
     def _in_parts(self, make_plan: Callable[..., Plan]) -> Callable[..., tuple[Plan, ...]]:
-        """Return a function that returns a plan in parts, each short enough for the time that a driver allows.
-
-        It caches its results.
-        """
+        """Return a cached function that returns a plan in parts, each short enough for what a driver allows."""
         return lru_cache(_PLANS)(lambda *size, **what: tuple(parts_of(make_plan(*size, **what), self._max_operations)))
 
     def _submit(self, plans: Sequence[Plan]) -> None:

@@ -239,10 +239,7 @@ class WorldTemplate:
         return thinking, _EFFORTS.get(str(effort), "") if thinking else ""
 
     def _with_tools(self, conversation: Conversation) -> list[ChatMessage]:
-        """Return the conversation's messages, with a description of its tools in the first system message.
-
-        Adds a system message if there is none.
-        """
+        """Return the messages, with a description of the tools in the first system message, added if missing."""
         messages = list(conversation.messages)
         if not conversation.tools:
             return messages

@@ -185,10 +185,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return bounded
 
     def _bounded_value(self, value: Any) -> Any:  # noqa: ANN401
-        """Measure a template's new value; return it, as a sized container if it is a list, tuple or dict.
-
-        Raises SecurityError if it is too large.
-        """
+        """Return a template's new value, a container with its size. Raises SecurityError if it is too large."""
         if type(value) is str and len(value) < _STEP_SIZE:  # most are
             return value
         size, levels = _measure(value)
@@ -350,10 +347,7 @@ class JinjaTemplate:
         return ""
 
     def _stop(self, text: str) -> tuple[str, ...]:
-        """Return the texts that end an answer to the prompt `text`: a blank line if the template uses World's turns.
-
-        A special token for the end of text takes its place if it is white space.
-        """
+        """Return what ends an answer to `text`: an end of text that is white space, or World's blank line."""
         end = self._special_tokens.get("eos_token", "")
         if end and not end.strip():
             return (end,)
@@ -389,10 +383,7 @@ class JinjaTemplate:
         return begun
 
     def _complete(self, conversation: Conversation, messages: Sequence[_Object]) -> list[_Object]:
-        """Return the messages for the template, with a description of the tools added if the template has none.
-
-        A message to be continued has a mark at its end.
-        """
+        """Return the messages, with the tools described if the template lacks that, and a mark at an end to go on from."""
         found = list(messages)
         if conversation.tools and not self._tells_tools:
             described = self.tool_format.describe(conversation.tools)
@@ -416,10 +407,7 @@ def _llama_cpps(tools: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
 
 
 def _thinking(conversation: Conversation) -> Mapping[str, object]:
-    """Return the client's variables for the template, with `enable_thinking` and `thinking` if other fields imply them.
-
-    Variables that the client has set stay unchanged.
-    """
+    """Return the client's variables, with `enable_thinking` and `thinking` if only other fields imply them."""
     wanted, effort = conversation.thinking, conversation.variables.get("reasoning_effort")
     if wanted is None and effort is not None:
         wanted = effort != "none"

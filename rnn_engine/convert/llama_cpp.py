@@ -97,10 +97,7 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> GgufVocabulary | None:
 
 
 def _entries(source: ConversionSource, metadata: Metadata) -> Iterator[TensorEntry]:
-    """Yield each tensor of the GGUF file under llama.cpp's name, converted from the model's tensors.
-
-    The mapping is that of the reader, `locate_llama_cpp`, in reverse: several tensors may be stacked in one.
-    """
+    """Yield each tensor of the GGUF file: `locate_llama_cpp` in reverse, with several stacked in one."""
     specs = {spec.name: spec for spec in source.specs}
     names = list(list_llama_cpp_names(metadata["general.architecture"], source.shape.num_layers))
     places: dict[str, dict[str, StoredTensor]] = {name: {} for name in names}
@@ -144,10 +141,7 @@ def _single(source: ConversionSource, name: str, spec: TensorSpec, place: Stored
 
 
 def _in_blocks(source: ConversionSource, name: str, spec: TensorSpec, block_format: BlockFormat) -> TensorEntry:
-    """Return the entry of a GGUF file for a matrix in quantised blocks.
-
-    Raises ModelError if GGUF has no such block format, or if the matrix's rows are no multiple of a block.
-    """
+    """Return the entry for a matrix in blocks. Raises ModelError for blocks that GGUF or this matrix can't have."""
     block_type = block_format.name.upper()
     shape = source.model.tensors[spec.name].shape
     if not is_gguf_block(block_type):

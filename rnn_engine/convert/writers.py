@@ -170,10 +170,7 @@ def write_blinkdl_safetensors(file: IO[bytes], source: ConversionSource) -> None
 def _quantised(
     source: ConversionSource, spec: TensorSpec, matrix: StoredMatrix, num_rows: int
 ) -> Iterator[TensorEntry]:
-    """Yield the two entries of a safetensors file for a quantised matrix, codes and figures, to be read in this order.
-
-    Reading the codes loads the matrix; reading the figures releases it.
-    """
+    """Yield a matrix's codes and figures, to be read in this order: the second reading releases the matrix."""
     read: list[Blocks] = []
 
     def read_codes() -> NDArray[Any]:
@@ -267,10 +264,7 @@ def _ai00_entries(source: ConversionSource) -> Iterator[TensorEntry]:
 
 
 def _repeated(source: ConversionSource, spec: TensorSpec, shape: ShapeV5) -> TensorEntry:
-    """Return the entry of an `.st` file for a tensor of RWKV-5.1 with one number a head, repeated for each channel.
-
-    This converts RWKV-5.1 to the RWKV-5 that ai00 supports.
-    """
+    """Return the entry for a tensor of RWKV-5.1 with one number a head: ai00 has one for each channel."""
     size = (shape.num_heads, shape.head_size)
     return source.entry(
         spec,

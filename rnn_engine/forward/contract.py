@@ -167,10 +167,7 @@ def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
 
 
 def _check_run(position: int, run: TokenRun, shape: ModelShape) -> None:
-    """Raise InvalidRequestError if a token run is invalid, except for its slot and its token ids.
-
-    `position` is its place in the batch, for the error message, which is built only if something is wrong.
-    """
+    """Raise InvalidRequestError if the run at `position` is invalid, except for its slot and its token ids."""
     length = len(run.tokens)
     if length == 0:
         raise InvalidRequestError(f"run {position}: tokens", list(run.tokens), "at least one token")
@@ -187,10 +184,7 @@ def _check_run(position: int, run: TokenRun, shape: ModelShape) -> None:
 
 
 def _check_draw_ranges(batch: Batch, max_draws: int) -> None:
-    """Raise InvalidRequestError if a numeric field of a draw in `batch` is out of range.
-
-    It looks at one field of all draws at a time, since that is quicker.
-    """
+    """Check the numbers of all draws of `batch`, one field of all at a time, since that is quicker."""
     drawing = [(position, run.draw) for position, run in enumerate(batch) if run.draw is not None]
     if drawing and max_draws == 0:
         raise InvalidRequestError(

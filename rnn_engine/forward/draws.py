@@ -125,10 +125,7 @@ def _decode_told(told: NDArray[np.uint32], batch: Batch, drawn: Sequence[Drawn])
 
 
 def _logprobs(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> list[TokenLogprobs]:
-    """Return the log-probabilities of one token run's drawn tokens, each with those of the likeliest tokens there.
-
-    `words` and `floats` are the same reported words [tokens, words], as integers and as f32.
-    """
+    """Return the log-probabilities of one run's drawn tokens, from the reported words [tokens, words] and as f32."""
     values = floats - floats[:, 1:2]
     half = words.shape[1] // 2
     ids, likeliest = words[:, 2 : 1 + half].tolist(), values[:, 1 + half :].tolist()
@@ -242,10 +239,7 @@ class SlotPenalties:
         return amounts, (text.num_seen + counted - text.first, window, draw.counts_input)
 
     def _begin(self, slot: int, penalties: DrawPenalties, counted: int) -> _Text:
-        """Upload the penalties of a sequence that starts to draw in `slot`, and return the record kept for the slot.
-
-        `counted` is the number of the sequence's tokens that `penalties` already includes.
-        """
+        """Upload the penalties of a text, with `counted` tokens in them, to its `slot`; return the slot's record."""
         first = slot * slot_penalty_bytes(self._vocab_size)
         if penalties.earlier is not None:
             self._memory.upload(self._buffer, first, penalties.earlier)

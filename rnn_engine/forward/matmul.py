@@ -218,10 +218,7 @@ class MatMul:
         return SinglePart(part, variant, kernel, self._kernels.kernels.bind(kernel.source, bindings))
 
     def _join(self) -> LoadedPart | None:
-        """Return two parts, one in blocks and one in f16, as one part that a single token can be multiplied with.
-
-        Return None if there are no such parts, or if the tuning has them in dispatches of their own.
-        """
+        """Return two parts, one in blocks and one in f16, as one for single tokens; None if the tuning joins none."""
         if not self._kernels.tuning.joins_formats or len(self._parts) != 2:
             return None
         blocks, halves = self._parts
@@ -244,10 +241,7 @@ class MatMul:
         )
 
     def _quantise(self, buffers: MatMulBuffers) -> tuple[Buffer, KernelStage | None]:
-        """Return the buffer of the inputs quantised to bytes, and the stage that computes them from `buffers.inputs`.
-
-        If no matrix needs quantised inputs, return `buffers.inputs` and None.
-        """
+        """Return the buffer of the inputs in bytes, and the stage that fills it; without such, the inputs and None."""
         if not self._inputs.sources:
             return buffers.inputs, None
         packed = self._kernels.packed_inputs(self._memory, self._inputs.token_bytes)

@@ -247,10 +247,7 @@ class KernelTuner:
 
 
 def _that_matter(tasks: list[_Task]) -> list[_Task]:
-    """Return the tasks (classes of matmuls) that take a relevant share of the time of all with the same token count.
-
-    The times are those predicted.
-    """
+    """Return the tasks that take, as predicted, a relevant share of the time of all with the same token count."""
     totals: defaultdict[int, float] = defaultdict(float)
     for task in tasks:
         totals[task.tokens] += task.work_seconds

@@ -136,10 +136,7 @@ class GrammarCompiler:
         return self._make_vocabulary()
 
     def _run(self, entry: _CompiledEntry, lanes: Sequence[_Lane]) -> None:
-        """Compile a grammar in the first of `lanes`, or move it to the second one if it takes too long.
-
-        Runs on the thread of the first of `lanes`.
-        """
+        """Compile a grammar on the thread of the first of `lanes`; if it takes too long, move it to the second one."""
         begun = time.monotonic()
         outcome: CompiledGrammar | Exception
         try:
@@ -181,10 +178,7 @@ class GrammarCompiler:
         return compiled
 
     def _keep(self, done: _CompiledEntry, *, is_lasting: bool) -> None:
-        """Count the memory of the cache entry `done`, and evict other entries while the cache exceeds its limits.
-
-        If not `is_lasting`, remove `done` instead.
-        """
+        """Count the new entry's memory and evict others beyond the limits; or remove it if not `is_lasting`."""
         with self._lock:
             self._note_seconds(done.seconds)
             if not is_lasting:
@@ -199,10 +193,7 @@ class GrammarCompiler:
                 self._kept_bytes -= victim.memory_bytes
 
     def _find_victim(self, done: _CompiledEntry) -> _CompiledEntry | None:
-        """Return the cache entry to evict next, never the new entry `done`; None if there is none.
-
-        The owner that uses the most of the cache loses its least recently used entry.
-        """
+        """Return the least recently used entry, but not `done`, of the owner that uses the most; None without one."""
         shares: defaultdict[str, float] = defaultdict(float)
         for entry in self._kept.values():
             shares[entry.owner] += 1 / MOST_KEPT + entry.memory_bytes / MOST_BYTES

@@ -103,10 +103,7 @@ def json_offset(text: str, keys: list[str]) -> int | None:
 
 
 def _member(text: str, offset: int, wanted: str) -> int:
-    """Return the character offset of a member of the JSON object or list at `offset`: the one with the key `wanted`.
-
-    For a list, the key is an index as text. Raises KeyError if there is no such member.
-    """
+    """Return the offset of a member, a key or an index as text, of the JSON at `offset`. Raises KeyError for none."""
     decoder, is_object, number = json.JSONDecoder(), text[offset] == "{", 0
     offset = _space(text, offset + 1)
     while text[offset] not in "]}":

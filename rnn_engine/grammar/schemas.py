@@ -143,10 +143,7 @@ class _Fitting:
         return plain_reason(messages[0]) if is_error else ""
 
     def _start_error(self, schema: Schema) -> str:
-        """Return the library's error for a schema or for the beginning of its texts, or an empty text.
-
-        A schema may allow no text that ends, or so many beginnings that they can't be followed.
-        """
+        """Return the library's error for a schema or for following the beginning of its texts, or an empty text."""
         if error := self._error(schema):
             return error
         matcher = LLMatcher(_BYTES, json_source(with_options(schema, strict=self._strict)), log_level=0, limits=LIMITS)
@@ -226,10 +223,7 @@ class _Fitting:
                     value[key] = self._leave_out(below, child, "schema must be an object or boolean")
 
     def _take_references(self, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Remove all references, so that parts of a schema can be compiled by themselves.
-
-        Yield the place, the part and the text of each that refers to a part of the schema; the others are left out.
-        """
+        """Remove all references, so that parts can be compiled alone; yield those that lead to a part."""
         parts = [(place, part) for place, part, _ in _parts(schema)]
         anchors = [part.get("$anchor") for _, part in parts]
         for place, part in parts:

@@ -223,10 +223,7 @@ def model_path(folder: Path, paths: list[str]) -> Path:
 
 
 def _models(repository: str, folder: Path, paths: list[str]) -> Iterator[LocalModel]:
-    """Yield the downloaded models of a repository in `folder`: one for all its files, or one for each file of weights.
-
-    `paths` are the files, relative to `folder`.
-    """
+    """Yield the models in `folder`: one for all files `paths`, which are relative to it, or one a file of weights."""
     try:
         groups = [Wanted(repository).choose(paths)]
     except ModelError:
@@ -250,10 +247,7 @@ def _pulled() -> Iterator[tuple[str, Path, list[str]]]:
 
 
 def _cached() -> Iterator[tuple[str, Path, list[str]]]:
-    """Yield the repository, folder and relative file paths of each revision with weights in Hugging Face's cache.
-
-    The revisions of a repository come newest first.
-    """
+    """Yield repository, folder and relative paths of each revision in Hugging Face's cache, newest first."""
     from huggingface_hub import scan_cache_dir  # the package takes a third of a second to import
     from huggingface_hub.errors import CacheNotFound
 

@@ -275,10 +275,7 @@ class _Loaded:
 def _load_onto_device(
     model: ModelFile, path: Path, settings: LoadSettings, *, num_slots: int, config: CacheConfig, progress: Progress
 ) -> _Loaded:
-    """Choose a device, and load `model` and its reranker onto it. If this raises an exception, nothing stays there.
-
-    The spare slots are for drafts and for the cached states that `config` has on the device.
-    """
+    """Choose a device, and load model and reranker onto it, with spare slots for drafts and for the cache."""
     num_drafting = min(num_slots, MOST_DRAFTING) if settings.speculate else 0
     size = RunnerSize(num_slots, spare_bytes=config.device_capacity + num_drafting * spare_slot_bytes(model.shape))
     choice, plan = place_model(model, settings, size, None if config.disk is None else config.disk.folder)
@@ -412,10 +409,7 @@ def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[st
 def _open_cache(
     runner: Runner, first_slab: int, fingerprint: str, config: CacheConfig, store: OpenStore | None
 ) -> StateCache | None:
-    """Create an engine's state cache, which keeps states in the runner's slots from `first_slab` on, and elsewhere.
-
-    `fingerprint` identifies the weights and their format. Returns None if `config` has no room for any state.
-    """
+    """Create the state cache, with the runner's slots from `first_slab` on; None if `config` keeps nothing."""
     if config.keeps_nothing:
         return None
     num_slabs = runner.num_slots - first_slab

@@ -91,10 +91,7 @@ class Reranker:
 
 
 def _find_layers(model: ModelFile, shape: ModelShape) -> NDArray[np.integer[Any]]:
-    """Return the layers of an embedding model with the sizes `shape` whose states the layers of a reranker read.
-
-    Raises ModelError if the two don't fit.
-    """
+    """Return which layers' states a reranker reads of an embedding model. Raises ModelError if the two don't fit."""
     own = model.shape
     if not isinstance(own, ShapeV7Reranker):
         raise ModelError(f"{model.path} holds {own.version}; expected a reranker, whose names begin with reranker.")

@@ -70,10 +70,7 @@ def _is_ai00(path: Path, by_stored_name: Mapping[str, TensorSpec], tensors: Tens
 
 
 def _swap_vote(spec: TensorSpec, info: TensorInfo, width: int | None) -> bool | None:
-    """Return True if a low-rank matrix's shape shows that its dimensions are swapped, as in ai00's files.
-
-    Returns False if they are in BlinkDL's order, and None if the shape fits both orders or neither.
-    """
+    """Return True if a matrix's shape shows it swapped, as in ai00's files, False if not, None if it shows neither."""
     if len(info.shape) < 2:
         return None
     rows, columns = info.shape[-2:]

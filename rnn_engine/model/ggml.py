@@ -253,10 +253,7 @@ def _locate(
 
 
 def _scale(metadata: Metadata, key: str, layer: int) -> float:
-    """Return the factor, a power of 2, by which a GGUF file has divided matrices of `layer` to keep numbers in range.
-
-    `key` is the metadata's number of layers between two halvings of the residual; if it is missing, the factor is 1.
-    """
+    """Return the power of 2 by which matrices of `layer` were divided. `key` gives the layers between halvings."""
     every = _positive(metadata, key, 0)
     halvings = layer // every if every else 0
     if halvings > _MOST_HALVINGS:
@@ -265,10 +262,7 @@ def _scale(metadata: Metadata, key: str, layer: int) -> float:
 
 
 def _positive(metadata: Metadata, key: str, default: int | None) -> int:
-    """Return the value of `key` in a GGUF file's metadata, an integer of at least 1; `default` if the key is missing.
-
-    Raises ModelError for any other value, and for a missing key if `default` is None.
-    """
+    """Return an integer of at least 1 from the metadata, or the `default`. Raises ModelError for anything else."""
     value = metadata.get(key, default)
     if type(value) is not int or (value < 1 and value != default):
         raise _contradiction(key, "missing" if value is None else value, "an integer of at least 1")

@@ -502,10 +502,7 @@ def _open_shards(index: Path) -> JoinedFiles:
 
 
 def _read_index(path: Path) -> dict[str, set[str]]:
-    """Read the index file of a model in shards, and map each shard's file name to the names of its tensors.
-
-    Raises ModelError if the index is damaged or lists more than 512 shards.
-    """
+    """Return the names of the tensors of each shard that an index lists. Raises ModelError for a damaged index."""
     found = read_json(path).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise ModelError(
@@ -521,10 +518,7 @@ def _read_index(path: Path) -> dict[str, set[str]]:
 
 
 def _check_file_name(path: Path, tensor: str, file: Any) -> None:  # noqa: ANN401
-    """Raise ModelError unless `file`, from the index of a model in shards, is a plain file name without a folder.
-
-    The index at `path` says that `tensor` is in `file`.
-    """
+    """Raise ModelError unless `file`, where the index at `path` has `tensor`, is a plain name without a folder."""
     is_name = isinstance(file, str) and 0 < len(file.encode(errors="surrogatepass")) <= _LONGEST_NAME
     if not is_name or file in (".", "..") or set(file) & set("/\\:\0"):
         raise ModelError(

@@ -399,10 +399,7 @@ def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors
 def _read_plain(
     choice: LoraChoice, specs: Sequence[TensorSpec], plain: Tensors, model: Tensors, *, replaces: bool
 ) -> dict[str, Change]:
-    """Map BlinkDL's names of a model's tensors to changes by full-sized tensors in a file of ai00 or BlinkDL.
-
-    A stored vector replaces the model's; a stored matrix is added to the model's, unless it `replaces` that.
-    """
+    """Map names to full-sized changes: a vector replaces the model's; a matrix is added to it, unless it `replaces`."""
     width = TensorInfo(model["emb.weight"].shape, np.dtype(np.float16))
     located = locate_tensors(choice.path, specs, {"emb.weight": width, **plain})
     stored = {name: place for name, place in located.items() if place.name in plain}
@@ -425,10 +422,7 @@ def _alpha(choice: LoraChoice, name: str) -> float:
 def _read_peft(
     config: PeftConfig, alpha: float | None, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors
 ) -> dict[str, Change]:
-    """Map BlinkDL's names of a model's tensors to their changes in a LoRA file of PEFT.
-
-    The file has low-rank pairs, and whole tensors, which replace the model's.
-    """
+    """Map BlinkDL's names to the changes in PEFT's file: low-rank pairs, and whole tensors that replace the model's."""
     targets: dict[str, _Target] = {}
     for spec in specs:
         if spec.name in model:

@@ -216,10 +216,7 @@ class _Found:
 
 
 def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _Found:
-    """Find out how an open file stores each tensor of its model, and check the tensors and the config.
-
-    They must fit the layout of an RWKV version. Raises ModelError if they do not; the message has the path.
-    """
+    """Find how an open file stores each tensor, and check tensors and config. Raises ModelError with the path."""
     config = _read_config(path, source.tensors)
     try:
         refuse_attention(source.tensors)
@@ -239,10 +236,7 @@ def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _F
 
 
 def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
-    """Read the config.json of a model with tensor names of a Hugging Face library; return None for other files.
-
-    `names` are its tensors. Raises ModelError if `path` is a folder and its tensors have other names.
-    """
+    """Read the config.json if `names` are a Hugging Face library's, as those in a folder must be; else None."""
     names, is_folder = tuple(names), path.is_dir()
     folder = path if is_folder else path.parent
     if has_fla_names(names):

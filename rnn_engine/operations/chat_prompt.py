@@ -212,10 +212,7 @@ def prompt_after(engine: EngineLike, initial_state: FrozenState | None, conversa
 
 
 def _unused_cut(conversation: Conversation) -> str:
-    """Return a character to insert in texts that must not become special tokens: one that is in no text.
-
-    Raises InvalidRequestError if the conversation has all of these characters.
-    """
+    """Return a noncharacter that is in no text. Raises InvalidRequestError if the conversation has all of them."""
     texts = "".join(_texts(conversation))
     unused = next((character for character in _CUTS if character not in texts), None)
     if unused is None:
@@ -294,10 +291,7 @@ def _tokenize(engine: Tokenizing, text: str, special: Mapping[str, int], cut: st
 
 
 def _parts(engine: Tokenizing, text: str, special: Mapping[str, int], cut: str) -> Iterator[str | int]:
-    """Split a prompt's text at each character `cut`, and yield the pieces, which must be tokenised separately.
-
-    A special token that the tokenizer does not recognise in text is yielded as its token id.
-    """
+    """Split a text at each `cut` into pieces to tokenise; special tokens that the tokenizer would miss come as ids."""
     unknown = [each for each in special if each in text and engine.tokenize(each) != [special[each]]]
     for piece in text.split(cut):
         if not unknown:
@@ -308,10 +302,7 @@ def _parts(engine: Tokenizing, text: str, special: Mapping[str, int], cut: str) 
 
 
 def _byte_offsets(before: str, rendered: Rendered, cut: str) -> dict[int, int]:
-    """Return the ends of messages in the prompt: number of messages -> byte offset at which the last one ends.
-
-    The offset counts `before` and the rendered text without the cuts.
-    """
+    """Return number of messages -> byte offset of their end in `before` and the rendered text without cuts."""
     offsets: dict[int, int] = {}
     start, num_bytes = 0, len(before.encode())
     for count, end in sorted(rendered.turn_ends.items(), key=lambda turn: turn[1]):
@@ -321,10 +312,7 @@ def _byte_offsets(before: str, rendered: Rendered, cut: str) -> dict[int, int]:
 
 
 def _thought(text: str, conversation: Conversation) -> bool | None:
-    """Return True if a prompt ends inside the model's thoughts, False if it has just closed them, and None otherwise.
-
-    `text` is the rendered prompt.
-    """
+    """Return True if the prompt `text` ends inside thoughts, False if it has just closed them, None otherwise."""
     if conversation.continues:
         text = conversation.messages[-1].content
         return True if text.rfind(THINK_BEGINS) > text.rfind(THINK_ENDS) else None

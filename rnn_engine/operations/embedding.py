@@ -198,10 +198,7 @@ def _pool(field: StateField, values: F32, pooling: Pooling) -> F32:
 
 
 def _project(vector: F32, dimensions: int) -> F32:
-    """Project `vector` to fewer `dimensions`: add each number, with random signs, at four random places.
-
-    The signs and places are the same in every run. -> [dimensions] f32
-    """
+    """Add each number of `vector`, with fixed random signs, at four of fewer places. -> [dimensions] f32"""
     total = np.zeros(dimensions)
     for start in range(0, len(vector), _BLOCK):
         numbers = vector[start : start + _BLOCK].astype(np.float64)
@@ -216,10 +213,7 @@ def _project(vector: F32, dimensions: int) -> F32:
 
 
 def _scramble(numbers: _U64) -> _U64:
-    """Return the SplitMix64 random numbers at the positions `numbers`; equal on every machine and in every version.
-
-    numpy's generators may change from one version to the next.
-    """
+    """Return SplitMix64's numbers at the positions `numbers`, which, unlike numpy's, are the same in every version."""
     bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -138,10 +138,7 @@ async def advance_state(
 
 
 def _from_start(positions: Sequence[int], count: int) -> list[int]:
-    """Return token positions as numbers from 0; negative ones are counted from the end of the `count` tokens.
-
-    Raises InvalidRequestError for a position that is out of range.
-    """
+    """Return positions from 0; negative ones count from the end. Raises InvalidRequestError beyond `count`."""
     for position in positions:
         if not -count <= position < count:
             allowed = f"positions from {-count} to {count - 1}" if count else "none, since there are no tokens"
@@ -192,10 +189,7 @@ async def run_tokens(
 
 
 def _begin_before(embeddings: F32, begin: InitialState | None, shape: ModelShape) -> InitialState:
-    """Return an initial state whose `root`, under which the cache keeps states, also depends on `embeddings`.
-
-    The tokens alone do not identify the embeddings that replace theirs.
-    """
+    """Return an initial state whose root in the cache depends on `embeddings`, too, not on their tokens alone."""
     root = hashlib.blake2b(embeddings.tobytes(), digest_size=16, key=b"" if begin is None else begin.root.encode())
     return InitialState(root.hexdigest(), shape.initial_state() if begin is None else begin.state)
 

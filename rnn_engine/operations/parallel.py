@@ -100,10 +100,7 @@ class ParallelRequests:
                 raise failures[0]
 
     async def _run(self, numbered: Iterator[tuple[int, GenerateRequest]]) -> None:
-        """Run one request after another from `numbered`, and put their events, or the first error, on the queue.
-
-        All tasks take their requests from the same iterator.
-        """
+        """Run requests from `numbered`, which all tasks share; put their events, or the first error, on the queue."""
         try:
             for number, request in numbered:
                 event: Event | None = None

@@ -248,10 +248,7 @@ class SequenceMask:
         return self.current.mask.copy()
 
     def _go_on(self, token: int) -> bool:
-        """Accept `token` if it is allowed, and get the tokens that are forced after it.
-
-        Return False if `token` is not allowed, or ends the text.
-        """
+        """Accept an allowed `token`, and get what is forced then; return False if it is refused or ends the text."""
         if self.forced:
             is_allowed, self.forced = token == self.forced[0], self.forced[1:]
         else:

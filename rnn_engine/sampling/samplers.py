@@ -106,18 +106,12 @@ class Nucleus:
         return least, most
 
     def _count_kept(self, mass: F64, total: float, num_tokens: int) -> int:
-        """Return how many tokens top-k and top-p keep if the mass of all tokens is `total`.
-
-        If that is more than S, all ranked tokens are kept, and unranked ones too.
-        """
+        """Return how many tokens are kept if the mass is `total`; more than S if unranked ones are, too."""
         by_mass = 1 + int(mass.searchsorted(self.top_p * total, side="right"))
         return min(by_mass, self.top_k or num_tokens, num_tokens)
 
     def _bound_rest_weight(self, ranking: Ranking, rest: Rest, ranked: float, outside: Bounds, total: Bounds) -> Bounds:
-        """Return bounds of the sum of p^(1 / temperature) over the probabilities p of unranked tokens that are kept.
-
-        At least one may be kept.
-        """
+        """Return bounds of the sum of p^(1 / temperature) of unranked tokens that are kept, one at least."""
         size = len(ranking.ids)
         count = min(rest.count, (self.top_k or size + rest.count) - size)
         ceiling = rest.ceiling - ranking.logits.item(0)
@@ -128,10 +122,7 @@ class Nucleus:
 
 
 def _weigh(scaled: F64, temperature: float) -> F64:
-    """Return the cumulative sums [S] of p^(1 / temperature) of ranked tokens, in multiples of the first one's.
-
-    `scaled` [S] are logits relative to the first.
-    """
+    """Return the cumulative sums [S] of p^(1 / temperature), as multiples of the first, from `scaled` logits [S]."""
     with np.errstate(over="ignore"):  # a tiny temperature gives minus infinity, which is right
         weight: F64 = np.exp(scaled / temperature).cumsum()
     return weight
@@ -184,10 +175,7 @@ def _nucleus(top_p: float, top_k: int, temperature: float) -> Sampler:
 
 
 def _leading(params: SamplingParams) -> Sequence[str]:
-    """Return which of the steps penalties and DRY begin the order of steps, so that one `Adjustments` can apply them.
-
-    It can combine both only in the order of `ORDER`.
-    """
+    """Return which of penalties and DRY begin the steps in an order in which one `Adjustments` can apply them."""
     names = ORDER if params.samplers is None else params.samplers
     for beginning in (_ADJUSTING, _ADJUSTING[:1], _ADJUSTING[1:]):
         if tuple(names[: len(beginning)]) == beginning:

@@ -123,10 +123,7 @@ class Waypoints:
         return 20 * position < 9 * self._length
 
     def _window_of_short(self) -> _Window | None:
-        """Return the range of positions for the only waypoint of a prompt that takes few steps; None if it needs none.
-
-        Such a prompt is cut once at most, at nine tenths of its length or a little later.
-        """
+        """Return where the only waypoint of a prompt of few steps may lie, at nine tenths or before; None for none."""
         earliest_cut, latest = -(-9 * self._length // 10), 19 * self._length // 20
         if self._kept >= earliest_cut or any(earliest_cut <= point <= latest for point in self._points):
             return None

@@ -165,10 +165,7 @@ class Lookup:
             self._find(before)
 
     def _find(self, place: int) -> None:
-        """Find the place in the text before which the most tokens match the text's last ones; predict from there.
-
-        The search begins at `place` and continues with the places before it.
-        """
+        """Find, from `place` back, where the most tokens before it match the text's last ones; predict from there."""
         text, end = self._text, self._num_known
         for _ in range(_MOST_PLACES):
             longest = self._length

@@ -246,18 +246,12 @@ class DraftPlan:
 
 
 def _expected(count: int, chance: float) -> float:
-    """Return the expected number of tokens before the first wrong one in a draft of `count` tokens.
-
-    Each token is correct with probability `chance` if those before it are.
-    """
+    """Return the expected number of tokens before the first wrong one; each next is correct with chance `chance`."""
     return float(count) if chance >= 1.0 else chance * (1.0 - chance**count) / (1.0 - chance)
 
 
 def _expected_again(count: int, chance: float) -> float:
-    """Return how many tokens are expected to be run a second time because a draft of `count` tokens is wrong.
-
-    They are its correct tokens and the one before the draft. Each is correct with probability `chance`.
-    """
+    """Return how many tokens a wrong draft is expected to run again: the one before it, and its correct ones."""
     return 0.0 if chance >= 1.0 else (1.0 - chance**count) / (1.0 - chance) - count * chance**count
 
 

@@ -183,10 +183,7 @@ class MaskThreads:
         self._slow.shutdown(wait=False, cancel_futures=True)
 
     def _make_rest(self) -> bool:
-        """Hand the masks of a step that no thread has begun to another thread; return True if that was done.
-
-        It is done only if the last thread that got masks has begun some, and others are left.
-        """
+        """Hand what no thread has begun to another one if the last has begun some; return True if that was done."""
         if not 0 < len(self._rest) < self._num_left:
             return False
         self._num_left = len(self._rest)

@@ -138,10 +138,7 @@ class StepSeconds:
 
 
 def _mean(before: float | None, value: float, *, is_most: bool) -> float:
-    """Return the running mean `before` updated with `value`.
-
-    If `is_most`, `value` is an upper bound: it never raises the mean.
-    """
+    """Return the running mean with `value`, which never raises the mean if it `is_most`, an upper bound."""
     return before if is_most and before is not None and value > before else running_mean(before, value)
 
 

@@ -81,10 +81,7 @@ class MixedSequence(SamplingSequence):
         return events
 
     def _leave_rows(self) -> None:
-        """Drop the logit rows of all sequences, because the next token was drawn from them.
-
-        Keep them if the text has ended or its next mask is awaited.
-        """
+        """Drop all logit rows after a draw; keep them if the text has ended or its next mask is awaited."""
         if not self.finished and not self.awaits_mask:
             self.row = None
             for follower in self._followers:

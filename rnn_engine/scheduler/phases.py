@@ -341,10 +341,7 @@ class Given(Phase["SamplingSequence"]):
         return [*self._events, *sequence.go_on(rows.last)]
 
     def _score(self, sequence: SamplingSequence, rows: RunRows) -> None:
-        """Set the log-probabilities of the next unscored tokens, each from the logit row before the token.
-
-        `rows` are these rows, whose targets the tokens are.
-        """
+        """Set the log-probabilities of the next unscored tokens, each from the row before it, whose target it is."""
         for index in range(len(rows)):
             if not self._unscored:  # the next token is drawn from the last row
                 return

@@ -199,10 +199,7 @@ class Prefixes:
         return self._flights.find(waiting.prefix, saved)
 
     def _prefetch(self, waiting: Waiting) -> Fetch | None:
-        """Begin to read the cached state that a request will start from, and return the read, or None.
-
-        It is None if no state must be read first.
-        """
+        """Begin to read the cached state that a request will start from; None if none must be read first."""
         request = waiting.request
         if self._cache is None or len(request.prompt) == 0:
             return None
@@ -248,10 +245,7 @@ def _root(request: GenerateRequest) -> str:
 
 
 def _limit(request: GenerateRequest) -> int | None:
-    """Return how many of a prompt's first tokens may come from the cache at most; None if all may.
-
-    A token is scored by the logits after the token before it, so that one must be run.
-    """
+    """Return how many first tokens may come from the cache, None for all: the token before a scored one must be run."""
     return None if request.score_from is None else max(request.score_from - 1, 0)
 
 

@@ -387,10 +387,7 @@ class Scheduler:
         return live if is_short else []
 
     def _submit_step(self, live: list[SlotSequence]) -> list[Delivery]:
-        """Submit a step that runs the sequences `live`. If that fails, end their requests.
-
-        Return the deliveries of the errors.
-        """
+        """Submit a step of the sequences `live`. If that fails, end their requests; return the errors' deliveries."""
         if not live:
             return []
         begun, runnable = self._clock(), live
@@ -468,10 +465,7 @@ class Scheduler:
         return self._slots.num_background > 0 and all(one.request.client.is_background for one in live)
 
     def _is_restrained(self) -> bool:
-        """Return True if background requests hold slots and must leave time for other requests.
-
-        These run, or are likely to come.
-        """
+        """Return True if background requests hold slots, and others, which run or are likely to come, need time."""
         if not self._slots.num_background:
             return False
         now = self._clock()
@@ -509,10 +503,7 @@ class Scheduler:
         return deliveries
 
     def _suspend(self) -> list[Delivery]:
-        """Suspend the requests that must give their slots to other clients, unless a step in flight runs them.
-
-        Return the deliveries of errors.
-        """
+        """Suspend requests for other clients, unless a step in flight runs them; return the deliveries of errors."""
         victims = self._admission.find_victims()
         self._slots.set_leaving(victims)
         if not victims:
@@ -583,10 +574,7 @@ class Scheduler:
         live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)
 
     def _end(self, live: SlotSequence) -> None:
-        """Release the slots of a request that has ended.
-
-        If it mixes states, first save the end states of its other sequences whose logit rows are known.
-        """
+        """Release the slots of a request that has ended, once the end states of a mix's other sequences are saved."""
         for other in live.sequences:
             if other is not live and other.row is not None and (point := other.due) is not None:
                 self._keep(other, point, other.row.copy)

@@ -356,10 +356,7 @@ class SamplingSequence(SlotSequence):
             self.enter(Closing(self.end))
 
     def _go_on_or_end(self) -> list[Event]:
-        """Return the events of newly accepted tokens, and end the text if it was cut and no draw is in flight.
-
-        None of these tokens has ended the text.
-        """
+        """Return the events of new tokens that do not end the text; end it if it was cut and no draw is in flight."""
         if self.is_cut and not self.awaits_draw:
             self._end_here()
         return self.answer.events()
@@ -490,17 +487,11 @@ class SamplingSequence(SlotSequence):
         return [] if unscored else events
 
     def _close(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> None:
-        """Enter the phase that runs the last tokens of a text that has ended, up to position `end`.
-
-        `events` are held back until the `unscored` tokens have their scores.
-        """
+        """Run the last tokens of an ended text up to `end`; `events` wait for the scores of `unscored` tokens."""
         self.enter(Closing(end, unscored, events))
 
     def _end_of_run(self, ending: Ending | None, unscored: Sequence[TokenInfo]) -> int:
-        """Return the position up to which the tokens known now must be run, before the next draw or the request's end.
-
-        `ending` is given if the text has ended.
-        """
+        """Return up to where the known tokens must be run before the next draw, or before the given `ending`."""
         if ending is None:
             return self.end
         if self.request.keep_end:  # the state at the end has all tokens except the one that ended the text

@@ -264,10 +264,7 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[Sampling
 
 
 def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
-    """Return True if a client could give a slot to one of `clients` and still have no lower rank than that one.
-
-    `held` counts slots by client.
-    """
+    """Return True if a client could give one of `clients` one of its `held` slots and keep no lower rank."""
     if not clients or not held or (len(held) == 1 and held.keys() >= set(clients)):
         return False
     least = min(client.rank(held[client]) for client in clients)
@@ -417,10 +414,7 @@ class SlotAllocator:
         return live
 
     def _make_live(self, waiting: Waiting, slots: Sequence[int], starts: list[Start]) -> SamplingSequence:
-        """Write a request's cached or initial states to `slots`, and return its first sequence, which is ready to run.
-
-        The start of each sequence is appended to `starts`, even if a later one fails.
-        """
+        """Write states to `slots`; return the first sequence, ready to run. Every start is added to `starts`."""
         meter = self._shared.meter
         started = meter.started(waiting.arrived)
         for member, slot in zip(waiting.members, slots, strict=True):

@@ -252,10 +252,7 @@ class Answer:
         return self._show(infos)
 
     def _show(self, infos: Sequence[TokenInfo]) -> bool:
-        """Add the text of tokens that were just appended; return False if the last one ends the text.
-
-        No other token may end it.
-        """
+        """Add the text of tokens just appended; return False if the last one ends the text, as no other may."""
         last, num_generated = infos[-1], len(self._generated)
         self._counters.generated_tokens += len(infos)
         is_stop = last.token in self._stop_tokens

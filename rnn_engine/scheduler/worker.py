@@ -323,10 +323,7 @@ class Worker:
         self._deadline = None
 
     def _check_device(self, failure: str) -> None:
-        """Test the device, after a failure, by running one token. If that fails, open the device again.
-
-        Open it again, too, if too many steps in a row have failed.
-        """
+        """Run one token after a failure; open the device again if that, or too many steps in a row, have failed."""
         if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
             self._recover(failure)
         else:
@@ -405,10 +402,7 @@ class Worker:
 
     @contextmanager
     def _deadline_of(self, what: str, seconds: float) -> Iterator[None]:
-        """Return a context manager: the engine counts as stalled if its block takes longer than `seconds`.
-
-        `what` names the work in messages.
-        """
+        """Return a context manager whose block, called `what`, counts as stalled after `seconds`."""
         self._deadline = Deadline(what, time.monotonic(), seconds)
         try:
             yield

@@ -83,10 +83,7 @@ class PthFile(TensorSource):
         return f"{self._folder}data/{ref.storage.key}"
 
     def _find_folder(self) -> str:
-        """Return the path of the folder that holds the pickle inside the zip, with a slash at its end.
-
-        Raises ModelError if there is no such folder, or if its numbers have another order of bytes.
-        """
+        """Return the folder of the pickle inside the zip, with a slash. Raises ModelError unless it is one of torch."""
         path, archive = self._file.path, self._zip
         found = [name for name in archive.names if name.rpartition("/")[2] == _PICKLE_NAME]
         if len(found) != 1:
@@ -109,10 +106,7 @@ class PthFile(TensorSource):
             raise ModelError(f"{path}: {error}") from error
 
     def _check(self, name: str, ref: TensorRef) -> TensorInfo:
-        """Return a tensor's shape and type.
-
-        Raises ModelError unless it lies inside the zip entry with its numbers and is no larger than the entry.
-        """
+        """Return a tensor's shape and type. Raises ModelError unless it lies inside its zip entry and is no larger."""
         entry, prefix = self._entry(ref), f"{self._file.path}: tensor {show(name)}"
         if entry not in self._zip.names:
             path = self._file.path

@@ -202,10 +202,7 @@ def _matrix(entry: Any) -> StoredMatrix:  # noqa: ANN401
 
 
 def _check(path: Path, name: str, matrix: StoredMatrix, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
-    """Return the shape and type with which a quantised matrix is read.
-
-    Raises ModelError unless its tensors of codes and of figures (scales) exist and fit.
-    """
+    """Return the shape and type of a quantised matrix. Raises ModelError unless its codes and figures fit."""
     parts = {part: tensors.get(name + part) for part in (CODES, FIGURES)}
     if name in tensors or None in parts.values():
         raise ModelError(f"{path}: {show(name)} is in blocks; expected {show(name)}{CODES} and {FIGURES} in its place")
