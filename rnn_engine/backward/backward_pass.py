@@ -161,10 +161,7 @@ class BackwardPass:
         return plan_of(stages, step)
 
     def update_plan(self) -> Plan:
-        """Return the dispatches that change the initial state by its gradient, and clear that.
-
-        Before them, the squared norm must be 0.
-        """
+        """Return the dispatches that change the initial state by its gradient, and clear that. The norm must be 0."""
         stages = [layer.measure for layer in self._layers] + [layer.update for layer in self._layers]
         return plan_of(stages, StepSize(0, 0, 0))
 

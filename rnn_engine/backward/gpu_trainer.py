@@ -85,10 +85,7 @@ class GpuTrainer:
         return self._memory.used
 
     def plan(self, num_tokens: int, num_documents: int, num_rows: int) -> Plan:
-        """Return the kernel dispatches of `accumulate` for these numbers of inputs, documents and logit rows.
-
-        `num_rows` is at most `max_rows`.
-        """
+        """Return the dispatches of `accumulate` for these numbers of inputs, documents and rows, at most `max_rows`."""
         step = StepSize(num_tokens, num_documents, num_rows)
         plans = self._pass.forward_plan(step, keeps=True), self._pass.loss_plan(step, has_gradient=True)
         return Plan(tuple(chain(*(plan.dispatches for plan in (*plans, self._pass.backward_plan(step))))))
@@ -215,10 +212,7 @@ class GpuTrainer:
 
 
 def encode_documents(packed: PackedDocuments, limits: StepLimits) -> NDArray[np.uint32]:
-    """Encode documents as the 4-byte words of `struct Batch` of batch.wgsl, with a run in the slot of its number.
-
-    The batch has no rows.
-    """
+    """Encode documents as the words of `struct Batch` of batch.wgsl, without rows, each in the slot of its number."""
     lengths = np.array(packed.lengths)
     count, num_tokens = len(lengths), len(packed.inputs)
     tokens_start = HEADER_WORDS + RUN_WORDS * limits.num_slots + ROW_WORDS * limits.max_rows

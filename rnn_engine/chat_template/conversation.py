@@ -130,10 +130,7 @@ class ChatTemplate(Protocol):
         ...
 
     def follow(self, text: str) -> str:
-        """Return the separator to write between `text`, which a model has taken in, and a chat after it.
-
-        The end of `text` is enough.
-        """
+        """Return the separator between a text that a model has taken in, which ends with `text`, and a chat."""
         ...
 
 

@@ -383,7 +383,7 @@ class JinjaTemplate:
         return begun
 
     def _complete(self, conversation: Conversation, messages: Sequence[_Object]) -> list[_Object]:
-        """Return the messages, with the tools described if the template lacks that, and a mark at an end to go on from."""
+        """Return the messages, with tools described that the template does not, and a mark at an end to go on from."""
         found = list(messages)
         if conversation.tools and not self._tells_tools:
             described = self.tool_format.describe(conversation.tools)

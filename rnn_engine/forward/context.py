@@ -100,10 +100,7 @@ class PackedVectors:
 
     @classmethod
     def load(cls, context: BuildContext, label: str, prefix: str, names: Sequence[str]) -> PackedVectors:
-        """Upload tensors into one device buffer, one after another. Their names are `prefix` plus each of `names`.
-
-        Names that the model lacks are skipped.
-        """
+        """Upload the tensors `prefix` plus each of `names`, as far as the model has them, into one device buffer."""
         model = context.model
         return cls.pack(
             context, label, {name: model.tensor(prefix + name) for name in names if model.has(prefix + name)}

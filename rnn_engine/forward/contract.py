@@ -133,10 +133,7 @@ def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], voc
 
 
 def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a boolean array [B]: True if all logit rows of the token run are finite.
-
-    `finite` [R] is True for each row that is.
-    """
+    """Return a boolean array [B]: True if all rows of the token run are `finite` [R]."""
     if finite.all():
         return np.ones(len(batch), np.bool_)
     num_rows = np.array([run.rows for run in batch])

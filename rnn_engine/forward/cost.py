@@ -24,10 +24,7 @@ _PACKED_INPUT: Final = 5 / 8  # loads of inputs in bytes for each load of inputs
 
 @dataclass(frozen=True, slots=True)
 class SoftwareCost:
-    """Predicts the time of a matmul on a software driver, which runs the threads of a workgroup as vector lanes.
-
-    Eight lanes run at once.
-    """
+    """Predicts the time of a matmul on a software driver, which runs threads as vector lanes, eight at once."""
 
     seconds_a_cycle: float = 1 / 3e9
     load: float = 70.0  # cycles to load from a place of its own for each lane, whatever the width
@@ -234,10 +231,7 @@ def describe_cost(info: DeviceInfo) -> str:
 def predict_dispatches(
     dispatches: Iterable[Dispatch], matmuls: MatMulKernels, size: StepSize, cost: Cost
 ) -> Iterator[float]:
-    """Yield the predicted seconds of each dispatch of a step of `size`, whose matmuls are those of `matmuls`.
-
-    On a software device they are 0 for all but matmuls.
-    """
+    """Yield the predicted seconds of each dispatch of a step; on a software device 0 for all but `matmuls`."""
     parts = {id(group): (part, matmul.counts_rows) for matmul in matmuls.bound for part, group in matmul.parts}
     singles = {id(single.bind_group): single for matmul in matmuls.bound for single in matmul.singles}
     processors = (os.cpu_count() or 1) if isinstance(cost, SoftwareCost) else 1

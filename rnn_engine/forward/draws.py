@@ -44,10 +44,7 @@ def count_draws(batch: Batch) -> int:
 
 
 def count_told(batch: Batch) -> int:
-    """Return how many 4-byte words the draws of `batch` can report at most, besides the drawn tokens.
-
-    These words are log-probabilities and the ids of the likeliest tokens.
-    """
+    """Return how many 4-byte words of log-probabilities and ids of likeliest tokens the draws of `batch` can report."""
     return sum(_count_told(run.draw) for run in batch)
 
 
@@ -134,10 +131,7 @@ def _logprobs(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> list[To
 
 
 class Following:
-    """The stage that sets a token run's input token to the last one that the device drew in the run's slot.
-
-    It does so for the runs that have `follows`, first in a step.
-    """
+    """The stage, first in a step, that sets a run's input to the slot's token drawn last if the run `follows`."""
 
     def __init__(self, context: BuildContext) -> None:
         threads = context.tuning.norm_threads
@@ -184,10 +178,7 @@ class DeviceDraws:
         self._memory.upload(self._buffers.draws, 0, encode_draws(batch, self._limits, self._penalties))
 
     def copies(self, batch: Batch, answer: Buffer, start: int) -> Iterator[BufferCopy]:
-        """Yield the copies that move the results of the draws into the buffer `answer`, from byte `start` on.
-
-        `decode_draws` reads them there.
-        """
+        """Yield the copies of the results of the draws into `answer`, from byte `start` on, for `decode_draws`."""
         row_bytes = 4 * self._limits.draw_words
         num_bytes = row_bytes * sum(run.rows for run in batch)
         yield BufferCopy(self._buffers.draws, 0, answer, start, num_bytes)

@@ -265,10 +265,7 @@ class ForwardPass:
         format_of: FormatOf,
         progress: Progress,
     ) -> None:
-        """Upload `model` to the device; its file may be closed afterwards.
-
-        Raises DeviceError if its width is no multiple of 8.
-        """
+        """Upload `model`, which may be closed afterwards. Raises DeviceError if its width is no multiple of 8."""
         shape = model.shape
         check_width(shape)
         num_parts = shape.num_layers + 1
@@ -323,10 +320,7 @@ class ForwardPass:
             start = end
 
     def readout_plan(self, step: StepSize, side: int) -> Plan:
-        """Return the dispatches that a step with logit rows runs after `logits_plan`: find candidates and draw tokens.
-
-        Upload the step's masks before submitting them.
-        """
+        """Return the dispatches after `logits_plan` and the upload of masks: find candidates, and draw tokens."""
         head = self._heads[side]
         return plan_of((head.candidates, head.draw) if step.has_draws else (head.candidates,), step)
 

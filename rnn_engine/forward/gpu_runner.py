@@ -346,7 +346,10 @@ class GpuRunner:
             return _Step(ticket, batch, self._recorder.submit(self._plan(size, side=0)), None)
         if any(run.masks is not None for run in batch):
             self._recorder.submit(self._logits_plan(first, side=side))
-            plan = self._readout_plan(replace(size, has_masks=self._upload_masks(batch)), side=side)
+            masks = encode_masks(batch, vocab_size)  # None if no run has one
+            if masks is not None:
+                memory.upload(self._forward.buffers.masks, 0, masks)
+            plan = self._readout_plan(replace(size, has_masks=masks is not None), side=side)
         else:
             plan = self._plan(first, side=side)
         for _ in range(num_draws - 1):
@@ -359,13 +362,6 @@ class GpuRunner:
         submission = self._recorder.submit(plan, copies)
         download = self._recorder.download(answer, sum(copy.num_bytes for copy in copies), submission)
         return _Step(ticket, batch, submission, download)
-
-    def _upload_masks(self, batch: Batch) -> bool:
-        """Make the token masks of `batch` and upload them; return False if no token run has one."""
-        masks = encode_masks(batch, self.shape.vocab_size)
-        if masks is not None:
-            self._memory.upload(self._forward.buffers.masks, 0, masks)
-        return masks is not None
 
     def _finish(self, step: _Step) -> None:
         """Wait until the device has executed `step`, and store the results or the error in `step`."""

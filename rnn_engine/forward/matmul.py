@@ -113,10 +113,7 @@ class MatMulKernels:
         return bool(normed) and max(needed) <= self.kernels.workgroup_bytes
 
     def source(self, part: LoadedPart) -> ShaderSource:
-        """Return the WGSL of a kernel that multiplies `part`, from which its bind group is made.
-
-        All variants for `part` have the same bindings.
-        """
+        """Return the WGSL of a kernel that multiplies `part`; all variants for it have the same bindings."""
         return self.get(self.tuning.matmul(1, part.kind), part.format).source
 
     def number_of(self, weights: WeightFormat) -> str:
@@ -159,10 +156,7 @@ class MatMul:
         self._joined = self._join()
 
     def bind(self, buffers: MatMulBuffers) -> BoundMatMul:
-        """Return the stage that multiplies `buffers.inputs` by the matrices and writes `buffers.outputs`.
-
-        It shares this object's weights.
-        """
+        """Return the stage, with the same weights, that multiplies `buffers.inputs` and writes `buffers.outputs`."""
         singles: tuple[SinglePart, ...] = ()
         if self._joined is not None:
             variant = self._kernels.tuning.fixed_matmul(1, self._joined.kind)

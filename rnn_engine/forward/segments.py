@@ -82,10 +82,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of a matrix's rows, `start` to `end`, that is stored in one part of a matmul.
-
-    The first of them is row `first_row` of the part.
-    """
+    """Rows `start` to `end` of a matrix that one part of a matmul stores, from its row `first_row` on."""
 
     matrix: Matrix
     start: int
@@ -209,10 +206,7 @@ _STAGED_BYTES = 1 << 20  # of uploads for which a load does not wait: what is st
 
 
 def create_weight_buffers(memory: Memory, label: str, weights: WeightFormat, num_blocks: int) -> dict[str, Buffer]:
-    """Allocate device buffers for `num_blocks` blocks of the format `weights`.
-
-    Return them by the name of their WGSL variable.
-    """
+    """Allocate buffers for `num_blocks` blocks of the format `weights`; return them by their variables in WGSL."""
     return {
         variable: memory.create_buffer(f"{label} {variable}", num_blocks * num_bytes, use="weights")
         for variable, num_bytes in weights.block_bytes.items()

@@ -51,10 +51,7 @@ class StateLayout:
         return packed
 
     def unpack(self, packed: F32, side: int) -> dict[str, F32]:
-        """Return the state fields of `packed` [L, stride], an array in the device's memory layout.
-
-        `side`, 0 or 1, is the copy of the token shifts to return.
-        """
+        """Return the fields of `packed` [L, stride], with the copy `side`, 0 or 1, of the token shifts."""
         return {field.name: self._unpack_field(packed, field, side) for field in self._fields}
 
     def _unpack_field(self, packed: F32, field: StateField, side: int) -> F32:
@@ -88,10 +85,7 @@ _MAX_READS = 4  # that are on their way to the host at the same time
 
 
 class SlotStates:
-    """The live states of all slots on the device, in one buffer for each layer.
-
-    The device executes writes, reads and copies in the order of the calls.
-    """
+    """The live states of all slots, a buffer for each layer. Writes, reads and copies run in the order of the calls."""
 
     def __init__(
         self, buffers: Sequence[Buffer], layout: StateLayout, num_slots: int, device: Device, memory: Memory

@@ -87,10 +87,7 @@ class StepLimits:
         return self.num_slots * self.max_draws * (2 + 2 * self.max_logprobs)
 
     def constants(self) -> dict[str, Constant]:
-        """Return the constants with which shaders that include batch.wgsl are compiled.
-
-        A step has at most one run for each slot.
-        """
+        """Return the constants of shaders that include batch.wgsl. A step has at most one run for each slot."""
         return {"MAX_RUNS": self.num_slots, "MAX_ROWS": self.max_rows, "MAX_TOKENS": self.max_tokens}
 
 

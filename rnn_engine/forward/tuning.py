@@ -120,10 +120,7 @@ class Tuning:
 
 
 def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
-    """Return the fixed kernel settings for `device`.
-
-    `can_broadcast` is True if its subgroups have at least 8 lanes.
-    """
+    """Return the fixed kernel settings for `device`, whose subgroups have at least 8 lanes if it `can_broadcast`."""
     if device.is_software:
         one = "broadcast" if can_broadcast else "direct"
         few = (

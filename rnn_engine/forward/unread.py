@@ -15,10 +15,7 @@ from rnn_engine.types import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class UnreadModel:
-    """A `Model` made from a file's header alone: its tensors are zeros of the right shapes and types.
-
-    They take no memory.
-    """
+    """A `Model` of a file's header alone: its tensors are zeros of their shapes and types, which take no memory."""
 
     shape: ModelShape
     tensors: Mapping[str, TensorInfo]  # in BlinkDL's names and orientation

@@ -165,10 +165,7 @@ def has_kept_blocks(model: Model) -> bool:
 
 
 def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
-    """Yield lines for the user that say how the file's quantised matrices are loaded: kept or converted.
-
-    Yields nothing if the file has none.
-    """
+    """Yield lines for the user that say how the file's quantised matrices, if any, are loaded: kept or converted."""
     kept: Counter[str] = Counter()
     converted: Counter[str] = Counter()
     for name in model.names:

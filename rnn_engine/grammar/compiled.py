@@ -87,10 +87,7 @@ START_SECONDS: Final = 2.0  # of processor time that following the beginning of 
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> CompiledGrammar:
-    """Return `grammar`, compiled for `vocabulary`. Any number of texts may use it.
-
-    Raises GrammarError if `grammar` is invalid.
-    """
+    """Return `grammar`, compiled for `vocabulary`, for any number of texts. Raises GrammarError if it is invalid."""
     if grammar.kind == "kbnf":
         return KbnfGrammar(grammar, vocabulary)
     return GuidanceGrammar(fit_grammar(grammar)[0], vocabulary)

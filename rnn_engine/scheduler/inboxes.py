@@ -233,10 +233,7 @@ class Admission:
         self._count(client, 1)
 
     def give_back(self, client: Client) -> None:
-        """Free the place of one of `client`'s requests, and admit a waiting request if there is one.
-
-        Called by `QueuePlace`.
-        """
+        """Free the place of a request of `client`, and admit a waiting one if there is any. Called by `QueuePlace`."""
         self._count(client, -1)
         self._hand_on()
 

@@ -57,10 +57,7 @@ class Threads:
         self._handed.put(work)
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` until any function that was handed over has ended; return True if one has.
-
-        It may have ended before this call.
-        """
+        """Wait at most `seconds` until a function that was handed over has ended, perhaps before; return True if so."""
         try:
             is_own = self._done.get(timeout=max(seconds, 0.0))
         except Empty:
@@ -69,10 +66,7 @@ class Threads:
         return True
 
     def note(self) -> None:
-        """Make `wait` return True, because its caller waits for something that was done outside the pool.
-
-        Any thread may call this.
-        """
+        """Make `wait` return True for something that was done outside the pool. Any thread may call this."""
         self._done.put(False)
 
     def close(self) -> None:

@@ -149,10 +149,7 @@ _MEMORY = 4096  # steps after which a class that was not run is forgotten, as de
 
 
 class StepCosts:
-    """The mean durations of steps as measured, by their number of tokens.
-
-    Steps of similar numbers of tokens form a size class, which has one mean.
-    """
+    """The measured mean durations of steps by size class, which has steps of similar numbers of tokens."""
 
     def __init__(self) -> None:
         self._classes: dict[int, _Mean] = {}  # by the place in `_SIZES`, ascending
@@ -230,10 +227,7 @@ def _interpolate(means: Sequence[_Mean], tokens: int, below: float, seconds: flo
 
 
 class Meter:
-    """Updates the engine's counters as steps and requests advance.
-
-    For the scheduler's thread; any thread may read `counters`.
-    """
+    """Updates the engine's counters on the scheduler's thread; any thread may read `counters`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.counters = EngineCounters()

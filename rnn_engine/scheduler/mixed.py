@@ -19,10 +19,7 @@ from rnn_engine.types import F32, TokenRun
 
 
 class MixedSequence(SamplingSequence):
-    """The first sequence of a request that mixes several states. It draws the tokens that all its sequences run.
-
-    It runs from the first state itself.
-    """
+    """The first sequence of a mix: it runs from the first state, and draws the tokens that all sequences run."""
 
     _decode_phase = Decode
     _followers: tuple[Follower, ...] = ()
@@ -95,10 +92,7 @@ class MixedSequence(SamplingSequence):
 
 
 class Follower(SlotSequence):
-    """A sequence, other than the first, of a request that mixes several states.
-
-    It runs the tokens that `first` draws, and passes its logit rows to `first`.
-    """
+    """Another sequence of a mix: it runs the tokens that `first` draws, and passes its logit rows to `first`."""
 
     def __init__(self, first: MixedSequence, request: GenerateRequest, slot: int, start: Start) -> None:
         super().__init__(first.key, request, slot, start, first.context)

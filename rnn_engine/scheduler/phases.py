@@ -103,10 +103,7 @@ class PromptScores:
             self.take_row(rows.row(index), rows.target_logit(index))
 
     def take_row(self, row: LogitRow, logit: float) -> None:
-        """Record the next prompt token's log-probability, if a token is left, from its logit in the row before it.
-
-        `row` is that row, and `logit` that logit.
-        """
+        """Record the log-probability of the next prompt token, if any, from its `logit` in the `row` before it."""
         token = next(self._unscored, None)
         if token is not None:
             top = top_logprobs(row, self._alternatives)
@@ -142,10 +139,7 @@ def begin_scores(
 
 
 class Prompt(Phase["SlotSequence"]):
-    """The phase in which a sequence runs its prompt, in chunks that end wherever the state must be saved.
-
-    Two may be in flight.
-    """
+    """The phase of a prompt, run in chunks that end wherever the state must be saved. Two may be in flight."""
 
     def demand(self, sequence: SlotSequence) -> TokenDemand:
         point, request = sequence.plan.next(), sequence.request

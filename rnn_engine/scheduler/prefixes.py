@@ -65,10 +65,7 @@ class Prefixes:
         self._flights = SingleFlight()
 
     def replace_runner(self, runner: Runner) -> None:
-        """Use `runner`, another runner of the same model, from now on.
-
-        The cache's owner connects the cache with the new runner.
-        """
+        """Use `runner`, another one of the same model; the cache's owner connects the cache with it."""
         self._runner = runner
 
     @property
@@ -82,10 +79,7 @@ class Prefixes:
         return PromptPrefix(_root(request), packed, request.client.is_background)
 
     def hold_back(self, waiting: Waiting) -> bool:
-        """Return True if the request `waiting` should wait for a running prompt or a stored state, to save work.
-
-        Begins the reads that it should wait for.
-        """
+        """Return True if `waiting` should wait for a running prompt or for the read of a state, which this begins."""
         held_back = [self._hold_back(member) for member in waiting.members]  # a list, so that all reads begin at once
         return any(held_back)
 
@@ -101,10 +95,7 @@ class Prefixes:
         )
 
     def begin(self, waiting: Waiting, slot: int) -> Start:
-        """Write the state from which a request's prompt is run to `slot`, and return the start of its run.
-
-        It is a cached state or the initial one.
-        """
+        """Write the cached or initial state from which a prompt is run to `slot`, and return the start of its run."""
         request = waiting.request
         if self._cache is not None and len(request.prompt) > 0:
             try:

@@ -55,10 +55,7 @@ class BatchingPolicy(ABC):
 
     @abstractmethod
     def wait_seconds(self, load: Load) -> float:
-        """Return how many more seconds to wait for requests; 0 means to run the step now.
-
-        Called again after every arrival.
-        """
+        """Return how many more seconds to wait, after each arrival anew; 0 means to run the step now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +212,7 @@ def allocate_tokens(
 
 
 def count_rows(demand: TokenDemand, tokens: int) -> int:
-    """Return how many logit rows the first `tokens` tokens of a sequence's next run may need.
-
-    `demand` describes the whole run.
-    """
+    """Return how many rows the first `tokens` tokens of a next run may need, all of which `demand` describes."""
     return max(1, tokens - (demand.tokens - demand.rows))
 
 

@@ -188,10 +188,7 @@ class Scheduler:
         return len(self._slots.live)
 
     def slot_uses(self) -> list[SlotUse]:
-        """Return a `SlotUse` for each slot in use: its request, and the request's progress.
-
-        May be called on any thread.
-        """
+        """Return each used slot's request and its progress. May be called on any thread."""
         return self._slots.uses()
 
     @property
@@ -265,10 +262,7 @@ class Scheduler:
         self._admission.pause(key, paused)
 
     def withdraw(self, key: int, error: RnnEngineError) -> list[Delivery]:
-        """End the request `key` with `error` if it has had no slot yet.
-
-        Return the error's delivery as a list, or else an empty list.
-        """
+        """End `key` with `error` if it has had no slot yet; return the delivery of that as a list, or an empty one."""
         if not self._admission.has_not_begun(key):
             return []
         self.cancel(key)

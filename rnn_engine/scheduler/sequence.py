@@ -256,10 +256,7 @@ class SamplingSequence(SlotSequence):
         return (self,)
 
     def move(self, slots: Sequence[int]) -> None:
-        """Continue the suspended request in `slots`, one for each of its sequences, to which their states were written.
-
-        No run may be in flight.
-        """
+        """Go on in `slots`, to which the states of the suspended sequences were written. No run may be in flight."""
         if self.phase is self.device:
             self.enter(self.decode)
         for sequence, slot in zip(self.sequences, slots, strict=True):
@@ -418,10 +415,7 @@ class SamplingSequence(SlotSequence):
         return self.take_draw(self.sampler.draw(row), lambda: row)
 
     def draw_from(self, row: RowSource) -> None:
-        """Have the scheduler draw the next token from `row`, or wait for the token's mask if it is late.
-
-        To have it drawn, this sets `draws`.
-        """
+        """Set `draws`, so that the next token is drawn from `row`, or wait for its mask if that is late."""
         if self._mask is None or not self._mask.is_late:
             self.draws = self.sampler
         else:

@@ -111,10 +111,7 @@ class Slots:
         return [one.use(paused=one.key in self._paused) for one in list(self._sequences.values())]
 
     def runnable_ahead(self) -> list[SlotSequence]:
-        """Return the sequences that can run in a step that is submitted while another one is in flight.
-
-        Return nothing if the host must first see a token of the step in flight.
-        """
+        """Return what can run beside a step in flight; nothing if the host must first see one of its tokens."""
         runnable = []
         for one in self._sequences.values():
             if one.phase.can_run(one):
@@ -286,10 +283,7 @@ class SlotAllocator:
     """Queues requests and gives them slots in order, suspending requests of clients that have too many."""
 
     def __init__(self, shared: Shared, slots: Slots, prefixes: Prefixes, drafts: Drafts, least_tokens: int) -> None:
-        """Start with an empty queue of requests.
-
-        A request of a client of weight 1 runs `least_tokens` before it may be suspended.
-        """
+        """Start with an empty queue. A client of weight 1 runs `least_tokens` before it may be suspended."""
         self._shared = shared
         self._slots = slots
         self._prefixes = prefixes

@@ -98,10 +98,7 @@ class StopMatcher:
         self.match: bytes | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Add the bytes `data`; return those that are sure to lie before any stop string.
-
-        Feed nothing after a match.
-        """
+        """Add `data`; return the bytes that surely lie before any stop string. Feed nothing after a match."""
         for byte in data:
             self._held.append(byte)
             if self._calls is not None and self._calls.feed(byte):
@@ -194,10 +191,7 @@ CUT = Ending("length")
 
 
 class Answer:
-    """The text and tokens generated after one prompt, and how the text ended.
-
-    Its tokens are passed to `take` one by one until there is an `ending`.
-    """
+    """The text and tokens of an answer, and how it ended: tokens are passed to `take` until there is an `ending`."""
 
     def __init__(
         self,

@@ -152,10 +152,7 @@ def _open_parts(paths: Sequence[Path]) -> GgufParts:
 
 
 def read_source(file: BinaryFile) -> TensorSource:
-    """Read the header of an open model file in any known format, and return the source of its tensors.
-
-    The result's `close` closes the file. Raises ModelError.
-    """
+    """Read the header of a model file; return the source of its tensors, which closes it. Raises ModelError."""
     head = file.read(0, min(_HEAD_BYTES, file.stamp.size)).tobytes()
     if not head:
         raise ModelError(f"{file.path} is empty; is its download complete?")

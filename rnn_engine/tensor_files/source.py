@@ -44,10 +44,7 @@ ALL_ROWS: Final = slice(None)
 
 
 def span_of_rows(shape: tuple[int, ...], num_bytes: int, rows: slice) -> tuple[int, int, tuple[int, ...]]:
-    """Return where some rows of a tensor begin, in bytes from its start, how many bytes they have, and their shape.
-
-    The whole tensor has `num_bytes` bytes.
-    """
+    """Return where rows of a tensor of `num_bytes` begin, in bytes from its start, their bytes and their shape."""
     if not shape:
         return 0, num_bytes, shape
     start, stop, _ = rows.indices(shape[0])
