@@ -235,7 +235,7 @@ def bpe_settings(tokens: Sequence[str], added: Mapping[int, bool], merges: Seque
     """Return the tokenizer.json of a byte-level BPE that divides texts as Qwen2's tokenizer does.
 
     `tokens` has the text of every id, in the letters of `byte_level_alphabet`. Only those of the ids in `added`, which
-    says if they are special, are plain. A merge is two texts with a space between.
+    says if they are special, are plain. An unused id has none. A merge is two texts with a space between.
     """
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
@@ -247,7 +247,7 @@ def bpe_settings(tokens: Sequence[str], added: Mapping[int, bool], merges: Seque
         "decoder": byte_level,
         "model": {
             "type": "BPE",
-            "vocab": {text: token for token, text in enumerate(tokens) if token not in added},
+            "vocab": {text: token for token, text in enumerate(tokens) if text and token not in added},
             "merges": merges,
         },
     }

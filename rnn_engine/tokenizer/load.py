@@ -26,6 +26,7 @@ from rnn_engine.types import Tokenizer
 # tokens and merges of a byte-level BPE.
 
 _NORMAL: Final = 1  # llama.cpp's type of tokens with text
+_UNUSED: Final = 5  # the type of ids that only fill a vocabulary
 _TYPES_OF_ADDED: Final = {3: True, 4: False}  # control tokens, and others that users have added -> if they are special
 _SPLITS: Final = ("qwen2", "deepseek-r1-qwen")  # llama.cpp's names of Qwen2's rule that divides a text into words
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
@@ -59,7 +60,9 @@ def read_gguf_tokenizer(path: Path) -> Tokenizer | None:
         raise TokenizerError(f"{path}: expected tokenizer.ggml.merges")
     from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer, bpe_settings
 
-    texts = [token.decode(errors="replace") for token in tokens]
+    texts = [
+        "" if kind == _UNUSED else token.decode(errors="replace") for token, kind in zip(tokens, kinds, strict=True)
+    ]
     added = {token: _TYPES_OF_ADDED[kind] for token, kind in enumerate(kinds) if kind in _TYPES_OF_ADDED}
     settings = bpe_settings(texts, added, [merge.decode(errors="replace") for merge in merges])
     return HuggingFaceTokenizer(path, text=json.dumps(settings))

@@ -82,8 +82,8 @@ def bpe_metadata(library: Tokenizer, **changes: object) -> dict[str, object]:
     values = {
         "model": "gpt2",
         "pre": "qwen2",
-        "tokens": [vocabulary[token] for token in range(len(vocabulary))],
-        "token_type": [kinds.get(token, 1) for token in range(len(vocabulary))],
+        "tokens": [*(vocabulary[token] for token in range(len(vocabulary))), "[PAD]"],
+        "token_type": [*(kinds.get(token, 1) for token in range(len(vocabulary))), 5],
         "merges": [" ".join(merge) for merge in merges],
         **changes,
     }
@@ -99,7 +99,7 @@ def test_a_byte_level_bpe_is_that_of_the_tokenizer_json(tmp_path: Path) -> None:
     assert (tokenizer.size, tokenizer.special_tokens) == (other.size, other.special_tokens)
     for text in (*TEXTS, "".join(TEXTS), "<tool_call>{}"):
         assert tokenizer.encode(text) == library.encode(text).ids == other.encode(text)
-    for token in range(tokenizer.size):
+    for token in range(tokenizer.size + 1):
         assert tokenizer.decode_bytes(token) == other.decode_bytes(token)
     assert end_of_text(tokenizer.special_tokens) == library.token_to_id("<|endoftext|>") != 0
 
