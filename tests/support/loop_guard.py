@@ -42,7 +42,10 @@ class LoopGuard:
             return
         if event == "return":
             makes = isinstance(arg, str | bytes) and len(arg) > self._most_size
-            if makes and not frame.f_code.co_flags & CO_COROUTINE:  # a coroutine only passes the text on
+            code = frame.f_code
+            given = (frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount])
+            passes_on = code.co_flags & CO_COROUTINE or any(arg is each for each in given)
+            if makes and not passes_on:
                 self._note(frame, len(arg), "returned")
             return
         self._calls += 1
