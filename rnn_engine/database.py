@@ -27,7 +27,8 @@ T = TypeVar("T")
 _NUM_READERS: Final = 3
 _RESERVE_BYTES: Final = 1 << 20  # that a deletion may need on a full disk
 _LOG_BYTES: Final = 1 << 22  # of the write-ahead log that are kept for the next changes
-_GIVE_BACK: Final = "PRAGMA wal_checkpoint; PRAGMA incremental_vacuum(500);" * 4 + "PRAGMA wal_checkpoint"
+_ROUNDS: Final = 4  # in which a change that frees room gives it back to the disk, unless it is a short one
+_GIVE_BACK: Final = "PRAGMA wal_checkpoint; PRAGMA incremental_vacuum(500)"
 """What gives free pages back to the disk, a few at a time: on a full one, the log has no room to move many at once."""
 _MEMORY: Final = Path(":memory:")
 _log = logging.getLogger(__name__)
@@ -150,13 +151,16 @@ class Database:
         *,
         frees: bool = False,
         flushes: bool = True,
+        short: bool = False,
     ) -> T:
         """Make one change, all of which is written or, if `change` raises an error, nothing.
 
         It is made, too, if the caller is cancelled meanwhile. One that `frees` room is made also on a full disk. Unless
-        it `flushes`, a kill can't undo it, but a power failure may, until the next one that does.
+        it `flushes`, a kill can't undo it, but a power failure may, until the next one that does. A `short` one gives
+        little room back to the disk, so that others wait less for it.
         """
-        writing = self._start(self._writer, owner, lambda: self._write(change, frees, flushes))
+        rounds = (1 if short else _ROUNDS) if frees else 0
+        writing = self._start(self._writer, owner, lambda: self._write(change, rounds, flushes=flushes))
         return await asyncio.shield(asyncio.wrap_future(writing))
 
     def read_now(self, query: Callable[[sqlite3.Connection], T]) -> T:
@@ -165,7 +169,7 @@ class Database:
 
     def write_now(self, change: Callable[[Transaction], T], *, frees: bool = False) -> T:
         """Do as `write`, and block meanwhile."""
-        return self._start(self._writer, None, lambda: self._write(change, frees, flushes=True)).result()
+        return self._start(self._writer, None, lambda: self._write(change, _ROUNDS * frees)).result()
 
     def write_soon(self, change: Callable[[Transaction], object], *, frees: bool = False) -> None:
         """Do as `write`, without a wait for it or for the disk. A failure is logged; after `close` nothing happens."""
@@ -175,7 +179,7 @@ class Database:
                 _log.warning("%s", error)
 
         with suppress(NotFoundError):
-            writing = self._start(self._writer, None, lambda: self._write(change, frees, flushes=False))
+            writing = self._start(self._writer, None, lambda: self._write(change, _ROUNDS * frees, flushes=False))
             writing.add_done_callback(report)
 
     def close(self) -> None:
@@ -210,7 +214,7 @@ class Database:
             finally:
                 connection.execute("ROLLBACK")
 
-    def _write(self, change: Callable[[Transaction], T], frees: bool, flushes: bool) -> T:
+    def _write(self, change: Callable[[Transaction], T], rounds: int, *, flushes: bool = True) -> T:
         with self._storage_errors():
             connection = self._connect()
             if self._lasting:
@@ -218,7 +222,7 @@ class Database:
             try:
                 result, transaction = self._transact(connection, change)
             except sqlite3.OperationalError as error:
-                if not (frees and is_full(error)):
+                if not (rounds and is_full(error)):
                     raise
                 if self._reserve is not None:
                     self._reserve.drop()
@@ -229,9 +233,12 @@ class Database:
                     connection.execute("PRAGMA secure_delete = ON")
         for action in transaction.afterwards:
             action()
-        if frees:
+        if rounds:
             with suppress(sqlite3.Error):  # space that is not given back now is used again
-                connection.executescript(_GIVE_BACK)  # `execute` would free one page alone
+                while rounds and connection.execute("PRAGMA freelist_count").fetchone() != (0,):
+                    connection.executescript(_GIVE_BACK)  # `execute` would free one page alone
+                    rounds -= 1
+                connection.execute("PRAGMA wal_checkpoint").fetchall()
             if self._reserve is not None:
                 self._reserve.lay()
         return result

@@ -20,7 +20,7 @@ from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store import turns
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.store.owners import Cursor
-from rnn_engine_server.store.turns import History, StoredItem
+from rnn_engine_server.store.turns import History, Place, StoredItem
 
 KEY = "0123456789abcdef" * 2
 DATABASE, FORMER = "jobs.sqlite", "conversations.sqlite"
@@ -159,7 +159,7 @@ async def test_a_change_of_a_conversation_touches_its_new_items_alone(
     made = await store.conversations.create("", [said("a", "a"), said("b", "b"), said("c", "c")], {})
     before, new = rows(store, "SELECT number, id FROM items"), said("d", "d")
     with monkeypatch.context() as patch:
-        patch.setattr(StoredItem, "stored", lambda *_: pytest.fail("an item is read"))
+        patch.setattr(turns, "StoredItem", lambda *_: pytest.fail("an item is read"))
         await store.conversations.add("", made.id, [new])
         await store.conversations.remove_item("", made.id, "b")
     left = rows(store, "SELECT number, id FROM items")
@@ -212,9 +212,9 @@ async def test_what_is_large_is_read_and_deleted_in_pieces(stores: Stores, monke
     monkeypatch.setattr(turns, "_PIECE_BYTES", 2000)
     store, pieces, read = stores.open(), list[int](), turns.read_items
 
-    def count(db: sqlite3.Connection, numbers: list[int]) -> list[StoredItem]:
-        pieces.append(len(numbers))
-        return read(db, numbers)
+    def count(db: sqlite3.Connection, places: list[Place]) -> list[StoredItem]:
+        pieces.append(len(places))
+        return read(db, places)
 
     made = await store.conversations.create("", [said("x" * 500, f"{number}") for number in range(7)], {})
     monkeypatch.setattr(turns, "read_items", count)
@@ -459,7 +459,7 @@ class TestRestarts:
     @pytest.mark.parametrize("damaged", [b"5", b'{"role": "user', b""])
     def test_a_damaged_item_is_an_error_of_its_own(self, damaged: bytes) -> None:
         with pytest.raises(StorageError, match="the item 'item' was kept and is damaged"):
-            StoredItem.stored("item", "message", damaged).load()
+            StoredItem("item", "message", damaged).load()
 
     async def test_a_full_disk_is_read_and_gets_room_by_deletions(self, lasting: Stores) -> None:
         store = lasting.open()

@@ -15,7 +15,7 @@ from rnn_engine.database import Transaction
 from rnn_engine.errors import NotFoundError
 from rnn_engine_server.store.histories import GONE, THING_BYTES, Histories, HistoryRoom, last_turn
 from rnn_engine_server.store.owners import Columns, Cursor, Page, Table
-from rnn_engine_server.store.turns import History, Place, StoredItem, find, history, page, total_bytes
+from rnn_engine_server.store.turns import Place, StoredItem, find, page, total_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,6 @@ class Conversations(Histories[Conversation]):
             return described
 
         return await self.room.write(describe, owner)
-
-    async def history(self, owner: str, conversation_id: str) -> History:
-        """Return what has been said in a conversation, to be loaded. Raises NotFoundError."""
-        return await self.read(owner, conversation_id, lambda db, each: history(db, last_turn(db, each.id)))
 
     async def item_page(self, owner: str | None, conversation_id: str, cursor: Cursor) -> Page[Place]:
         """Return the places of a part of the items. Raises NotFoundError and InvalidRequestError."""

@@ -11,7 +11,7 @@ from rnn_engine_server.core.kept import KeptUsage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store.blobs import Blobs
 from rnn_engine_server.store.owners import Cursor, Expiry, Page, Table, Thing
-from rnn_engine_server.store.turns import Turns
+from rnn_engine_server.store.turns import History, Turns, history
 
 THING_BYTES: Final = 1024
 """Bytes that a conversation or a response takes beside its texts."""
@@ -67,8 +67,8 @@ class HistoryRoom:
         self, change: Callable[[Transaction], R], owner: str | None, *, frees: bool = False, flushes: bool = False
     ) -> R:
         """Make a change, as `Database.write` does, and delete what nothing needs after it."""
-        result = await self.database.write(change, owner, frees=frees, flushes=flushes or frees)
-        await self.turns.sweep()
+        result = await self.database.write(change, owner, frees=frees, flushes=flushes or frees, short=True)
+        await self.turns.sweep(frees=frees)
         return result
 
     # Parts of changes.
@@ -175,6 +175,10 @@ class Histories(Generic[T]):
         """Return the owner's thing with this id. Raises NotFoundError if there is none."""
         return await self.read(owner, thing_id, lambda _, thing: thing)
 
+    async def history(self, owner: str | None, thing_id: str) -> History:
+        """Return what has been said up to the end of the owner's thing, without the items. Raises NotFoundError."""
+        return await self.read(owner, thing_id, lambda db, thing: history(db, last_turn(db, thing.id)))
+
     async def read(self, owner: str | None, thing_id: str, query: Callable[[sqlite3.Connection, T], R]) -> R:
         """Return what `query` returns of the owner's thing with this id. Raises NotFoundError if there is none."""
         await self.drop_expired()
@@ -185,7 +189,7 @@ class Histories(Generic[T]):
     async def drop_expired(self) -> None:
         """Delete what has expired."""
         await self.expiry.drop()
-        await self.room.turns.sweep()
+        await self.room.turns.sweep(frees=True)
 
     async def delete(self, owner: str | None, thing_id: str) -> None:
         """Delete the owner's thing with this id, also on a full disk. Raises NotFoundError if there is none."""

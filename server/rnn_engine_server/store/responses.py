@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from rnn_engine.database import Transaction
-from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
+from rnn_engine.errors import NotFoundError, OverloadedError
 from rnn_engine_server.store.conversations import Conversations
 from rnn_engine_server.store.histories import EVENTS, GONE, THING_BYTES, Histories, HistoryRoom, last_turn
 from rnn_engine_server.store.owners import Columns, Cursor, Page, Table
@@ -101,19 +101,6 @@ class Responses(Histories[StoredResponse]):
         Raises NotFoundError and InvalidRequestError.
         """
         return await self.read(owner, response_id, lambda db, each: page(db, _input_turn(db, each), cursor, 1))
-
-    async def history(self, owner: str, response_id: str) -> History:
-        """Return what has been said up to the end of a response, to be loaded.
-
-        Raises NotFoundError, and InvalidRequestError if the response has not ended.
-        """
-
-        def read(db: sqlite3.Connection, response: StoredResponse) -> History:
-            if not response.has_ended:
-                raise InvalidRequestError("previous_response_id", response_id, "a response that has ended")
-            return history(db, last_turn(db, response_id))
-
-        return await self.read(owner, response_id, read)
 
     async def asked(self, owner: str, response_id: str) -> tuple[History, History]:
         """Return what was said before the request for a response, and what the request has. Raises NotFoundError."""
@@ -219,7 +206,7 @@ class Responses(Histories[StoredResponse]):
             self.room.put(transaction, self.table, new, turn, used=self.room.now(), body=body)
             self.expiry.note(new.expires)
             if output and (conversation := response["conversation"]) is not None:
-                given = read_items(transaction, [place.number for place in history(transaction, before, 1).places])
+                given = read_items(transaction, history(transaction, before, 1).places)
                 self._conversations.add_answer(transaction, old.owner, conversation["id"], (*given, *output))
 
         await self.room.write(finish, None)
@@ -261,7 +248,7 @@ class Responses(Histories[StoredResponse]):
             if place is not None:
                 num_bytes += place.num_bytes
                 self.room.limits.check("max_body_bytes", "item_reference", num_bytes)
-                [found[item_id]] = read_items(db, [place.number])
+                [found[item_id]] = read_items(db, [place])
         return found
 
     def _describe(
@@ -282,7 +269,7 @@ def _texts_of(response: Mapping[str, Any]) -> tuple[bytes, Sequence[StoredItem]]
 def _response_json(db: sqlite3.Connection, response: StoredResponse) -> bytes:
     [turn, body] = db.execute("SELECT turn, body FROM ends WHERE id = ?", (response.id,)).fetchone()
     places = history(db, turn, 1).places if response.has_ended else ()
-    items = read_items(db, [place.number for place in places])
+    items = read_items(db, places)
     return bytes(body[:-1]) + b',"output":[' + b",".join(item.json for item in items) + b"]}"
 
 

@@ -11,8 +11,9 @@ import logging
 import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
@@ -72,17 +73,15 @@ class StoredItem:
     id: str
     type: str
     fields: bytes  # a JSON object of all but the id
-    num_loaded: int  # bytes that the item takes once it is loaded, about
 
     @classmethod
     def of(cls, item: Item) -> Self:
-        fields = to_json({name: value for name, value in item.items() if name != "id"})
-        return cls.stored(item["id"], item["type"], fields)
+        return cls(item["id"], item["type"], to_json({name: value for name, value in item.items() if name != "id"}))
 
-    @classmethod
-    def stored(cls, item_id: str, kind: str, fields: bytes) -> Self:
-        """Return the item with these values, of which `fields` are JSON of all but the id."""
-        return cls(item_id, kind, fields, parsed_bytes(fields))
+    @property
+    def num_loaded(self) -> int:
+        """About how many bytes the item takes once it is loaded. Reads all of it."""
+        return parsed_bytes(self.fields)
 
     @property
     def num_bytes(self) -> int:
@@ -90,8 +89,13 @@ class StoredItem:
         return _ITEM_BYTES + len(self.id.encode()) + len(self.fields)
 
     @property
+    def head(self) -> bytes:
+        """The beginning of the item's JSON; all but the first byte of `fields` follow."""
+        return b'{"id":' + to_json(self.id) + b","
+
+    @property
     def json(self) -> bytes:
-        return b'{"id":' + to_json(self.id) + b"," + self.fields[1:]
+        return self.head + self.fields[1:]
 
     def load(self) -> Item:
         """Parse the item's stored JSON, and return the item. Raises StorageError if it is damaged."""
@@ -163,11 +167,11 @@ def parent_of(db: sqlite3.Connection, turn: int | None) -> int | None:
     return None if found is None else found[0]
 
 
-def read_items(db: sqlite3.Connection | Transaction, numbers: Sequence[int]) -> list[StoredItem]:
-    """Return the items with these numbers that are there, in the order of the numbers."""
+def read_items(db: sqlite3.Connection | Transaction, places: Sequence[Place]) -> list[StoredItem]:
+    """Return the items at these places that are there."""
     query = "SELECT number, id, type, fields FROM items WHERE number IN (SELECT value FROM json_each(?))"
-    found = {number: row for number, *row in db.execute(query, (json.dumps(numbers),))}
-    return [StoredItem.stored(*found[number]) for number in numbers if number in found]
+    found = {number: row for number, *row in db.execute(query, (_numbers(places),))}
+    return [StoredItem(*found[place.number]) for place in places if place.number in found]
 
 
 def _places(
@@ -184,15 +188,24 @@ def _places(
     return [Place(*row) for row in db.execute(query, (turn, most, *values, limit))]
 
 
-def _pieces(places: Sequence[Place]) -> Iterator[list[int]]:
-    """Yield the numbers of some items in pieces, none of which takes long to read."""
-    piece, num_bytes = list[int](), 0
-    for number, size in places:
-        if piece and (num_bytes + size > _PIECE_BYTES or len(piece) == _PIECE_ITEMS):
+def _numbers(places: Sequence[Place]) -> str:
+    return json.dumps([place.number for place in places])
+
+
+def piece_bytes(places: Sequence[Place]) -> int:
+    """Return the most bytes that are read at a time of some items."""
+    return max((sum(place.num_bytes for place in piece) for piece in _pieces(places)), default=0)
+
+
+def _pieces(places: Sequence[Place]) -> Iterator[list[Place]]:
+    """Yield some items in pieces, none of which takes long to read."""
+    piece, num_bytes = list[Place](), 0
+    for place in places:
+        if piece and (num_bytes + place.num_bytes > _PIECE_BYTES or len(piece) == _PIECE_ITEMS):
             yield piece
             piece, num_bytes = [], 0
-        piece.append(number)
-        num_bytes += size
+        piece.append(place)
+        num_bytes += place.num_bytes
     if piece:
         yield piece
 
@@ -204,25 +217,30 @@ class Turns:
         self._database = database
         self._has_unused = True  # turns; some may be left from before the start
         self._is_sweeping = False
+        self._gives_back = False  # to the disk what is freed
+        self._num_free = 0  # pages of the database after the last piece that was deleted
 
     async def read(self, places: Sequence[Place], owner: str | None) -> list[StoredItem]:
-        """Return the items at these places, without those that were deleted meanwhile. Raises StorageError.
+        """Return the items at these places, without those that were deleted meanwhile. Raises StorageError."""
+        return [item async for piece in self.pieces(places, owner) for item in piece]
 
-        Long ones are read piece by piece, between which other owners have their turns.
-        """
-        items = list[StoredItem]()
+    async def pieces(self, places: Sequence[Place], owner: str | None) -> AsyncGenerator[list[StoredItem], None]:
+        """Do as `read`, piece by piece, between which other owners have their turns."""
         for piece in _pieces(places):
-            items += await self._database.read(lambda db, piece=piece: read_items(db, piece), owner)  # type: ignore[misc]
-        return items
+            yield await self._database.read(partial(read_items, places=piece), owner)
 
-    async def sweep(self) -> None:
-        """Delete all turns that nothing needs, piece by piece. What can't be deleted now is deleted later."""
+    async def sweep(self, *, frees: bool) -> None:
+        """Delete all turns that nothing needs, piece by piece, between which other owners have their turns.
+
+        What can't be deleted now is deleted later. If it `frees` room, that is given back to the disk.
+        """
+        self._gives_back |= frees
         if self._is_sweeping:
             return
         self._is_sweeping = True
         try:
             while self._has_unused:
-                await self._database.write(self._sweep, frees=True)
+                await self._database.write(self._sweep, frees=self._gives_back, flushes=False, short=True)
         except StorageError as error:
             _log.warning("what was said is not deleted yet: %s", error)
         finally:
@@ -349,8 +367,10 @@ class Turns:
             WHERE turns.uses = 0 LIMIT {_PIECE_ITEMS}"""
         places = [Place(*row) for row in transaction.execute(query)]
         for piece in islice(_pieces(places), 1):
-            numbers = json.dumps(piece)
-            transaction.execute("DELETE FROM items WHERE number IN (SELECT value FROM json_each(?))", (numbers,))
+            delete = "DELETE FROM items WHERE number IN (SELECT value FROM json_each(?))"
+            transaction.execute(delete, (_numbers(piece),))
+        before, [self._num_free] = self._num_free, transaction.execute("PRAGMA freelist_count").fetchone()
         if not places:
             transaction.execute("DELETE FROM turns WHERE uses = 0")
-            self._has_unused = False
+            self._has_unused = self._gives_back and 0 < self._num_free < before
+            self._gives_back &= self._has_unused

@@ -10,10 +10,10 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -49,15 +49,6 @@ def new_seed() -> int:
     return secrets.randbits(_SEED_BITS)
 
 
-@dataclass(slots=True)
-class _Logged:
-    """How much of events of one kind, of one item, is in a log: their number, their text and its log-probabilities."""
-
-    events: int = 0
-    text: int = 0
-    logprobs: int = 0
-
-
 class BackgroundRun:
     """The run of one response. The handler that answers it finds it in its request, under `BACKGROUND_RUN`.
 
@@ -76,7 +67,7 @@ class BackgroundRun:
         self.changed = asyncio.Event()  # set, and replaced, when there are more events; set at the end
         self.task: asyncio.Task[None] | None = None
         self._is_closing = is_closing
-        self._logged: dict[tuple[str, int | None], _Logged] = {}  # that the present run has not repeated yet
+        self._logged = Counter[tuple[object, ...]]()  # by kind and item, what the present run has not repeated yet
         self._log = None if log is None else log.open("ab+", buffering=0)
         if self._log is not None:
             self._read_log(self._log)
@@ -91,22 +82,18 @@ class BackgroundRun:
     def unlogged(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return what of an event is not in the log yet, None if nothing is."""
         place = event["type"], event.get("output_index")
-        logged = self._logged.get(place)
-        if logged is None:
+        if not self._logged[place]:
             return event
         if "delta" not in event:
-            logged.events -= 1
-            if not logged.events:
-                del self._logged[place]
+            self._logged[place] -= 1
             return None
-        text, logprobs = event["delta"], event.get("logprobs") or ()
-        left = {**event, "delta": text[logged.text :]}
-        if "logprobs" in event:
-            left["logprobs"] = logprobs[logged.logprobs :]
-        logged.text, logged.logprobs = max(logged.text - len(text), 0), max(logged.logprobs - len(logprobs), 0)
-        if not (logged.text or logged.logprobs):
-            del self._logged[place]
-        return left if left["delta"] or left.get("logprobs") else None
+        left, parts = dict(event), [name for name in ("delta", "logprobs") if name in event]
+        for name in parts:  # the text is repeated, and so are its log-probabilities, but perhaps in other pieces
+            left[name] = event[name][self._logged[*place, name] :]
+            self._logged[*place, name] -= len(event[name]) - len(left[name])
+        if not any(self._logged[*place, name] for name in parts):
+            self._logged[place] = 0
+        return left if any(left[name] for name in parts) else None
 
     def add(self, events: bytes) -> None:
         """Append encoded events of the running response, but no failure of a server that stops. Raises OSError."""
@@ -134,11 +121,10 @@ class BackgroundRun:
         try:
             for event in events:
                 told = from_json(event.partition(b"\ndata: ")[2])
-                logged = self._logged.setdefault((told["type"], told.get("output_index")), _Logged())
-                logged.events += 1
-                if "delta" in told:
-                    logged.text += len(told["delta"])
-                    logged.logprobs += len(told.get("logprobs") or ())
+                place = told["type"], told.get("output_index")
+                self._logged[place] += 1
+                for name in ("delta", "logprobs"):
+                    self._logged[*place, name] += len(told.get(name) or ())
         except (ValueError, KeyError, TypeError) as error:
             _log.warning("the events of %s are written anew: %s", self.queued["id"], error)
             events = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.apis.openai.response_items import (
@@ -24,7 +25,7 @@ from rnn_engine_server.core.schema import described
 from rnn_engine_server.store.conversations import Conversation
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.store.owners import Page
-from rnn_engine_server.store.turns import Place, StoredItem
+from rnn_engine_server.store.turns import Place, StoredItem, piece_bytes
 
 STORE = web.AppKey("store", Store)
 """What clients leave on the server."""
@@ -82,7 +83,7 @@ async def delete_conversation(request: web.Request) -> DeletedConversation:
 
 
 @ROUTES.get("/v1/conversations/{id}/items", answer=ResponseItemList, query=PAGE_QUERY)
-async def list_items(request: web.Request) -> web.Response:
+async def list_items(request: web.Request) -> web.StreamResponse:
     """The items of a conversation."""
     cursor = query_cursor(request, 20, MOST_ITEMS)
     page = request.app[STORE].conversations.item_page
@@ -95,7 +96,7 @@ async def add_items(request: web.Request, body: AddItemsRequest) -> web.Response
     store = request.app[STORE]
     items = await store.responses.resolve(request[PRINCIPAL].name, body.items)
     added = await store.conversations.add(owner_of(request), request.match_info["id"], items)
-    return encoded_response(await asyncio.to_thread(_item_list, added, has_more=False))
+    return encoded_response(_LIST + await asyncio.to_thread(_joined, added) + _list_end(added, has_more=False))
 
 
 @ROUTES.get("/v1/conversations/{id}/items/{item}", answer=ResponseItem)
@@ -123,15 +124,40 @@ async def read_items(request: web.Request, places: Sequence[Place]) -> list[Stor
     return await request.app[STORE].histories.turns.read(places, request[PRINCIPAL].name)
 
 
-async def send_items(request: web.Request, page: Page[Place]) -> web.Response:
-    """Return the answer with the items of a page, as OpenAI's list object."""
-    items = await read_items(request, page.items)
-    return encoded_response(await asyncio.to_thread(_item_list, items, has_more=page.has_more))
+async def send_items(request: web.Request, page: Page[Place]) -> web.StreamResponse:
+    """Send the items of a page as OpenAI's list object, piece by piece as they are read.
+
+    Raises OverloadedError if requests hold too much memory, and an aiohttp exception if a piece is too large.
+    """
+    hold_more(request, "the conversation", piece_bytes(page.items))
+    response, ends = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"}), list[StoredItem]()
+    await response.prepare(request)
+    if request.method != hdrs.METH_HEAD:
+        await response.write(_LIST)
+        pieces = request.app[STORE].histories.turns.pieces(page.items, request[PRINCIPAL].name)
+        async with aclosing(pieces):
+            async for items in pieces:
+                for item in items:
+                    await response.write((b"," if ends else b"") + item.head)
+                    for start in range(1, len(item.fields), _SENT_BYTES):  # whoever copies long ones stops all threads
+                        await response.write(memoryview(item.fields)[start : start + _SENT_BYTES])
+                        await asyncio.sleep(0)  # a client that reads fast lets others have their turns
+                    ends = [*ends[:1], item]
+        await response.write(_list_end(ends, has_more=page.has_more))
+    await response.write_eof()
+    return response
 
 
-def _item_list(items: Sequence[StoredItem], *, has_more: bool) -> bytes:
-    data = b",".join(item.json for item in items)
-    return b'{"object":"list","data":[' + data + b"]," + to_json(page_ends(items, has_more=has_more))[1:]
+_SENT_BYTES = 1 << 16
+_LIST = b'{"object":"list","data":['
+
+
+def _list_end(items: Sequence[StoredItem], *, has_more: bool) -> bytes:
+    return b"]," + to_json(page_ends(items, has_more=has_more))[1:]
+
+
+def _joined(items: Sequence[StoredItem]) -> bytes:
+    return b",".join(item.json for item in items)
 
 
 def _object(conversation: Conversation) -> KeptConversation:

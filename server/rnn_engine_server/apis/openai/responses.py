@@ -107,6 +107,9 @@ async def _conversation_of(request: web.Request, body: ResponsesRequest) -> tupl
     if body.conversation is not None:
         before = await _loaded(request, await store.conversations.history(owner, body.conversation))
     if body.previous_response_id is not None:
+        if not (await store.responses.get(owner, body.previous_response_id)).has_ended:
+            name, value = "previous_response_id", body.previous_response_id
+            raise InvalidRequestError(name, value, "a response that has ended")
         before = await _loaded(request, await store.responses.history(owner, body.previous_response_id))
     missing: list[str] | None = None if request.app[SETTINGS].strict else []
     given = await store.responses.resolve(owner, body.input, missing)
@@ -132,7 +135,9 @@ async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: S
 
     Raises InvalidRequestError if it exceeds the limits.
     """
-    hold_more(request, "the conversation", sum(item.num_loaded for item in conversation))
+    held = request[LEASE].num_bytes
+    num_loaded = await work(request, held, lambda: sum(item.num_loaded for item in conversation))
+    hold_more(request, "the conversation", num_loaded)
     limits = request.app[SETTINGS].limits
 
     def make() -> ChatRequest:
@@ -207,7 +212,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 
 @ROUTES.get("/v1/responses/{id}/input_items", answer=ResponseItemList, query=PAGE_QUERY)
-async def input_items(request: web.Request) -> web.Response:
+async def input_items(request: web.Request) -> web.StreamResponse:
     """The items that were new in the response's request."""
     cursor = query_cursor(request, 20, MOST_ITEMS)
     page = request.app[STORE].responses.input_page
