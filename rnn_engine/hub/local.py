@@ -101,45 +101,17 @@ def _listing(paths: Sequence[str]) -> str:
     return ", ".join(newest) + (f" and {left_out} more" if left_out > 0 else "")
 
 
-def _sizes(name: str, repository: str, pattern: str, sizes: Mapping[str, str]) -> dict[str, Wanted]:
-    """Return the models of a series by short name, `NAME-SIZE`: one for each of `sizes`.
-
-    `pattern` is the file's name with {} for the size. `sizes` maps a short name's size to that in the file's name.
-    """
-    return {f"{name}-{short}": Wanted(repository, pattern.format(written)) for short, written in sizes.items()}
-
-
+_SERIES: Final = (  # short name, repository, pattern of the file's name, and the sizes, as a file's name has them
+    ("rwkv7", "BlinkDL/rwkv7-g1", "rwkv7-g*-{}-20*.pth", "0.1b 0.4b 1.5b 2.9b 7.2b 13.3b"),
+    ("rwkv7-world", "BlinkDL/rwkv-7-world", "RWKV-x070-World-{}-*.pth", "0.1B 0.4B 1.5B 2.9B"),
+    ("rwkv6", "BlinkDL/rwkv-6-world", "RWKV-x060-World-{}-v*.pth", "1B6 3B 7B 14B"),
+    ("rwkv5", "BlinkDL/rwkv-5-world", "RWKV-5-World-{}-v*.pth", "0.1B 0.4B 1B5 3B 7B"),
+    ("rwkv4", "BlinkDL/rwkv-4-world", "RWKV-4-World-{}-v*.pth", "0.1B 0.4B 1.5B 3B 7B"),
+)
 KNOWN: Final[Mapping[str, Wanted]] = {
-    **_sizes(
-        "rwkv7",
-        "BlinkDL/rwkv7-g1",
-        "rwkv7-g*-{}-20*.pth",
-        {size: size for size in ("0.1b", "0.4b", "1.5b", "2.9b", "7.2b", "13.3b")},
-    ),
-    **_sizes(
-        "rwkv7-world",
-        "BlinkDL/rwkv-7-world",
-        "RWKV-x070-World-{}-*.pth",
-        {"0.1b": "0.1B", "0.4b": "0.4B", "1.5b": "1.5B", "2.9b": "2.9B"},
-    ),
-    **_sizes(
-        "rwkv6",
-        "BlinkDL/rwkv-6-world",
-        "RWKV-x060-World-{}-v*.pth",
-        {"1.6b": "1B6", "3b": "3B", "7b": "7B", "14b": "14B"},
-    ),
-    **_sizes(
-        "rwkv5",
-        "BlinkDL/rwkv-5-world",
-        "RWKV-5-World-{}-v*.pth",
-        {"0.1b": "0.1B", "0.4b": "0.4B", "1.5b": "1B5", "3b": "3B", "7b": "7B"},
-    ),
-    **_sizes(
-        "rwkv4",
-        "BlinkDL/rwkv-4-world",
-        "RWKV-4-World-{}-v*.pth",
-        {"0.1b": "0.1B", "0.4b": "0.4B", "1.5b": "1.5B", "3b": "3B", "7b": "7B"},
-    ),
+    f"{name}-{size.lower().rstrip('b').replace('b', '.')}b": Wanted(repository, pattern.format(size))
+    for name, repository, pattern, sizes in _SERIES
+    for size in sizes.split()
 }
 """Models of the Hugging Face Hub by short name: the newest file of each series and size."""
 

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from os.path import commonprefix
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -109,18 +110,9 @@ def tool_grammar(
         )
         for begin, tool in zip(begins, tools, strict=True)
     ]
-    trigger = _common_beginning(begins) if from_start else format_.opening or CALL_BEGINS
+    trigger = commonprefix(begins) if from_start else format_.opening or CALL_BEGINS  # noqa: RUF071  # of texts
     several = parallel and bool(format_.closing)
     return tagged_text(tags, trigger, required=required, parallel=several, ending=ending, otherwise=otherwise)
-
-
-def _common_beginning(texts: Sequence[str]) -> str:
-    """Return the longest common prefix of `texts`."""
-    first, last = min(texts), max(texts)
-    length = 0
-    while length < len(first) and first[length] == last[length : length + 1]:
-        length += 1
-    return first[:length]
 
 
 _CUTS = [chr(code) for code in range(0xFDD0, 0xFDEF)]  # noncharacters, which hardly any text contains

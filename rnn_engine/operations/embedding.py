@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, StepError, check_choice
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.parallel import Cost, ParallelRequests
-from rnn_engine.requests import Finished, GenerateRequest, Started
+from rnn_engine.operations.parallel import Cost, run_each
+from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import F32, EmbeddingTask, FieldKind, InitialState, ModelShape, State, StateField
 
 # Turn a state into one vector: choose its layers and parts, pool its matrices, and bound the vector's length.
@@ -328,17 +328,14 @@ async def _run_features(
     counts = Counter(owners)
     rows: dict[int, list[F32]] = {number: [] for number in lasts}
     costs: dict[int, Cost] = {}
-    async with ParallelRequests(engine, calls, engine.info.num_slots, wait_for_room=wait_for_room) as running:
-        async for events in running:
-            for call, event in events:
-                number = owners[call]
-                if isinstance(event, Started):
-                    costs[call] = Cost(event.prompt_tokens, event.cached_tokens)
-                elif isinstance(event, Finished):
-                    assert event.row is not None  # it was requested
-                    rows[number].append(event.row)
-                    if len(rows[number]) == counts[number]:
-                        yield number, Embedding(np.mean(rows.pop(number), axis=0), costs[lasts[number]])
+    async with aclosing(run_each(engine, calls, wait_for_room=wait_for_room)) as ended:
+        async for call, each in ended:
+            number = owners[call]
+            costs[call] = each.cost
+            assert each.finished.row is not None  # it was requested
+            rows[number].append(each.finished.row)
+            if len(rows[number]) == counts[number]:
+                yield number, Embedding(np.mean(rows.pop(number), axis=0), costs[lasts[number]])
 
 
 def end_of_sentence(shape: ModelShape) -> int:
@@ -390,18 +387,13 @@ async def end_states(
 
     Raises StepError for a state that is not finite. `wait_for_room` is as in `ParallelRequests`.
     """
-    costs: dict[int, Cost] = {}
-    limit = engine.info.num_slots
-    async with ParallelRequests(engine, calls, limit, wait_for_room=wait_for_room) as running:
-        async for events in running:
-            for number, event in events:
-                if isinstance(event, Started):
-                    costs[number] = Cost(event.prompt_tokens, event.cached_tokens)
-                elif isinstance(event, Finished):
-                    assert event.end is not None  # it was requested
-                    if not all(np.isfinite(array).all() for array in event.end.state.values()):
-                        raise StepError("the state after an input holds numbers that are not finite")
-                    yield number, InputState(event.end.state, costs[number])
+    async with aclosing(run_each(engine, calls, wait_for_room=wait_for_room)) as ended:
+        async for number, each in ended:
+            assert each.finished.end is not None  # it was requested
+            state = each.finished.end.state
+            if not all(np.isfinite(array).all() for array in state.values()):
+                raise StepError("the state after an input holds numbers that are not finite")
+            yield number, InputState(state, each.cost)
 
 
 def _check(engine: EngineLike, calls: Sequence[GenerateRequest], inputs: Sequence[int]) -> None:

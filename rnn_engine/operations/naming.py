@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import InvalidRequestError, StepError
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.parallel import Cost
-from rnn_engine.requests import EndState, Finished, GenerateRequest, PromptScored, Started, TokenInfo
+from rnn_engine.operations.parallel import Cost, run_each
+from rnn_engine.requests import EndState, GenerateRequest, TokenInfo
 from rnn_engine.sampling.ranking import top_logprobs
 from rnn_engine.sampling.rows import LogitRow
 from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
@@ -174,18 +173,11 @@ async def run_tokens(
         keep_end=True,
         priority=priority,
     )
-    scored: tuple[TokenInfo, ...] = ()
-    cost = Cost(0, 0)
-    async with aclosing(engine.generate(request, wait_for_room=wait_for_room)) as events:
-        async for event in events:
-            if isinstance(event, Started):
-                cost = Cost(event.prompt_tokens, event.cached_tokens)
-            elif isinstance(event, PromptScored):
-                scored = event.tokens
-            elif isinstance(event, Finished) and event.end is not None:
-                initial = await asyncio.to_thread(state_after, engine.info.shape, initial_state, event.end)
-                return Ran(initial, event.end.logits, scored, cost)
-    raise StepError("the run of the tokens ended early")
+    [(_, ended)] = [each async for each in run_each(engine, [request], wait_for_room=wait_for_room)]
+    end = ended.finished.end
+    assert end is not None  # it was requested
+    after = await asyncio.to_thread(state_after, engine.info.shape, initial_state, end)
+    return Ran(after, end.logits, ended.scored, ended.cost)
 
 
 def _begin_before(embeddings: F32, begin: InitialState | None, shape: ModelShape) -> InitialState:

@@ -11,7 +11,7 @@ from typing import Self, TypeAlias
 
 from rnn_engine.errors import StepError
 from rnn_engine.interface import EngineLike
-from rnn_engine.requests import Event, Finished, GenerateRequest
+from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored, Started, TokenInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +116,32 @@ def _check_end(event: Event | None) -> None:
     """Raise StepError unless `event`, the last event of a request, is `Finished`."""
     if not isinstance(event, Finished):
         raise StepError("the generation ended early")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """What a request without generated text has given: its cost, the log-probabilities of its prompt, and its end."""
+
+    cost: Cost
+    scored: tuple[TokenInfo, ...]  # empty if none were asked for
+    finished: Finished
+
+
+async def run_each(
+    engine: EngineLike, requests: Sequence[GenerateRequest], *, wait_for_room: bool = False
+) -> AsyncGenerator[tuple[int, Ended], None]:
+    """Run `requests` in parallel; yield the index and the result of each as soon as it ends.
+
+    Errors and `wait_for_room` are as for `ParallelRequests`.
+    """
+    costs: dict[int, Cost] = {}
+    scored: dict[int, tuple[TokenInfo, ...]] = {}
+    async with ParallelRequests(engine, requests, engine.info.num_slots, wait_for_room=wait_for_room) as running:
+        async for events in running:
+            for number, event in events:
+                if isinstance(event, Started):
+                    costs[number] = Cost(event.prompt_tokens, event.cached_tokens)
+                elif isinstance(event, PromptScored):
+                    scored[number] = event.tokens
+                elif isinstance(event, Finished):
+                    yield number, Ended(costs.pop(number), scored.pop(number, ()), event)

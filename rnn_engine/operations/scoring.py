@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from rnn_engine.errors import InvalidRequestError, StepError, check_token_ids
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.parallel import Cost, ParallelRequests
-from rnn_engine.requests import Event, GenerateRequest, PromptScored, Started, TokenInfo, empty_prompt
+from rnn_engine.operations.parallel import Cost, Ended, run_each
+from rnn_engine.requests import GenerateRequest, TokenInfo, empty_prompt
 from rnn_engine.types import InitialState
 
 MOST_ROUNDING = 1e-3
@@ -96,11 +96,9 @@ async def score_choices(
     """
 
     def make() -> list[GenerateRequest]:
-        _check(engine, context, choices)
-        begun = context or empty_prompt(engine.info.end_of_text, initial_state)
-        calls = [_call(begun, choice, initial_state) for choice in choices]
-        alone = (engine.info.end_of_text,)
-        return calls + [_call(alone, choice, initial_state) for choice in choices if calibrate]
+        calls = _calls(engine, Context(context, initial_state), choices)
+        alone = Context((engine.info.end_of_text,), initial_state)
+        return calls + (_calls(engine, alone, choices) if calibrate else [])
 
     calls = await asyncio.to_thread(make)
     found = await _score(engine, calls)
@@ -129,12 +127,7 @@ async def score_after(
     """
 
     def make() -> list[GenerateRequest]:
-        calls = []
-        for context in contexts:
-            _check(engine, context.tokens, continuations)
-            begun = context.tokens or empty_prompt(engine.info.end_of_text, context.initial_state)
-            calls += [_call(begun, each, context.initial_state, context.checkpoint_positions) for each in continuations]
-        return calls
+        return [call for context in contexts for call in _calls(engine, context, continuations)]
 
     found = await _score(engine, await asyncio.to_thread(make))
     size = len(continuations)
@@ -155,12 +148,8 @@ async def score_pairs(
     """
 
     def make() -> list[GenerateRequest]:
-        calls = []
-        for context, continuation in pairs:
-            _check(engine, context, [continuation])
-            begun = context or empty_prompt(engine.info.end_of_text, initial_state)
-            calls.append(replace(_call(begun, continuation, initial_state), logprobs=alternatives))
-        return calls
+        calls = (_calls(engine, Context(context, initial_state), [after]) for context, after in pairs)
+        return [replace(call, logprobs=alternatives) for [call] in calls]
 
     return await _score(engine, await asyncio.to_thread(make))
 
@@ -191,46 +180,38 @@ def shared_cost(runs: Sequence[Continuation]) -> Cost:
     return Cost(tokens, min(run.cost.cached_tokens for run in runs))
 
 
-def _check(engine: EngineLike, context: Sequence[int], choices: Sequence[Sequence[int]]) -> None:
+def _calls(engine: EngineLike, context: Context, choices: Sequence[Sequence[int]]) -> list[GenerateRequest]:
+    """Return a request for each of `choices` after a context. Raises InvalidRequestError for a wrong token."""
     vocab_size = engine.info.shape.vocab_size
-    check_token_ids("context token", context, vocab_size)
+    check_token_ids("context token", context.tokens, vocab_size)
     if len(choices) == 0:
         raise InvalidRequestError("choices", [], "at least one choice")
     for number, choice in enumerate(choices):
         if len(choice) == 0:
             raise InvalidRequestError(f"choices.{number}", list(choice), "at least one token")
         check_token_ids(f"choices.{number} token", choice, vocab_size)
-
-
-def _call(
-    context: Sequence[int],
-    choice: Sequence[int],
-    initial_state: InitialState | None,
-    checkpoint_positions: Sequence[int] = (),
-) -> GenerateRequest:
-    return GenerateRequest(
-        prompt=(*context, *choice),
-        initial_state=initial_state,
-        checkpoint_positions=checkpoint_positions,
-        max_tokens=0,
-        logprobs=0,
-        score_from=len(context),
-    )
+    begun = context.tokens or empty_prompt(engine.info.end_of_text, context.initial_state)
+    return [
+        GenerateRequest(
+            prompt=(*begun, *choice),
+            initial_state=context.initial_state,
+            checkpoint_positions=context.checkpoint_positions,
+            max_tokens=0,
+            logprobs=0,
+            score_from=len(begun),
+        )
+        for choice in choices
+    ]
 
 
 async def _score(engine: EngineLike, calls: Sequence[GenerateRequest]) -> list[Continuation]:
-    received: list[list[Event]] = [[] for _ in calls]
-    async with ParallelRequests(engine, calls, engine.info.num_slots) as running:
-        async for events in running:
-            for number, event in events:
-                received[number].append(event)
-    return await asyncio.to_thread(list, map(_continuation, received))  # there may be a million tokens
+    ended = {number: each async for number, each in run_each(engine, calls)}
+    in_order = [ended[number] for number in range(len(calls))]
+    return await asyncio.to_thread(list, map(_continuation, in_order))  # there may be a million tokens
 
 
-def _continuation(events: Sequence[Event]) -> Continuation:
-    [started] = [event for event in events if isinstance(event, Started)]
-    [scored] = [event for event in events if isinstance(event, PromptScored)]
-    for info in scored.tokens:
+def _continuation(ended: Ended) -> Continuation:
+    for info in ended.scored:
         if info.logprob is None or not math.isfinite(info.logprob):
             raise StepError(f"the log-probability of token {info.token} is {info.logprob}; expected a finite number")
-    return Continuation(scored.tokens, Cost(started.prompt_tokens, started.cached_tokens))
+    return Continuation(ended.scored, ended.cost)

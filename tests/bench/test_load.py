@@ -9,7 +9,8 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from rnn_engine_server.core.app import ServerSettings, make_app
+from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.settings import ServerSettings
 from tools.bench.load import (
     BETWEEN,
     FIRST,

@@ -10,7 +10,7 @@ from aiohttp import ClientResponse
 
 from rnn_engine_server.apis import routes
 from rnn_engine_server.apis.routes import ALL_ROUTES
-from rnn_engine_server.auth.keys import INCLUDED, ApiKey, Scope
+from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from rnn_engine_states.files.reading import LoadedState
@@ -132,7 +132,7 @@ def call_of(route: Route, name: str) -> tuple[str, str, Body | None]:
 @pytest.mark.parametrize("key", ["bob", "eve"])
 @pytest.mark.parametrize("route", [route for route in NAMED if route.method != "PUT"], ids=lambda route: route.path)
 async def test_another_keys_state_looks_like_one_that_is_missing(clients: Clients, route: Route, key: str) -> None:
-    status = 404 if route.scope in INCLUDED[SCOPES[key]] else 403
+    status = 404 if SCOPES[key].includes(route.scope) else 403
     before = clients.engine.named.entries()
     for name in (SECRET, await secret_id(clients)):
         told = []

@@ -14,8 +14,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError
-from rnn_engine.requests import Client
-from rnn_engine_server.auth.keys import ANYONE, INCLUDED, KeyRing, Principal
+from rnn_engine.requests import ANONYMOUS, Client
+from rnn_engine_server.auth.keys import ANYONE, KeyRing, Principal
 from rnn_engine_server.core.routing import LIFECYCLE, path_of, route_of
 from rnn_engine_server.core.settings import ANY, AuthSettings, ServerSettings
 
@@ -29,14 +29,8 @@ def is_local(address: object) -> bool:
     """
     if isinstance(address, str | bytes):
         return True
-    if not isinstance(address, tuple) or not address:
-        return False
-    try:
-        ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
-    except ValueError:
-        return False
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_loopback
+    ip = _ip_of(str(address[0])) if isinstance(address, tuple) and address else None
+    return ip is not None and ip.is_loopback
 
 
 def network_of(address: str) -> str:
@@ -44,13 +38,17 @@ def network_of(address: str) -> str:
 
     One client usually has all addresses of such a network.
     """
+    ip = _ip_of(address)
+    return address if ip is None or ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+
+
+def _ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Parse an IP address, which may have a zone; an IPv6 address that stands for one of IPv4 becomes that one."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        return address
-    if ip.version == 4 or ip.ipv4_mapped is not None:
-        return address
-    return str(ipaddress.ip_network((ip, 64), strict=False))
+        return None
+    return getattr(ip, "ipv4_mapped", None) or ip
 
 
 def check_listener(listener: socket.socket, auth: AuthSettings) -> None:
@@ -330,11 +328,12 @@ CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
 def client_of(request: web.Request) -> Client:
     """Return the client to whose limits a request counts: its API key or, without keys, its address or IPv6 network.
 
-    Calls that the server makes itself say whose they are.
+    Calls that the server makes itself say whose they are. Requests of routes that need no key share one client.
     """
     if CLIENT in request:
         return request[CLIENT]
-    principal = request[PRINCIPAL]
+    if (principal := request.get(PRINCIPAL)) is None:
+        return ANONYMOUS
     return Client(principal.name or network_of(request.remote or ""), principal.weight)
 
 
@@ -355,7 +354,7 @@ def admission_middleware(settings: ServerSettings) -> Middleware:
         if route is not None and route.always:
             return await handler(request)
         principal = request[PRINCIPAL] = ANYONE if ring is None else _principal(request, ring)
-        if route is not None and route.scope not in INCLUDED[principal.scope]:
+        if route is not None and not principal.scope.includes(route.scope):
             raise web.HTTPForbidden(
                 text=f"the API key {principal.name!r} has the scope {principal.scope.value!r}; "
                 f"{request.method} {request.path} needs {route.scope.value!r}"
@@ -402,7 +401,7 @@ def clients_middleware(most: int) -> Middleware:
 
     @web.middleware
     async def bound(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if PRINCIPAL not in request or not (client := client_of(request).name):
+        if not (client := client_of(request).name):
             return await handler(request)
         if running[client] >= most:
             who = f"the API key {client!r}" if request[PRINCIPAL].name else client

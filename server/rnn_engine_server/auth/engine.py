@@ -14,9 +14,9 @@ from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import SlotUse
 from rnn_engine_server.auth.admission import PRINCIPAL, client_of
-from rnn_engine_server.auth.keys import INCLUDED, Principal, Scope
+from rnn_engine_server.auth.keys import Principal, Scope
 from rnn_engine_server.auth.quotas import RateLimiter, Spending
-from rnn_engine_server.auth.rates import UNBOUNDED
+from rnn_engine_server.auth.rates import UNBOUNDED, Rate
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.models.registry import MODEL_USE, MODELS
 from rnn_engine_states.cache.browse import SnapshotNode
@@ -58,29 +58,21 @@ class OwnEngine:
     """
 
     def __init__(
-        self,
-        engine: EngineLike,
-        principal: Principal,
-        client: Client = ANONYMOUS,
-        spending: Spending | None = None,
-        *,
-        cache_salt: str | None = None,
-        share_cache: bool = False,
-        state: str | None = None,
+        self, request: web.Request, engine: EngineLike, cache_salt: str | None = None, state: str | None = None
     ) -> None:
-        """Restrict `engine` to what `principal` may use. All engine requests are sent in the name of `client`.
+        """Restrict `engine` to what the sender of `request` may use, within the client's quota.
 
-        `spending` is the client's quota; None = no bound. `cache_salt` divides the principal's part of the cache. With
-        `share_cache` all principals have one part. `state` names the state that stands for the default one, and that
-        the model's name has at its end.
+        `cache_salt` divides the principal's part of the cache. `state` names the state that stands for the default one,
+        and that the model's name has at its end.
         """
+        principal, auth = request[PRINCIPAL], request.app[SETTINGS].auth
         self._engine = engine
         self._info = None if state is None else replace(engine.info, model=f"{engine.info.model}:{state}")
-        self._client = client
-        self._spending = spending
+        self._client = client_of(request)
+        self._spending = _spending(request, principal.rate or auth.rate)
         self._states = engine.states.seen_by(KeyViewer(principal, state))
         self._sees_all = principal.scope is Scope.ADMIN
-        self._own_scope = None if share_cache else principal.name
+        self._own_scope = None if auth.share_cache else principal.name
         self._cache_scope = _scope(self._own_scope or "", cache_salt)
 
     @property
@@ -166,7 +158,7 @@ def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike
     If the route has a body, the handler must have read it before. `cache_salt` divides the cache further.
     """
     use = request[MODEL_USE]
-    return _own(request, use.engine, cache_salt, use.state)
+    return OwnEngine(request, use.engine, cache_salt, use.state)
 
 
 async def check_default_state(request: web.Request) -> None:
@@ -177,7 +169,7 @@ async def check_default_state(request: web.Request) -> None:
 def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
     """Return the engines of all loaded models, by model name, restricted to the request's principal."""
     engines = {model.name: model.open_engine for model in request.app[MODELS]}
-    return {name: _own(request, engine) for name, engine in engines.items() if engine is not None}
+    return {name: OwnEngine(request, engine) for name, engine in engines.items() if engine is not None}
 
 
 async def tell_quota(request: web.Request, response: web.StreamResponse) -> None:
@@ -189,22 +181,11 @@ async def tell_quota(request: web.Request, response: web.StreamResponse) -> None
         response.headers.update(spending.headers)
 
 
-def _own(
-    request: web.Request, engine: EngineLike, cache_salt: str | None = None, state: str | None = None
-) -> EngineLike:
-    auth, client = request.app[SETTINGS].auth, client_of(request)
-    rate = request[PRINCIPAL].rate or auth.rate
+def _spending(request: web.Request, rate: Rate) -> Spending | None:
+    """Return what a request takes of its client's quota, the same at each call; None if there is no bound."""
     if SPENDING not in request and rate != UNBOUNDED:
-        request[SPENDING] = Spending(request.app[RATE_LIMITER], client.name, rate)
-    return OwnEngine(
-        engine,
-        request[PRINCIPAL],
-        client,
-        request.get(SPENDING),
-        cache_salt=cache_salt,
-        share_cache=auth.share_cache,
-        state=state,
-    )
+        request[SPENDING] = Spending(request.app[RATE_LIMITER], client_of(request).name, rate)
+    return request.get(SPENDING)
 
 
 # The named states that one principal sees.
@@ -237,7 +218,7 @@ class KeyViewer(Viewer):
         """
         if entry.namespace not in ("", self.home):
             return entry
-        mine = entry.namespace == self.home and Scope.MANAGE in INCLUDED[self._scope]
+        mine = entry.namespace == self.home and self._scope.includes(Scope.MANAGE)
         read_only = entry.read_only or not (mine or self._is_admin)
         owner = None if entry.owner is None else split_name(entry.owner)[1]
         return replace(entry, name=entry.plain_name, owner=owner, read_only=read_only)
@@ -271,7 +252,7 @@ class KeyViewer(Viewer):
 
     def _check_new(self, table: NamedStateTable, name: str, retention: Retention) -> None:
         needed = Scope.ADMIN if retention.shared else Scope.MANAGE
-        if needed not in INCLUDED[self._scope]:
+        if not self._scope.includes(needed):
             what = "shared" if retention.shared else "kept"
             raise ForbiddenError(
                 f"states can't be {what} with the scope {self._scope.value!r}; that needs {needed.value!r}"

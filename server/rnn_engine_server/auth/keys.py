@@ -6,12 +6,11 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, Self
+from typing import Self
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import read_text
@@ -25,15 +24,10 @@ class Scope(Enum):
     MANAGE = "manage"  # make, change, export and remove states of its own
     ADMIN = "admin"  # see and change what belongs to all
 
-
-INCLUDED: Final[Mapping[Scope, frozenset[Scope]]] = MappingProxyType(
-    {
-        Scope.USE: frozenset({Scope.USE}),
-        Scope.MANAGE: frozenset({Scope.USE, Scope.MANAGE}),
-        Scope.ADMIN: frozenset({Scope.USE, Scope.MANAGE, Scope.ADMIN}),
-    }
-)
-"""Maps each scope to the scopes whose permissions it has."""
+    def includes(self, other: Scope) -> bool:
+        """Return True if this scope has the permissions of `other`."""
+        scopes = list(Scope)
+        return scopes.index(other) <= scopes.index(self)
 
 
 @dataclass(frozen=True, slots=True)

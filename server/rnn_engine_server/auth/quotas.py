@@ -40,18 +40,6 @@ class Bucket:
         return max(amount - self.left(now), 0.0) * _SECONDS / self.limit
 
 
-class ClientBuckets:
-    """One client's buckets: one for each of its limits on requests and tokens."""
-
-    def __init__(self, rate: Rate, now: float) -> None:
-        limits = {"requests": rate.requests, "tokens": rate.tokens}
-        self.buckets = {what: Bucket(limit, now) for what, limit in limits.items() if limit is not None}
-
-    def is_full(self, now: float) -> bool:
-        """Return True if all buckets are full at the time `now`, as those of a new client."""
-        return all(bucket.left(now) >= bucket.limit for bucket in self.buckets.values())
-
-
 class RateLimiter:
     """The quotas of all clients of a server. For the event loop."""
 
@@ -64,23 +52,28 @@ class RateLimiter:
         """
         self.note_refusal = note_refusal
         self.clock = clock
-        self._quotas: dict[str, ClientBuckets] = {}  # by client
+        self._quotas: dict[str, dict[str, Bucket]] = {}  # by client, and by requests and tokens
         self._swept = clock()
 
     def __len__(self) -> int:
         return len(self._quotas)
 
-    def of(self, client: str, rate: Rate) -> ClientBuckets:
-        """Return the buckets of `client`, creating full ones if it is new.
+    def of(self, client: str, rate: Rate) -> Mapping[str, Bucket]:
+        """Return a bucket for each limit of `client`, by requests and tokens; full ones if the client is new.
 
         Every call for one client must pass the same rate.
         """
         now = self.clock()
         if now - self._swept > _SECONDS:
             self._swept = now
-            self._quotas = {name: quota for name, quota in self._quotas.items() if not quota.is_full(now)}
+            self._quotas = {
+                name: buckets
+                for name, buckets in self._quotas.items()
+                if any(bucket.left(now) < bucket.limit for bucket in buckets.values())
+            }
         if client not in self._quotas:
-            self._quotas[client] = ClientBuckets(rate, now)
+            limits = {"requests": rate.requests, "tokens": rate.tokens}
+            self._quotas[client] = {what: Bucket(most, now) for what, most in limits.items() if most is not None}
         return self._quotas[client]
 
 
@@ -140,20 +133,20 @@ class Spending:
         if not self._is_counted:
             return {}
         now, headers = self._quotas.clock(), dict[str, str]()
-        for what, bucket in self._quota.buckets.items():
+        for what, bucket in self._quota.items():
             headers[f"x-ratelimit-limit-{what}"] = str(bucket.limit)
             headers[f"x-ratelimit-remaining-{what}"] = str(max(int(bucket.left(now)), 0))
             headers[f"x-ratelimit-reset-{what}"] = _duration(bucket.seconds_until(bucket.limit, now))
         return headers
 
     def _take(self, what: str, amount: float) -> None:
-        if (bucket := self._quota.buckets.get(what)) is not None:
+        if (bucket := self._quota.get(what)) is not None:
             bucket.take(amount, self._quotas.clock())
 
     def _refuse_unless_left(self, wanted: Mapping[str, float]) -> None:
         now = self._quotas.clock()
         for what, amount in wanted.items():
-            bucket = self._quota.buckets.get(what)
+            bucket = self._quota.get(what)
             if bucket is None or bucket.left(now) >= amount:
                 continue
             self._quotas.note_refusal(what)
@@ -165,7 +158,7 @@ class Spending:
             )
 
     def _refuse_if_ever(self, num_tokens: int) -> None:
-        bucket = self._quota.buckets.get("tokens")
+        bucket = self._quota.get("tokens")
         if bucket is not None and num_tokens > bucket.limit:
             allowed = f"a prompt and max_tokens of at most {bucket.limit} together, the client's tokens a minute"
             raise InvalidRequestError("max_tokens", num_tokens, allowed)

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import cache, partial
 from typing import TypeAlias
 
 from aiohttp import web
@@ -16,7 +16,6 @@ from aiohttp import web
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.operations.onnx_embedder import Embedder, load_embedder
-from rnn_engine.requests import ANONYMOUS, Client
 from rnn_engine_server.apis.engine.collections import COLLECTIONS
 from rnn_engine_server.apis.koboldcpp import GENERATIONS, Generations
 from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRunner
@@ -26,17 +25,14 @@ from rnn_engine_server.apis.openai.files import FILES
 from rnn_engine_server.apis.openai.fine_tuning import TUNING_RUNNER, TUNINGS
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.auth.admission import (
-    CLIENT,
-    PRINCIPAL,
     admission_middleware,
     check_listener,
-    client_of,
     clients_middleware,
     header_setter,
     origins_middleware,
 )
 from rnn_engine_server.auth.engine import RATE_LIMITER, check_default_state, tell_quota
-from rnn_engine_server.auth.keys import ANYONE, Principal
+from rnn_engine_server.auth.keys import ANYONE
 from rnn_engine_server.auth.quotas import RateLimiter
 from rnn_engine_server.connections.acceptor import Acceptor, fit_descriptors
 from rnn_engine_server.connections.connection import CONNECTIONS, ConnectionCounters, connections_middleware
@@ -53,12 +49,13 @@ from rnn_engine_server.core.routing import (
     errors_middleware,
 )
 from rnn_engine_server.core.settings import ServerSettings
-from rnn_engine_server.core.workers import CLIENT_OF, WORKERS, Workers
+from rnn_engine_server.core.streams import cancel_tasks
+from rnn_engine_server.core.workers import WORKERS, Workers
 from rnn_engine_server.jobs.runner import BatchRunner
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder
 from rnn_engine_server.models.registry import EMBEDDER, MODELS, ModelRegistry, models_middleware
-from rnn_engine_server.openapi.document import API_DOCUMENT, DocumentMaker
+from rnn_engine_server.openapi.document import API_DOCUMENT, encode_document
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import METRICS, Metrics, Readings
 from rnn_engine_server.telemetry.records import (
@@ -85,17 +82,7 @@ def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
     }
 
 
-__all__ = [
-    "BATCHES",
-    "RUNNER",
-    "STORE",
-    "LoadEngine",
-    "LoadOrder",
-    "ModelRegistry",
-    "ServerSettings",
-    "make_app",
-    "run",
-]
+__all__ = ["BATCHES", "RUNNER", "STORE", "LoadEngine", "LoadOrder", "ModelRegistry", "make_app", "run"]
 
 Served: TypeAlias = EngineLike | ModelRegistry
 """What a server serves: one engine, or the models of a registry."""
@@ -142,14 +129,16 @@ def make_app(
     app[MODELS] = models
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
-    app[API_DOCUMENT] = DocumentMaker(ALL_ROUTES, asks_for_key=bool(settings.auth.keys), strict=settings.strict)
+    document = partial(encode_document, ALL_ROUTES, asks_for_key=bool(settings.auth.keys), strict=settings.strict)
+    encode: Callable[[str], bytes] = cache(document)
+    app[API_DOCUMENT] = encode
     app[SLOT_PROMPTS] = PromptTable()
     app[COLLECTIONS] = collections or open_collections(settings)
     store = store or Store(settings.job_folder, settings.limits)
     app[STORE] = store
     app[FILES], app[BATCHES], app[TUNINGS] = store.files, store.batches, store.tunings
     calls = InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted))
-    find_principal = _principals(settings).get
+    find_principal = ({key.principal.name: key.principal for key in settings.auth.keys} or {ANYONE.name: ANYONE}).get
     app[RUNNER] = BatchRunner(
         app[BATCHES],
         calls,
@@ -168,7 +157,7 @@ def make_app(
     app[TUNING_RUNNER] = TuningRunner(app[TUNINGS], models, find_principal, settings.loading, settings.tuning_share)
     app[GENERATIONS] = Generations()
     app[LOGGED] = set()
-    app[CLIENT_OF] = _client_of
+    app[WORKERS] = Workers()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
     app[RATE_LIMITER] = RateLimiter(app[HTTP_COUNTERS].refused_by_quota)
@@ -178,15 +167,11 @@ def make_app(
     app[METRICS] = Metrics(partial(Readings.of, models, *counters, partial(kept_usage, app), store.readings))
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.extend((_close_collections, _close_store, _close_models, _run_workers))
-    app.cleanup_ctx.extend((_run_batches, _run_background, _run_tunings))
-    if settings.idle_unload_seconds is not None:
-        app.cleanup_ctx.append(_unload_idle_models)
+    app.cleanup_ctx.append(_run_parts)
     if embedder is not None:
         app[EMBEDDER] = embedder
     if tracer is not None:
         app[TRACER] = tracer
-        app.cleanup_ctx.append(_close_tracer)
     add_routes(app, ALL_ROUTES)
     return app
 
@@ -205,27 +190,28 @@ def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
     with open_listeners(settings) as listeners:
         for listener in listeners:
             check_listener(listener, settings.auth)
-        collections = open_collections(settings)
-        store = Store(settings.job_folder, settings.limits)
-        asyncio.run(_serve(load, settings, on_ready, listeners, tls, make_tracer(), collections, store))
+        make = partial(
+            make_app,
+            settings=settings,
+            collections=open_collections(settings),
+            store=Store(settings.job_folder, settings.limits),
+            tracer=make_tracer(),
+            embedder=None if settings.embed_model is None else load_embedder(settings.embed_model),
+        )
+        asyncio.run(_serve(load, make, settings, on_ready, listeners, tls))
 
 
 async def _serve(
     load: LoadServed,
+    make: Callable[[Served], web.Application],
     settings: ServerSettings,
     on_ready: OnReady,
     listeners: Sequence[socket.socket],
     tls: ssl.SSLContext | None,
-    tracer: RequestTracer | None,
-    collections: DocumentStore,
-    store: Store,
 ) -> None:
-    folder = settings.embed_model
-    embedder = None if folder is None else load_embedder(folder)
     with stop_signals() as stop:
-        app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder, collections, store)
-        models = app[MODELS]
-        lifecycle = app[LIFECYCLE]
+        app = make(await _load_unless_stopped(load, stop))
+        models, lifecycle = app[MODELS], app[LIFECYCLE]
         async with late_collections(lambda: not lifecycle.active), serving(app, listeners, settings, tls):
             on_ready(models.infos(), url_of(listeners[0], "http" if tls is None else "https"))
             notify("READY=1")
@@ -297,17 +283,6 @@ async def _drain(app: web.Application) -> None:
         await app[MODELS].close()
 
 
-def _client_of(request: web.Request) -> Client:
-    """Return the client of a request for its turns on the worker threads; routes that need no key share one."""
-    return client_of(request) if PRINCIPAL in request or CLIENT in request else ANONYMOUS
-
-
-async def _run_workers(app: web.Application) -> AsyncIterator[None]:
-    app[WORKERS] = workers = Workers()
-    yield
-    workers.close()
-
-
 def open_collections(settings: ServerSettings) -> DocumentStore:
     """Open the collections of documents, in their folder if there is one. Raises StateError if it can't be used."""
     names = ("max_collections", "max_collection_documents", "max_collection_bytes", "max_all_collection_bytes")
@@ -315,62 +290,28 @@ def open_collections(settings: ServerSettings) -> DocumentStore:
     return DocumentStore(settings.collection_folder, limits)
 
 
-async def _close_collections(app: web.Application) -> AsyncIterator[None]:
-    yield
-    app[COLLECTIONS].close()
-
-
-def _principals(settings: ServerSettings) -> Mapping[str, Principal]:
-    """Return the owners of jobs by name."""
-    return {key.principal.name: key.principal for key in settings.auth.keys} or {ANYONE.name: ANYONE}
-
-
-async def _run_batches(app: web.Application) -> AsyncIterator[None]:
-    if app[STORE].persistent:  # a temporary folder is made when it is first needed
-        await app[RUNNER].wake_all()
-    yield
-    await app[RUNNER].close()
-
-
-async def _run_background(app: web.Application) -> AsyncIterator[None]:
-    if app[STORE].persistent:
-        await app[BACKGROUND].start_all()
-    yield
-    await app[BACKGROUND].close()
-
-
-async def _run_tunings(app: web.Application) -> AsyncIterator[None]:
-    if app[STORE].persistent:
-        app[TUNING_RUNNER].wake()
-    yield
-    await app[TUNING_RUNNER].close()
-
-
-async def _close_store(app: web.Application) -> AsyncIterator[None]:
-    yield
-    await asyncio.to_thread(app[STORE].close)
-
-
-async def _close_models(app: web.Application) -> AsyncIterator[None]:
-    yield
-    await app[MODELS].close()
-
-
-async def _unload_idle_models(app: web.Application) -> AsyncIterator[None]:
-    seconds = app[SETTINGS].idle_unload_seconds
-    assert seconds is not None
-    looking = asyncio.create_task(_keep_unloading(app[MODELS], seconds))
-    yield
-    looking.cancel()
-    await asyncio.wait((looking,))
+async def _run_parts(app: web.Application) -> AsyncIterator[None]:
+    """Run what lives as long as the application, and at its end close all of it, the last part first."""
+    idle_seconds = app[SETTINGS].idle_unload_seconds
+    async with AsyncExitStack() as stack:
+        stack.callback(app[COLLECTIONS].close)
+        stack.push_async_callback(asyncio.to_thread, app[STORE].close)
+        stack.push_async_callback(app[MODELS].close)
+        stack.callback(app[WORKERS].close)
+        for close in (app[RUNNER].close, app[BACKGROUND].close, app[TUNING_RUNNER].close):
+            stack.push_async_callback(close)
+        if app[STORE].persistent:  # a temporary folder is made when it is first needed
+            await app[RUNNER].wake_all()
+            await app[BACKGROUND].start_all()
+            app[TUNING_RUNNER].wake()
+        if idle_seconds is not None:
+            stack.push_async_callback(cancel_tasks, asyncio.create_task(_keep_unloading(app[MODELS], idle_seconds)))
+        if TRACER in app:
+            stack.push_async_callback(asyncio.to_thread, app[TRACER].close)
+        yield
 
 
 async def _keep_unloading(models: ModelRegistry, seconds: float) -> None:
     while True:
         await asyncio.sleep(min(seconds / 2, _MOST_IDLE_LOOK_SECONDS))
         await models.unload_idle(seconds)
-
-
-async def _close_tracer(app: web.Application) -> AsyncIterator[None]:
-    yield
-    await asyncio.to_thread(app[TRACER].close)

@@ -12,8 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Protocol, Self, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 from urllib.parse import quote
 
 import pydantic_core
@@ -58,13 +57,18 @@ class MemoryBudget:
         """The most bytes of the budget that one request may hold."""
         return self.capacity // 2 + FREE_BYTES
 
-    def lease(self) -> MemoryLease:
-        """Return a context manager that counts one request's memory; its end returns all of that to the budget."""
-        return MemoryLease(self)
+    @contextmanager
+    def lease(self) -> Iterator[MemoryLease]:
+        """Count one request's memory during a `with` block, whose end returns all of it to the budget."""
+        lease = MemoryLease(self)
+        try:
+            yield lease
+        finally:
+            lease.hold(0)
 
 
 class MemoryLease:
-    """The memory that one request holds, counted in a memory budget until the end of a `with` block."""
+    """The memory that one request holds, counted in a memory budget."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
@@ -85,14 +89,6 @@ class MemoryLease:
                 retry_after=_HELD_RETRY_SECONDS,
             )
         self.num_bytes, self.budget.held, self._counted = num_bytes, held, counted
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.hold(0)
 
 
 T = TypeVar("T")

@@ -37,55 +37,38 @@ class BoundedStore(Generic[Key, Value]):
         self._most_bytes = most_bytes
         self._kept: OrderedDict[Key, tuple[Value, int]] = OrderedDict()  # the one unused for longest first
         self._evictions = 0
-        self.num_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        self._num_bytes = 0
 
     @property
     def usage(self) -> KeptUsage:
-        return KeptUsage(len(self._kept), self.num_bytes, self._evictions)
+        return KeptUsage(len(self._kept), self._num_bytes, self._evictions)
 
-    def put(self, key: Key, value: Value, num_bytes: int) -> list[Value]:
-        """Store a value, replacing one with the same key. Return the values that were evicted to make room.
+    def put(self, key: Key, value: Value, num_bytes: int) -> None:
+        """Store a value, replacing one with the same key, and evict others to make room.
 
-        A value that exceeds the store's bound on bytes by itself is returned as evicted, and no other is.
+        A value that exceeds the store's bound on bytes by itself is not stored, and no other is evicted.
         """
         self.pop(key)
-        if num_bytes > self._most_bytes or self._most_values == 0:
+        if num_bytes > self._most_bytes:
             self._evictions += 1
-            return [value]
+            return
         self._kept[key] = value, num_bytes
-        self.num_bytes += num_bytes
-        evicted = []
-        while len(self._kept) > self._most_values or self.num_bytes > self._most_bytes:
-            evicted.append(self.evict())
-        return evicted
+        self._num_bytes += num_bytes
+        while len(self._kept) > self._most_values or self._num_bytes > self._most_bytes:
+            self.pop(next(iter(self._kept)))
+            self._evictions += 1
 
     def get(self, key: Key) -> Value | None:
-        """Return the value with this key, or None if it is not stored. Does not mark the value as used."""
-        kept = self._kept.get(key)
-        return None if kept is None else kept[0]
-
-    def use(self, key: Key) -> Value | None:
         """Return the value with this key, or None if it is not stored, and mark it as the most recently used."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self.get(key)
+        if key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
 
     def pop(self, key: Key) -> Value | None:
         """Remove the value with this key and return it, or return None if it is not stored."""
-        if key not in self._kept:
-            return None
-        value, num_bytes = self._kept.pop(key)
-        self.num_bytes -= num_bytes
-        return value
-
-    def evict(self) -> Value:
-        """Remove and return the least recently used value. Raises KeyError if the store is empty."""
-        _, (value, num_bytes) = self._kept.popitem(last=False)
-        self.num_bytes -= num_bytes
-        self._evictions += 1
+        value, num_bytes = self._kept.pop(key, (None, 0))
+        self._num_bytes -= num_bytes
         return value
 
 
@@ -118,7 +101,7 @@ class PromptTable:
 
     def get(self, key: Hashable) -> tuple[int, ...] | None:
         """Return the tokens of a prompt, or None if it is not stored, and mark it as recently used."""
-        packed = self._prompts.use(key)
+        packed = self._prompts.get(key)
         return None if packed is None else tuple(packed)
 
     def pop(self, key: Hashable) -> int:

@@ -12,7 +12,7 @@ import socket
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -116,25 +116,14 @@ def open_listeners(settings: ServerSettings) -> Iterator[list[socket.socket]]:
     any, else the Unix socket of the settings, else their host and port; `localhost` stands for both loopback addresses.
     Raises OSError if an address can't be bound.
     """
-    if listeners := take_sockets():
-        with _closing(listeners):
-            yield listeners
-    elif settings.unix_socket is not None:
-        with _unix_socket(settings.unix_socket, settings.unix_socket_mode) as listener:
-            yield [listener]
-    else:
-        with _closing(_bind_all(settings.host, settings.port)) as listeners:
-            yield listeners
-
-
-@contextmanager
-def _closing(listeners: list[socket.socket]) -> Iterator[list[socket.socket]]:
-    """Close all sockets at the end of the `with` block."""
-    try:
-        yield listeners
-    finally:
+    with ExitStack() as stack:
+        listeners = take_sockets()
+        if not listeners and settings.unix_socket is not None:
+            listeners = [stack.enter_context(_unix_socket(settings.unix_socket, settings.unix_socket_mode))]
+        listeners = listeners or _bind_all(settings.host, settings.port)
         for listener in listeners:
-            listener.close()
+            stack.enter_context(listener)
+        yield listeners
 
 
 def url_of(listener: socket.socket, scheme: str = "http") -> str:

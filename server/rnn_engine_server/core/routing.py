@@ -151,7 +151,7 @@ class Lifecycle:
     """Counts running requests; while the server closes, rejects new ones and waits until the last has ended."""
 
     def __init__(self) -> None:
-        self._active = 0
+        self.active = 0
         self._closing = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -164,22 +164,18 @@ class Lifecycle:
         """Wait until the server begins to close and rejects new requests."""
         await self._closing.wait()
 
-    @property
-    def active(self) -> int:
-        return self._active
-
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count a request as running during a `with` block. Raises EngineClosedError if the server is closing."""
         if self.closing:
             raise EngineClosedError("the server is stopping and takes no new requests")
-        self._active += 1
+        self.active += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._active -= 1
-            if self._active == 0:
+            self.active -= 1
+            if self.active == 0:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> bool:

@@ -196,15 +196,11 @@ async def send_repeatedly(
         if request.method != hdrs.METH_HEAD:
             most = request.app[SETTINGS].limits.max_request_seconds
             await send_until_closing(request, _send(stream, first, seconds, make), most)
-        return await _close(stream)
-
-
-async def _close(stream: EventStream) -> web.StreamResponse:
-    try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            return await stream.close()
-    except TimeoutError as error:
-        raise ConnectionAbortedError("the client did not take the end of the stream") from error
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                return await stream.close()
+        except TimeoutError as error:
+            raise ConnectionAbortedError("the client did not take the end of the stream") from error
 
 
 async def _send(

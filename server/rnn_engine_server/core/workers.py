@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from rnn_engine.requests import ANONYMOUS, Client
+from rnn_engine.requests import Client
+from rnn_engine_server.auth.admission import client_of
 
 T = TypeVar("T")
 
@@ -103,8 +104,6 @@ class Workers:
 
 
 WORKERS = web.AppKey("workers", Workers)
-CLIENT_OF: web.AppKey[Callable[[web.Request], Client]] = web.AppKey("client_of")
-"""The function that returns the client of a request."""
 
 SHORT_WORK = 4096
 """Work up to this size is done at once: that takes about as long as handing it to a thread."""
@@ -120,5 +119,4 @@ async def work(request: web.Request, size: int, function: Callable[[], T]) -> T:
     """
     if size <= SHORT_WORK:
         return function()
-    find_client = request.app.get(CLIENT_OF)
-    return await request.app[WORKERS].run(ANONYMOUS if find_client is None else find_client(request), function)
+    return await request.app[WORKERS].run(client_of(request), function)

@@ -82,33 +82,28 @@ def check_lines(path: Path, route: Route, limits: Limits, *, strict: bool) -> Li
 
     With `strict`, unknown fields are refused. It stops after `MOST_ERRORS` lines with errors.
     """
-    found = LineCheck()
+    found, ids = LineCheck(), set[str]()
     try:
-        _check_lines(path, route, limits, found, strict=strict)
+        for number, _, data in _read_lines(path, limits):
+            try:
+                if data is None:
+                    raise InvalidRequestError("line", "more bytes", f"at most {limits.max_body_bytes} (max_body_bytes)")
+                limits.check("max_batch_lines", "lines", found.total + 1)
+                line = Line.parse(data, route.path)
+                if line.custom_id in ids:
+                    raise InvalidRequestError("custom_id", line.custom_id, "an id that no other line has")
+                ids.add(line.custom_id)
+                _check_body(line.body, route, limits, strict=strict)
+            except InvalidRequestError as error:
+                found.errors.append(BatchError("invalid_request", str(error), error.field, number))
+                if len(found.errors) == MOST_ERRORS or error.field == "lines":
+                    break
+            found.total += 1
     except UnicodeDecodeError as error:
         found.errors.append(BatchError("invalid_request", error.reason))
     if not found.total and not found.errors:
         found.errors.append(BatchError("empty_file", "the file of the batch has no line with a request"))
     return found
-
-
-def _check_lines(path: Path, route: Route, limits: Limits, found: LineCheck, *, strict: bool) -> None:
-    ids = set[str]()
-    for number, _, data in _read_lines(path, limits):
-        try:
-            if data is None:
-                raise InvalidRequestError("line", "more bytes", f"at most {limits.max_body_bytes} (max_body_bytes)")
-            limits.check("max_batch_lines", "lines", found.total + 1)
-            line = Line.parse(data, route.path)
-            if line.custom_id in ids:
-                raise InvalidRequestError("custom_id", line.custom_id, "an id that no other line has")
-            ids.add(line.custom_id)
-            _check_body(line.body, route, limits, strict=strict)
-        except InvalidRequestError as error:
-            found.errors.append(BatchError("invalid_request", str(error), error.field, number))
-            if len(found.errors) == MOST_ERRORS or error.field == "lines":
-                break
-        found.total += 1
 
 
 def _check_body(body: dict[str, Any], route: Route, limits: Limits, *, strict: bool) -> None:

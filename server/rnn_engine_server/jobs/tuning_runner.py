@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
 
-from rnn_engine.database import Transaction
 from rnn_engine.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -436,15 +435,9 @@ class TuningRunner:
             )
             await self._store.add_event(job, message, "warn")
 
-        def change(job: TuningJob, _: Transaction) -> TuningJob:
-            return replace(
-                job,
-                max_tokens=started.max_tokens,
-                num_steps=started.num_steps,
-                num_documents=started.num_documents,
-            )
-
-        await self._store.change(job.id, change)
+        tokens, steps, documents = started.max_tokens, started.num_steps, started.num_documents
+        sizes = {"max_tokens": tokens, "num_steps": steps, "num_documents": documents}
+        await self._store.change(job.id, lambda job, _: replace(job, **sizes))
 
     async def _note_update(self, job: TuningJob, run: _Run, update: Updated) -> None:
         if run.begun is None:

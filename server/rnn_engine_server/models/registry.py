@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 from aiohttp import web
@@ -383,7 +382,7 @@ async def _refuse_load(_progress: Progress) -> EngineLike:
 
 
 class ModelUse:
-    """One request's use of a model: a context manager that keeps the chosen model loaded during a `with` block."""
+    """One request's use of a model, which keeps the chosen model loaded until `release`."""
 
     def __init__(
         self,
@@ -420,7 +419,7 @@ class ModelUse:
         ModelNotFoundError, or UnavailableError if the model can't be loaded in time.
         """
         model, self.state = self._find(name)
-        self._release()
+        self.release()
         self._engine = await model.acquire(self._wait_seconds)
         self._model = model
         if self.state is not None:
@@ -436,18 +435,10 @@ class ModelUse:
                 raise
             return self._registry.default, None
 
-    def _release(self) -> None:
+    def release(self) -> None:
         if self._model is not None:
             self._model.release()
             self._model = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._release()
 
 
 # What the application and each request carry for handlers: the models, the one in use, and the embedding model.
@@ -477,10 +468,12 @@ def models_middleware(settings: ServerSettings, check_state: Callable[[web.Reque
             any_name = not settings.strict and len(request.app[MODELS]) == 1
         wait_seconds = settings.limits.max_load_seconds
         check = partial(check_state, request)
-        with ModelUse(request.app[MODELS], check, wait_seconds=wait_seconds, any_name=any_name) as use:
-            request[MODEL_USE] = use
+        use = request[MODEL_USE] = ModelUse(request.app[MODELS], check, wait_seconds=wait_seconds, any_name=any_name)
+        try:
             if route.request is None:
                 await use.choose(request.query.get("model"))
             return await handler(request)
+        finally:
+            use.release()
 
     return choose

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
-from threading import Lock
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args, get_type_hints
 
@@ -240,33 +239,17 @@ _OPEN_FAILURES = (400, 401, 403, 404, 408, 413, 500, 503)  # of routes that alwa
 _RETRY_HEADERS = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
 
 
-class DocumentMaker:
-    """Generates the OpenAPI document of some routes once, at its first use. For any thread."""
-
-    def __init__(self, routes: Iterable[Route], *, asks_for_key: bool, strict: bool) -> None:
-        self._routes = tuple(routes)
-        self._settings: dict[str, bool] = {"asks_for_key": asks_for_key, "strict": strict}
-        self._lock = Lock()
-        self._encoded: dict[str, bytes] = {}
-
-    def encoded(self, server: str) -> bytes:
-        """Return the document as JSON. `server` is the server's address, relative to that of the document.
-
-        The first call takes some tenths of a second, and later ones return the same bytes.
-        """
-        with self._lock:
-            if server not in self._encoded:
-                made = make_document(self._routes, **self._settings, server=server)
-                self._encoded[server] = json.dumps(made).encode()
-            return self._encoded[server]
+def encode_document(routes: Iterable[Route], server: str, *, asks_for_key: bool, strict: bool) -> bytes:
+    """Return `make_document` as JSON. Takes some tenths of a second, so the application keeps what this returns."""
+    return json.dumps(make_document(routes, asks_for_key=asks_for_key, strict=strict, server=server)).encode()
 
 
 def make_document(
     routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = False, server: str = "."
 ) -> ApiDocument:
-    """Generate the OpenAPI document of `routes`.
+    """Generate the OpenAPI document of `routes`. With `strict` the server rejects unknown fields, else it ignores them.
 
-    With `strict` the server rejects unknown fields, else it ignores them.
+    `server` is the server's address, relative to that of the document.
     """
     routes = list(routes)
     schemas, shared = describe_bodies(dict.fromkeys(_kinds(routes)), strict=strict)
@@ -441,4 +424,5 @@ def _query_parameters(route: Route) -> Iterator[dict[str, Any]]:
         yield {"name": name, "in": "query", "description": meaning, "schema": {"type": "string"}}
 
 
-API_DOCUMENT = web.AppKey("api_document", DocumentMaker)
+API_DOCUMENT: web.AppKey[Callable[[str], bytes]] = web.AppKey("api_document")
+"""Returns the document as JSON, for the server's address as `make_document` takes it. For any thread."""

@@ -26,7 +26,7 @@ ROUTES = RouteTable(uses_model=False)
 async def document(request: web.Request) -> web.Response:
     """All routes and bodies, as an OpenAPI 3.1 document."""
     server = "." if path_of(request).count("/") == 1 else ".."
-    return encoded_response(await asyncio.to_thread(request.app[API_DOCUMENT].encoded, server))
+    return encoded_response(await asyncio.to_thread(request.app[API_DOCUMENT], server))
 
 
 @ROUTES.get("/docs", "/api-docs", answer=None, content_type=HTML, always=True, is_page=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self, TypeAlias, get_args
@@ -62,18 +62,11 @@ def _with_values(family: GaugeMetricFamily | CounterMetricFamily, values: Values
     return family
 
 
-def histogram(name: str, text: str, values: Histogram) -> Metric:
-    """Return a Prometheus metric with a single histogram."""
-    family = HistogramMetricFamily(PREFIX + name, text)
-    family.add_metric((), _buckets(values), values.sum)
-    return family
-
-
-def histograms(name: str, text: str, values: Mapping[str, Histogram], label: str) -> Metric:
-    """Return a Prometheus metric with one histogram for each value of `label`."""
-    family = HistogramMetricFamily(PREFIX + name, text, labels=(label,))
-    for value, one in values.items():
-        family.add_metric((value,), _buckets(one), one.sum)
+def histogram(name: str, text: str, values: Histogram | Mapping[str, Histogram], label: str = "") -> Metric:
+    """Return a Prometheus metric with a histogram, or with one for each value of `label`."""
+    family = HistogramMetricFamily(PREFIX + name, text, labels=(label,) if label else ())
+    for key, one in values.items() if isinstance(values, Mapping) else [("", values)]:
+        family.add_metric((key,) if label else (), _buckets(one), one.sum)
     return family
 
 
@@ -129,26 +122,20 @@ class Readings:
         return cls(loaded, readings, http, connections, budget, kept(), store())
 
 
-class Metrics:
+class Metrics(Collector):
     """All metrics of one application, in a Prometheus registry."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
-        """Register the collectors. `read` returns the current counts; each scrape calls it once."""
+        """Register the metrics. `read` returns the current counts; each scrape calls it once."""
         self.started = int(time.time())
         self.registry = CollectorRegistry()
-        self.registry.register(CountsCollector(read))
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
+        self._read = read
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus's format. For any thread. Takes some milliseconds, or waits for a disk."""
         return generate_latest(self.registry)
-
-
-class CountsCollector(Collector):
-    """A Prometheus collector that reads the counts of the engines and the server at each scrape."""
-
-    def __init__(self, read: Callable[[], Readings]) -> None:
-        self._read = read
 
     def collect(self) -> Iterator[Metric]:
         readings = self._read()
@@ -190,7 +177,7 @@ def _of_engine(readings: EngineReadings) -> Iterator[Metric]:
 
 
 def _facts(info: EngineInfo, health: Health, stats: EngineStats) -> Iterator[Metric]:
-    facts = {"model": info.model, "device": info.device, "weights": info.weights, "version": _version()}
+    facts = {"model": info.model, "device": info.device, "weights": info.weights, "version": version("rnn-engine")}
     yield InfoMetricFamily(PREFIX.rstrip("_"), "The model, its device, and the version of rnn-engine.", value=facts)
     statuses = {status: float(status == health.status) for status in get_args(HealthStatus)}
     yield gauge("health", "1 for the present status of the engine, 0 for the others.", statuses, "status")
@@ -262,7 +249,7 @@ def _steps(counters: EngineCounters) -> Iterator[Metric]:
     )
     parts = {"host": counters.step_host_seconds, "device": counters.step_device_seconds}
     text = "Time of a step: on the host while the device has nothing to do, then on the device."
-    yield histograms("step_seconds", text, parts, "part")
+    yield histogram("step_seconds", text, parts, "part")
     yield histogram("tokens_per_step", "Tokens that a step runs, of all requests together.", counters.step_tokens)
 
 
@@ -274,7 +261,7 @@ def _http(http: HttpCounters) -> Iterator[Metric]:
         requests.add_metric((method, route, str(status)), count)
     yield requests
     text = "Time from the head of an HTTP request to the end of its answer."
-    yield histograms("http_request_duration_seconds", text, dict(http.seconds), "route")
+    yield histogram("http_request_duration_seconds", text, dict(http.seconds), "route")
     text = "HTTP requests whose answer was cut short or refused, by cause."
     yield counter("http_requests_aborted", text, http.aborted, "cause")
     text = (
@@ -389,13 +376,6 @@ def _tunings(jobs: StoreReadings) -> Iterator[Metric]:
     yield gauge("tunings", "Fine-tuning jobs, by their status.", jobs.tunings, "status")
     yield counter("tuning_updates", "Updates of states by fine-tuning jobs, without those of searches.", jobs.updates)
     yield counter("tuning_tokens", "Tokens that these updates have run.", jobs.tokens)
-
-
-def _version() -> str:
-    try:
-        return version("rnn-engine")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 _LLAMA_PREFIX = "llamacpp:"

@@ -53,10 +53,7 @@ class HttpCounters:
         self.aborted: dict[AbortCause, int] = dict.fromkeys(get_args(AbortCause), 0)
 
     def refused_by_quota(self, what: str) -> None:
-        """Count a request that was rejected because its client has too few requests or tokens left.
-
-        `what` is "requests" or "tokens".
-        """
+        """Count a request that was rejected because its client has too few "requests" or "tokens" left."""
         self.over_quota[what] += 1
 
     @contextmanager
