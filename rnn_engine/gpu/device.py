@@ -111,10 +111,7 @@ def _enumerate() -> Iterator[tuple[DeviceInfo, wgpu.GPUAdapter]]:
         backend = adapter.info["backend_type"]
         if backend in _BACKENDS:
             kind = _KINDS.get(adapter.info["adapter_type"], "other")
-            yield (
-                DeviceInfo(index, adapter.info["device"], kind, backend, adapter.info["description"]),
-                adapter,
-            )
+            yield (DeviceInfo(index, adapter.info["device"], kind, backend, adapter.info["description"]), adapter)
             index += 1
 
 

@@ -240,10 +240,7 @@ _SECURITY_HEADERS = {
     "Cache-Control": "no-store",  # answers hold texts
 }
 _METHODS = "GET, POST, PUT, DELETE, OPTIONS"
-_PREFLIGHT_HEADERS = {
-    "Access-Control-Allow-Private-Network": "true",
-    "Access-Control-Max-Age": "86400",
-}
+_PREFLIGHT_HEADERS = {"Access-Control-Allow-Private-Network": "true", "Access-Control-Max-Age": "86400"}
 
 
 def origins_middleware(settings: ServerSettings) -> Middleware:

@@ -69,12 +69,7 @@ class ApiKey:
 
     @classmethod
     def of(
-        cls,
-        key: str,
-        name: str = "operator",
-        scope: Scope = Scope.ADMIN,
-        weight: float = 1.0,
-        rate: Rate | None = None,
+        cls, key: str, name: str = "operator", scope: Scope = Scope.ADMIN, weight: float = 1.0, rate: Rate | None = None
     ) -> Self:
         """Make an `ApiKey` from a plain-text key. Raises InvalidRequestError if no HTTP request could send the key."""
         if not key.isascii() or not key.isprintable() or key != key.strip() or not key:

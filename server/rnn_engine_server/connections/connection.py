@@ -149,11 +149,7 @@ class Connection(web.RequestHandler):
         """Do nothing: the telemetry middleware logs requests, not aiohttp."""
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Return the error answer to bytes that are no HTTP request, or to an exception that no middleware has caught.
 

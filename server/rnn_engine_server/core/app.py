@@ -148,11 +148,7 @@ def make_app(
         strict=settings.strict,
     )
     app[BACKGROUND] = BackgroundRunner(
-        store.responses,
-        calls,
-        find_principal,
-        lambda: app[LIFECYCLE].closing,
-        settings.limits.max_request_seconds,
+        store.responses, calls, find_principal, lambda: app[LIFECYCLE].closing, settings.limits.max_request_seconds
     )
     app[TUNING_RUNNER] = TuningRunner(app[TUNINGS], models, find_principal, settings.loading, settings.tuning_share)
     app[GENERATIONS] = Generations()

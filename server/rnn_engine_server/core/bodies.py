@@ -437,11 +437,7 @@ class Listed(Protocol):
 
 def page_ends(page: Sequence[Listed], *, has_more: bool) -> PageEnds:
     """Return the ids of the first and the last item of `page`, and whether more come after it."""
-    return {
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-        "has_more": has_more,
-    }
+    return {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None, "has_more": has_more}
 
 
 def query_seconds(request: web.Request, name: str, default: float, least: float, most: float) -> float:

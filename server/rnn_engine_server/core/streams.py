@@ -78,11 +78,7 @@ class EventStream:
         self._filling: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
         self._response = web.StreamResponse(
-            headers={
-                "Content-Type": content_type,
-                "Cache-Control": "no-store",
-                "X-Accel-Buffering": "no",
-            }
+            headers={"Content-Type": content_type, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         )
 
     async def __aenter__(self) -> Self:

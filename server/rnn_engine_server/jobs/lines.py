@@ -305,13 +305,7 @@ class Journal:
         self._errors.close()
 
     def _add(
-        self,
-        custom_id: str,
-        line: bytes,
-        *,
-        is_success: bool,
-        was_run: bool = True,
-        usage: TokenUsage = NO_TOKENS,
+        self, custom_id: str, line: bytes, *, is_success: bool, was_run: bool = True, usage: TokenUsage = NO_TOKENS
     ) -> None:
         file = self._outputs if is_success else self._errors
         self._count_bytes(len(line) + 1, always=not was_run)

@@ -20,14 +20,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
 
-from rnn_engine.errors import (
-    ForbiddenError,
-    InvalidRequestError,
-    RnnEngineError,
-    StateError,
-    StepError,
-    StorageError,
-)
+from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, StateError, StepError, StorageError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.training.tuner import RateTried, Updated

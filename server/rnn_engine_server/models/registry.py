@@ -13,12 +13,7 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from rnn_engine.errors import (
-    InvalidRequestError,
-    ModelNotFoundError,
-    RnnEngineError,
-    UnavailableError,
-)
+from rnn_engine.errors import InvalidRequestError, ModelNotFoundError, RnnEngineError, UnavailableError
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.operations.onnx_embedder import Embedder
