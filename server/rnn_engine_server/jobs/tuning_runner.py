@@ -429,8 +429,9 @@ class TuningRunner:
             await self._store.add_event(job, message, "warn")
 
         tokens, steps, documents = started.max_tokens, started.num_steps, started.num_documents
-        sizes = {"max_tokens": tokens, "num_steps": steps, "num_documents": documents}
-        await self._store.change(job.id, lambda job, _: replace(job, **sizes))
+        await self._store.change(
+            job.id, lambda job, _: replace(job, max_tokens=tokens, num_steps=steps, num_documents=documents)
+        )
 
     async def _note_update(self, job: TuningJob, run: _Run, update: Updated) -> None:
         if run.begun is None:
