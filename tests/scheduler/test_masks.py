@@ -146,7 +146,7 @@ def test_a_stop_token_is_allowed_wherever_the_text_may_end() -> None:
             return deepcopy(self)
 
     grammar = Grammar()
-    mask = SequenceMask(grammar, VOCAB_SIZE, {40})
+    mask = SequenceMask(grammar, VOCAB_SIZE, {0, 40})
     assert mask.current is not None
     assert (allowed_tokens(mask.current.mask, VOCAB_SIZE).tolist(), mask.current.count) == ([5], 1)
     mask.accept(5)
