@@ -41,14 +41,7 @@ class Array(np.ndarray[Any, np.dtype[np.float32]]):
     def detach(self) -> Self:
         return self
 
-    def cpu(self) -> Self:
-        return self
-
-    def float(self) -> Self:
-        return self
-
-    def contiguous(self) -> Self:
-        return self
+    cpu = float = contiguous = detach
 
     def clone(self) -> Self:
         return self.copy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -99,20 +98,18 @@ def _fitting(choice: str) -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
 
 def _list_adapters() -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
     with _listing:
-        return list(_enumerate())
+        load_wgpu()
+        import wgpu
 
-
-def _enumerate() -> Iterator[tuple[DeviceInfo, wgpu.GPUAdapter]]:
-    load_wgpu()
-    import wgpu
-
-    index = 0
-    for adapter in wgpu.gpu.enumerate_adapters_sync():
-        backend = adapter.info["backend_type"]
-        if backend in _BACKENDS:
-            kind = _KINDS.get(adapter.info["adapter_type"], "other")
-            yield (DeviceInfo(index, adapter.info["device"], kind, backend, adapter.info["description"]), adapter)
-            index += 1
+        adapters = wgpu.gpu.enumerate_adapters_sync()
+    found: list[tuple[DeviceInfo, wgpu.GPUAdapter]] = []
+    for adapter in adapters:
+        info = adapter.info
+        if info["backend_type"] in _BACKENDS:
+            kind = _KINDS.get(info["adapter_type"], "other")
+            known = DeviceInfo(len(found), info["device"], kind, info["backend_type"], info["description"])
+            found.append((known, adapter))
+    return found
 
 
 _FEATURES = ("subgroup", "timestamp-query", "shader-f16")  # used if a device has them
@@ -149,7 +146,7 @@ class Device:
         most = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"], _MOST_BINDING_BYTES)
         self.max_binding_bytes: int = most // 16 * 16  # since buffers have such sizes
         self.kernels = Kernels(self.wgpu_device, info.name, checked=checked)
-        self._retired = False
+        self.is_retired = False
         self._lock = threading.Lock()
         self._groups: set[Memory] = set()
 
@@ -158,14 +155,9 @@ class Device:
         """True if the GPU was reset or removed, so that this open device can't be used any more."""
         return is_lost(self.wgpu_device)
 
-    @property
-    def is_usable(self) -> bool:
-        """True if new models may be loaded onto the device: it is neither lost nor retired."""
-        return not self._retired and not self.is_lost
-
     def retire(self) -> None:
         """Mark the device as faulty, so that `open_device` opens it anew. Loaded models stay on this object."""
-        self._retired = True
+        self.is_retired = True
 
     @property
     def allocated_bytes(self) -> int:
@@ -198,7 +190,7 @@ def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
     info, adapter = choose_adapter(choice)
     with _opening:
         device = _opened.get((info, checked))
-        if device is None or not device.is_usable:
+        if device is None or device.is_retired or device.is_lost:
             device = _opened[info, checked] = Device(info, adapter, checked=checked)
         return device
 

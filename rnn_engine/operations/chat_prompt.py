@@ -278,19 +278,16 @@ def _guard_value(value: Any, guard: Callable[[str], str]) -> Any:  # noqa: ANN40
 
 
 def _tokenize(engine: Tokenizing, text: str, special: Mapping[str, int], cut: str) -> list[int]:
-    parts = _parts(engine, text, special, cut)
-    return [token for part in parts for token in ([part] if isinstance(part, int) else engine.tokenize(part))]
+    """Return the tokens of a prompt's text, whose pieces between characters `cut` are tokenised separately.
 
-
-def _parts(engine: Tokenizing, text: str, special: Mapping[str, int], cut: str) -> Iterator[str | int]:
-    """Split a text at each `cut` into pieces to tokenise; special tokens that the tokenizer would miss come as ids."""
+    A special token that the tokenizer does not recognise in text becomes its token id.
+    """
     unknown = [each for each in special if each in text and engine.tokenize(each) != [special[each]]]
-    for piece in text.split(cut):
-        if not unknown:
-            yield piece
-            continue
-        for part in re.split(f"({'|'.join(map(re.escape, unknown))})", piece):
-            yield special[part] if part in unknown else part
+    pieces = text.split(cut)
+    if unknown:
+        pattern = re.compile(f"({'|'.join(map(re.escape, unknown))})")
+        pieces = [part for piece in pieces for part in pattern.split(piece)]
+    return [token for piece in pieces for token in ([special[piece]] if piece in unknown else engine.tokenize(piece))]
 
 
 def _byte_offsets(before: str, rendered: Rendered, cut: str) -> dict[int, int]:

@@ -25,8 +25,6 @@ from rnn_engine.files import read_text
 # needs the raw bytes of each piece. So the steps of the decoder in the tokenizer's file are applied here to single
 # pieces. A step for a whole text, such as dropping the first space, is left out.
 
-PieceDecoder: TypeAlias = Callable[[str], bytes]
-
 _Step: TypeAlias = Mapping[str, Any]
 
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -34,7 +32,7 @@ _WHOLE_TEXT_STEPS: Final = frozenset({"Fuse", "Strip"})  # these act only on the
 _PIECE_STEPS: Final = frozenset({"ByteLevel", "ByteFallback", "Replace", "Metaspace"})
 
 
-def piece_decoder(decoder: _Step | None) -> PieceDecoder:
+def piece_decoder(decoder: _Step | None) -> Callable[[str], bytes]:
     """Return a function that turns one piece (token text) of a tokenizer.json's vocabulary into bytes.
 
     `decoder` is the `decoder` object of a tokenizer.json. Raises TokenizerError if it has a step that can't be applied
@@ -45,8 +43,19 @@ def piece_decoder(decoder: _Step | None) -> PieceDecoder:
     if not steps or not kinds <= _PIECE_STEPS | _WHOLE_TEXT_STEPS:
         raise _unsupported(", ".join(sorted(kinds)) or "none")
     replacements = [_replacement(step) for step in steps if step["type"] in ("Replace", "Metaspace")]
-    to_bytes = _pick(kinds)
-    return lambda piece: to_bytes(_replace(piece, replacements))
+    alphabet = byte_level_alphabet()
+
+    def to_bytes(piece: str) -> bytes:
+        for old, new in replacements:
+            piece = piece.replace(old, new)
+        if "ByteLevel" in kinds:
+            if all(character in alphabet for character in piece):
+                return bytes(alphabet[character] for character in piece)
+        elif "ByteFallback" in kinds and (match := _BYTE_PIECE.fullmatch(piece)):
+            return bytes.fromhex(match[1])
+        return piece.encode("utf-8")  # the library, too, treats such a piece as plain text
+
+    return to_bytes
 
 
 def byte_level_alphabet() -> dict[str, int]:
@@ -57,26 +66,6 @@ def byte_level_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
-def _pick(kinds: set[str]) -> PieceDecoder:
-    if "ByteLevel" in kinds:
-        alphabet = byte_level_alphabet()
-        return lambda piece: _from_alphabet(piece, alphabet)
-    if "ByteFallback" in kinds:
-        return _from_byte_piece
-    return lambda piece: piece.encode("utf-8")
-
-
-def _from_alphabet(piece: str, alphabet: Mapping[str, int]) -> bytes:
-    if all(character in alphabet for character in piece):
-        return bytes(alphabet[character] for character in piece)
-    return piece.encode("utf-8")  # the library also treats such a piece as plain text
-
-
-def _from_byte_piece(piece: str) -> bytes:
-    match = _BYTE_PIECE.fullmatch(piece)
-    return bytes([int(match[1], 16)]) if match else piece.encode("utf-8")
 
 
 def _flatten(step: _Step | None, parts: str) -> list[_Step]:
@@ -99,12 +88,6 @@ def _replacement(step: _Step) -> tuple[str, str]:
     if "String" not in step["pattern"]:
         raise _unsupported("Replace by a regular expression")
     return step["pattern"]["String"], step["content"]
-
-
-def _replace(piece: str, replacements: Sequence[tuple[str, str]]) -> str:
-    for old, new in replacements:
-        piece = piece.replace(old, new)
-    return piece
 
 
 def _unsupported(found: str) -> TokenizerError:

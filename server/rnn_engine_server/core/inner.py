@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from aiohttp import StreamReader, hdrs, web
+from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpRequestParser
 from aiohttp.typedefs import Handler, Middleware
@@ -101,13 +101,8 @@ class InnerCalls:
         assert task is not None
         if self._protocol is None:  # one that is never connected; all calls share it
             self._protocol = web.Server(_refuse)()
-        headers = {
-            hdrs.HOST: "localhost",
-            hdrs.CONTENT_TYPE: JSON,
-            hdrs.CONTENT_LENGTH: len(body),
-            "X-Request-Id": request_id,
-        }
-        head = "\r\n".join((f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""))
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {request_id}\r\n"
+        head += f"Content-Type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
         [(message, _)], _, _ = HttpRequestParser(self._protocol, loop, _HEAD_BYTES).feed_data(head.encode())
         payload = StreamReader(self._protocol, len(body) + 1, loop=loop)
         payload.feed_data(body)
@@ -129,17 +124,16 @@ class _Collector(AbstractStreamWriter):
         if chunk:
             self._take(chunk)
 
-    async def drain(self) -> None:
-        pass
-
     def enable_compression(self, *_: Any) -> None:  # noqa: ANN401
-        pass
+        """Do nothing: the body is not sent over a connection."""
 
     def enable_chunking(self) -> None:
-        pass
+        """Do nothing, too."""
 
     async def write_headers(self, *_: Any) -> None:  # noqa: ANN401
-        pass
+        """Do nothing: the response has the headers."""
+
+    drain = write_headers
 
 
 async def _refuse(_request: web.BaseRequest) -> web.StreamResponse:

@@ -222,7 +222,11 @@ class RequestBody(BaseModel):
                     raise _UnknownError(value, f"a body may have at most {_MOST_UNKNOWN} of them", below=name[:80])
         without_effect = cls.ignored | cls.neutral.keys() | (data.keys() - known)
         fields = {name: value for name, value in data.items() if name not in without_effect}
-        return {name: value for name, value in cls._rename(fields).items() if not cls._means_default(name, value)}
+        return {
+            name: value
+            for name, value in cls._rename(fields).items()
+            if value is not None or name in cls.keeps_null or cls.model_fields[name].is_required()
+        }
 
     @classmethod
     def _find_same(cls, name: str, data: Mapping[str, object]) -> str | None:
@@ -259,10 +263,6 @@ class RequestBody(BaseModel):
             elif value is not None and renamed[field] != value:
                 raise RefusedError(value, f"the same value as {field}, which is another name for it", below=name)
         return renamed
-
-    @classmethod
-    def _means_default(cls, name: str, value: object) -> bool:
-        return value is None and name not in cls.keeps_null and not cls.model_fields[name].is_required()
 
 
 @lru_cache(4096)  # a client sends the same unknown fields with every request

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, Self, TypeAlias
 from uuid import uuid4
@@ -208,12 +209,7 @@ class TokenUsage:
         )
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        return TokenUsage(
-            self.input_tokens + other.input_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.output_tokens + other.output_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-        )
+        return TokenUsage(*map(add, astuple(self), astuple(other)))
 
 
 NO_TOKENS = TokenUsage()

@@ -117,11 +117,6 @@ Answer: TypeAlias = Checked | Started | Event | Failed | Stuck
 _ANSWERS: Final[dict[str, TypeAdapter[Any]]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Answer)}
 
 
-def encode_order(order: TuningOrder | None) -> bytes:
-    """Return the bytes that a process reads first."""
-    return pickle.dumps(order)
-
-
 def encode_answer(answer: Answer) -> str:
     """Return an answer as a line."""
     return json.dumps([type(answer).__name__, asdict(answer)]) + "\n"

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import os
+import pickle
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -39,7 +40,6 @@ from rnn_engine_server.jobs.tuning_process import (
     Stuck,
     TuningOrder,
     Word,
-    encode_order,
     parse_answer,
 )
 from rnn_engine_server.models.registry import ModelRegistry, ServedModel
@@ -89,7 +89,7 @@ class TuningProcess:
             limit=_MOST_LINE,
         )
         assert process.stdin is not None
-        process.stdin.write(encode_order(order))
+        process.stdin.write(pickle.dumps(order))
         return cls(process)
 
     def say(self, word: Word) -> None:

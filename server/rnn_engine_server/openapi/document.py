@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
-from types import MappingProxyType
+from importlib.resources import files
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args, get_type_hints
 
 from aiohttp import web
@@ -126,92 +126,10 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [bare, _NULL], **said} if bare else schema
 
 
-_ASKED = [{"role": "user", "content": "What is the capital of France?"}]
-
-EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "AddDocumentsRequest": {"documents": ["The sky is blue.", {"id": "grass", "text": "Grass is green."}]},
-        "AddItemsRequest": {"items": _ASKED},
-        "AdvanceStateRequest": {"input": "My name is Ben.", "top_k": 3},
-        "Ai00ChatRequest": {"messages": [{"role": "User", "content": "Hello"}], "max_tokens": 64},
-        "Ai00CompletionRequest": {"prompt": ["The sky is"], "max_tokens": 16},
-        "Ai00EmbeddingsRequest": {"input": "The sky is blue.", "layer": 0},
-        "BatchCompletionRequest": {"prompts": ["The sky is", "The sea is"], "max_tokens": 16},
-        "BatchRequest": {
-            "input_file_id": "file-0123456789abcdef0123456789abcdef",
-            "endpoint": "/v1/chat/completions",
-            "completion_window": "24h",
-        },
-        "BatchTokenizeRequest": {"texts": ["The sky", "The sea"]},
-        "ChatRequest": {"messages": _ASKED, "max_tokens": 64},
-        "ChoicesRequest": {"input": "The sky is", "choices": [" blue.", " green."]},
-        "ChoosesRequest": {"input": "The sky is", "choices": [" blue.", " green."]},
-        "CompareStatesRequest": {"state": "guide", "other": "guide 2"},
-        "CompletionRequest": {"prompt": "The sky is", "max_tokens": 16},
-        "CountTokensRequest": {"model": "rwkv", "messages": _ASKED},
-        "CreateCollectionRequest": {"name": "colours"},
-        "CreateConversationRequest": {"items": _ASKED, "metadata": {"topic": "France"}},
-        "CreateStateRequest": {"name": "guide", "prompt": "User: You are a guide.\n\nAssistant: Welcome."},
-        "DetokenizeRequest": {"tokens": [72, 105]},
-        "CohereEmbedRequest": {"texts": ["The sky is blue."], "input_type": "search_document"},
-        "EmbedRequest": {"model": "rwkv", "input": ["The sky is blue.", "The sea is deep."]},
-        "EmbeddingsRequest": {"input": ["The sky is blue.", "The sea is deep."]},
-        "ExchangeRequest": {"app_id": "ann", "app_secret": "KEY"},
-        "EmbedsRequest": {"input": "The sky is blue. Grass is green.", "max_tokens": 510, "prefix": "query:"},
-        "FimRequest": {"prompt": "def add(a, b):", "suffix": "", "max_tokens": 16},
-        "FineTuningRequest": {
-            "model": "rwkv",
-            "training_file": "file-0123456789abcdef0123456789abcdef",
-            "suffix": "pirate",
-        },
-        "ForkStateRequest": {"names": ["guide 1", "guide 2"]},
-        "GenkeyRequest": {"genkey": "KCPP1234"},
-        "KoboldRequest": {"prompt": "The sky is", "max_length": 16},
-        "ListRequest": {"path": "."},
-        "LlamaCompletionRequest": {"prompt": "The sky is", "n_predict": 16},
-        "LlamaEmbeddingRequest": {"content": "The sky is blue."},
-        "LoadConfigRequest": {"path": "assets/configs/Config.toml"},
-        "MessageBatchRequest": {
-            "requests": [{"custom_id": "one", "params": {"model": "rwkv", "max_tokens": 64, "messages": _ASKED}}]
-        },
-        "MessagesRequest": {"model": "rwkv", "max_tokens": 64, "messages": _ASKED},
-        "NewStateBody": {"name": "guide, opened"},
-        "OllamaChatRequest": {"model": "rwkv", "messages": _ASKED, "stream": False},
-        "OllamaGenerateRequest": {"model": "rwkv", "prompt": "What is the capital of France?", "stream": False},
-        "OlderEmbedRequest": {"model": "rwkv", "prompt": "The sky is blue."},
-        "ReloadRequest": {"model_path": "rwkv7-1.5b.st", "name": "rwkv", "add": True},
-        "PoolingRequest": {"input": ["The sky is blue.", "The sea is deep."]},
-        "PullRequest": {"model": "rwkv7-1.5b", "stream": False},
-        "QueryRequest": {"query": "What is blue?", "top_n": 1},
-        "RemoveDocumentsRequest": {"ids": ["grass"]},
-        "RerankRequest": {"query": "What is blue?", "documents": ["The sky is blue.", "Grass is green."], "top_n": 1},
-        "ResponsesRequest": {"input": "What is the capital of France?", "max_output_tokens": 64},
-        "SaveConfigRequest": {
-            "path": "assets/configs/Config.toml",
-            "config": {"model": {"path": "assets/models", "name": "rwkv7-1.5b.st"}},
-        },
-        "SaveRequest": {"path": "merged.safetensors"},
-        "ScoreRequest": {"text_1": "What is blue?", "text_2": ["The sky is blue.", "Grass is green."]},
-        "ShowRequest": {"model": "rwkv"},
-        "SlotActionRequest": {"filename": "guide"},
-        "StateFileRef": {"path": "guide.state", "name": "guide"},
-        "StatesRequest": {"input": "The sky is blue."},
-        "SwitchModelRequest": {"model": "rwkv7-1.5b.st", "strategy": "webgpu fp16"},
-        "TakeStateRequest": {"name": "guide 3"},
-        "TeiEmbedAllRequest": {"inputs": "The sky is blue."},
-        "TeiEmbedRequest": {"inputs": ["The sky is blue.", "The sea is deep."]},
-        "TeiSimilarityRequest": {
-            "inputs": {"source_sentence": "What is blue?", "sentences": ["The sky is blue.", "Grass is green."]}
-        },
-        "TgiRequest": {"inputs": "The sky is", "parameters": {"max_new_tokens": 16}},
-        "TokenCountRequest": {"prompt": "The sky"},
-        "TokenizeRequest": {"content": "The sky"},
-        "UnloadRequest": {"model": "rwkv"},
-        "UnzipRequest": {"path": "web.zip", "output": "web"},
-        "UpdateConfigRequest": {},
-        "UpdateConversationRequest": {"metadata": {"topic": "capitals"}},
-    }
+EXAMPLES: Mapping[str, Mapping[str, Any]] = json.loads(
+    files("rnn_engine_server.openapi").joinpath("examples.json").read_text("utf-8")
 )
+"""An example of each request body, by the name of its class."""
 
 _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _END = "[DONE]"  # the data of the last event of OpenAI's streams
