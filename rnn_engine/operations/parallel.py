@@ -46,23 +46,19 @@ class ParallelRequests:
         self, engine: EngineLike, requests: Sequence[GenerateRequest], limit: int, *, wait_for_room: bool = False
     ) -> None:
         self._engine = engine
-        self._requests = requests
+        self.requests = requests
         self._limit = limit
         self._wait_for_room = wait_for_room
         self._queue: asyncio.Queue[Numbered | Exception] = asyncio.Queue(_EVENTS_AHEAD)
         self._tasks: list[asyncio.Task[None]] = []
         self._events = self._read_one() if len(requests) == 1 else self._read_queue()
 
-    @property
-    def requests(self) -> Sequence[GenerateRequest]:
-        return self._requests
-
     async def __aenter__(self) -> Self:
-        if len(self._requests) > 1:
+        if len(self.requests) > 1:
             if not self._wait_for_room:
                 self._engine.check_queue()
-            numbered = iter(enumerate(self._requests))
-            count = min(self._limit, len(self._requests))
+            numbered = iter(enumerate(self.requests))
+            count = min(self._limit, len(self.requests))
             self._tasks = [asyncio.create_task(self._run(numbered)) for _ in range(count)]
         return self
 
@@ -80,13 +76,13 @@ class ParallelRequests:
     async def _read_one(self) -> AsyncGenerator[list[Numbered], None]:
         """Yield the events of a single request, straight from the engine, without a task or a queue."""
         event: Event | None = None
-        async with aclosing(self._engine.generate(self._requests[0], wait_for_room=self._wait_for_room)) as events:
+        async with aclosing(self._engine.generate(self.requests[0], wait_for_room=self._wait_for_room)) as events:
             async for event in events:
                 yield [(0, event)]
         _check_end(event)
 
     async def _read_queue(self) -> AsyncGenerator[list[Numbered], None]:
-        unfinished = len(self._requests)
+        unfinished = len(self.requests)
         while unfinished:
             ready = [await self._queue.get()]
             while not self._queue.empty():

@@ -10,10 +10,10 @@ import pytest
 from aiohttp import ClientResponse, web
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine_server.auth.admission import AllowedHosts, Origins, check_listener, check_origin, is_local
+from rnn_engine_server.auth.admission import AllowedHosts, Origins, check_listener, is_local
 from rnn_engine_server.auth.keys import ApiKey
 from rnn_engine_server.core.app import run
-from rnn_engine_server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings, check_origin
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Client, Serve, error_of
 

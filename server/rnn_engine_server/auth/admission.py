@@ -17,7 +17,7 @@ from rnn_engine.errors import InvalidRequestError, OverloadedError
 from rnn_engine.requests import ANONYMOUS, Client
 from rnn_engine_server.auth.keys import ANYONE, KeyRing, Principal
 from rnn_engine_server.core.routing import LIFECYCLE, path_of, route_of
-from rnn_engine_server.core.settings import ANY, AuthSettings, ServerSettings
+from rnn_engine_server.core.settings import ANY, LOCAL, AuthSettings, ServerSettings, check_origin
 
 _log = logging.getLogger(__name__)
 
@@ -126,25 +126,9 @@ def _is_address(name: str) -> bool:
 # Other pages can hide themselves, and an address that a person typed counts as no page's even if another site redirects
 # to it.
 
-LOCAL = "localhost"
-"""The origin that allows every port of this machine's own names."""
-
 _PLAIN_LOADS = ("GET", "HEAD")
 _BROWSERS = "Mozilla/"  # how the User-Agent of every browser begins
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
-def check_origin(origin: str) -> str:
-    """Return a web origin in the form that browsers send. Raises InvalidRequestError if `origin` is not one."""
-    parts = urlsplit(origin)
-    written = origin.lower().removesuffix("/")
-    if origin not in (ANY, LOCAL, "null") and (
-        not parts.netloc or written != f"{parts.scheme}://{parts.netloc.lower()}"
-    ):
-        raise InvalidRequestError(
-            "cors origin", origin, "an origin such as https://chat.example:8080, localhost, null or *"
-        )
-    return written
 
 
 class Origins:

@@ -31,7 +31,7 @@ from rnn_engine_states.named.entry import (
     split_name,
 )
 from rnn_engine_states.named.leases import OwnerLease
-from rnn_engine_states.named.store import StateStore, Viewer
+from rnn_engine_states.named.store import Viewer
 from rnn_engine_states.named.table import NamedStateTable
 
 P = ParamSpec("P")
@@ -70,7 +70,7 @@ class OwnEngine:
         self._info = None if state is None else replace(engine.info, model=f"{engine.info.model}:{state}")
         self._client = client_of(request)
         self._spending = _spending(request, principal.rate or auth.rate)
-        self._states = engine.states.seen_by(KeyViewer(principal, state))
+        self.states = engine.states.seen_by(KeyViewer(principal, state))
         self._sees_all = principal.scope is Scope.ADMIN
         self._own_scope = None if auth.share_cache else principal.name
         self._cache_scope = _scope(self._own_scope or "", cache_salt)
@@ -78,10 +78,6 @@ class OwnEngine:
     @property
     def info(self) -> EngineInfo:
         return self._info or self._engine.info
-
-    @property
-    def states(self) -> StateStore:
-        return self._states
 
     @property
     def state_files(self) -> StateFiles:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
+from urllib.parse import urlsplit
 
 from rnn_engine.bounds import (
     EXISTING_FOLDER,
@@ -180,10 +181,21 @@ ANY = "*"
 """The origin that allows all pages; only for servers with API keys, which a page must know."""
 
 
-def _parse_origin(text: str) -> str:
-    from rnn_engine_server.auth.admission import check_origin
+LOCAL = "localhost"
+"""The origin that allows every port of this machine's own names."""
 
-    return check_origin(text)
+
+def check_origin(origin: str) -> str:
+    """Return a web origin in the form that browsers send. Raises InvalidRequestError if `origin` is not one."""
+    parts = urlsplit(origin)
+    written = origin.lower().removesuffix("/")
+    if origin not in (ANY, LOCAL, "null") and (
+        not parts.netloc or written != f"{parts.scheme}://{parts.netloc.lower()}"
+    ):
+        raise InvalidRequestError(
+            "cors origin", origin, "an origin such as https://chat.example:8080, localhost, null or *"
+        )
+    return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +210,7 @@ class AuthSettings:
         "A host name that clients may use for the server, besides localhost, the name in --host and IP addresses. "
         "Checked if there is no API key or if this option is given."
     )
-    cors_origins: tuple[str, ...] = setting((), Kind(metavar="ORIGIN", parse=_parse_origin), "--cors-origin").help(
+    cors_origins: tuple[str, ...] = setting((), Kind(metavar="ORIGIN", parse=check_origin), "--cors-origin").help(
         "Let web pages of this origin call the server: one such as https://chat.example, localhost for pages of this "
         "machine, or * for any origin, which needs an API key."
     )

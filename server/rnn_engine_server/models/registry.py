@@ -60,7 +60,7 @@ class ServedModel:
         self.used = time.monotonic()  # when its last request ended, or when it was loaded
         self._load = load
         self._loading = loading
-        self._engine = engine
+        self.engine = engine  # for new requests; None if the model is not loaded
         self._leaving: EngineLike | None = None  # it waits for its running requests, or is being closed
         self._info: EngineInfo | None = None
         self._withdrawn = False
@@ -75,23 +75,18 @@ class ServedModel:
         return self.order.name
 
     @property
-    def engine(self) -> EngineLike | None:
-        """The model's engine for new requests; None if the model is not loaded."""
-        return self._engine
-
-    @property
     def open_engine(self) -> EngineLike | None:
         """The model's engine, also while it finishes its last requests before it is freed; None if there is none."""
-        return self._engine or self._leaving
+        return self.engine or self._leaving
 
     @property
     def info(self) -> EngineInfo | None:
         """The properties of the model since it was last loaded; None if it was never loaded."""
-        return self._info if self._engine is None else self._engine.info
+        return self._info if self.engine is None else self.engine.info
 
     @property
     def status(self) -> ModelStatus:
-        if self._engine is not None:
+        if self.engine is not None:
             return "loaded"
         if self._leaving is not None:
             return "unloading"
@@ -100,8 +95,8 @@ class ServedModel:
     @property
     def health(self) -> Health:
         """The health of the model's engine. A model without an engine is healthy unless it was withdrawn."""
-        if self._engine is not None:
-            return self._engine.health()
+        if self.engine is not None:
+            return self.engine.health()
         return Health("closing", f"the model {self.name!r} is unloaded") if self._withdrawn else Health()
 
     def idle_seconds(self, now: float) -> float:
@@ -116,7 +111,7 @@ class ServedModel:
 
         Raises UnavailableError if the model was withdrawn, can't be loaded, or is not loaded within `wait_seconds`.
         """
-        while (engine := self._engine) is None:
+        while (engine := self.engine) is None:
             await self._wait_for_load(wait_seconds)
         self.running += 1
         self._unused.clear()
@@ -170,7 +165,7 @@ class ServedModel:
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait((self._opening,))
-        for engine in (self._engine, self._leaving):
+        for engine in (self.engine, self._leaving):
             if engine is not None:
                 await engine.close()
         if self._freeing is not None:
@@ -193,12 +188,12 @@ class ServedModel:
 
     async def _open(self) -> EngineLike:
         async with self._changing:
-            if self._engine is None:
+            if self.engine is None:
                 async with self._loading:
                     self.progress = None
-                    self._engine = await self._load(self._note_progress)
+                    self.engine = await self._load(self._note_progress)
                 self.used = time.monotonic()
-            return self._engine
+            return self.engine
 
     def _note_progress(self, what: str, done: int, total: int) -> None:
         """Store the progress of loading the model. Called on any thread."""
@@ -206,10 +201,10 @@ class ServedModel:
 
     async def _free(self) -> None:
         async with self._changing:
-            if self._engine is None:
+            if self.engine is None:
                 return
-            engine = self._leaving = self._engine
-            self._engine, self._info = None, engine.info
+            engine = self._leaving = self.engine
+            self.engine, self._info = None, engine.info
             try:
                 await self._unused.wait()
                 await engine.close()
