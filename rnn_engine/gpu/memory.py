@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     import wgpu
 
 
+def wait_for_mapping(device: wgpu.GPUDevice, mapping: native.Mapping, submission: int) -> None:
+    """Wait for `submission` until `mapping` is ready, or the device is lost: on a slow one longer than wgpu waits."""
+    while not mapping.is_ready:
+        native.wait(device, submission)
+        if mapping.wait(_REPORT_SECONDS) or is_lost(device):
+            return
+
+
 def is_lost(device: wgpu.GPUDevice) -> bool:
     """Return True if `device`, an open GPU, was reset or removed.
 
@@ -41,6 +49,7 @@ def device_errors(what: str) -> Iterator[None]:
 Buffer: TypeAlias = "wgpu.GPUBuffer"
 """A buffer in a device's memory."""
 
+_REPORT_SECONDS = 0.1  # in which another thread that has polled reports what it has found
 _UPLOAD_BYTES = 4 << 20
 _MOST_STAGED_BYTES = 16 << 20
 _READ_BACK = "COPY_DST|MAP_READ"
@@ -134,7 +143,7 @@ class Memory:
             encoder.copy_buffer_to_buffer(buffer, offset, target, 0, num_bytes)
             submission = native.submit(self._device, encoder.finish())
             mapping = native.Mapping(target, num_bytes)
-            native.wait(self._device, submission)
+            wait_for_mapping(self._device, mapping, submission)
             self.leave_uploads()
             try:
                 return mapping.take()

@@ -106,7 +106,10 @@ def timestamp_period(device: wgpu.GPUDevice) -> float:
 
 
 def wait(device: wgpu.GPUDevice, submission: int) -> None:
-    """Block until the device has executed `submission` and all earlier ones, but not later ones."""
+    """Block until the device has executed `submission` and all earlier ones, but not later ones.
+
+    wgpu-native returns after 60 seconds in any case (CLEANUP_WAIT_MS of wgpu-core), and does not tell.
+    """
     lib.wgpuDevicePoll(handle(device), True, ffi.new("WGPUSubmissionIndex *", submission))
 
 
@@ -131,7 +134,7 @@ class Mapping:
         self._buffer = buffer
         self._num_bytes = num_bytes
         self._settled = threading.Event()
-        self._error: str | None = None
+        self._error: str | None = "it is not ready"
         self._key = ffi.new_handle(self)
         _mappings[self._key] = self
         info = ffi.new("WGPUBufferMapCallbackInfo *")
@@ -149,12 +152,15 @@ class Mapping:
         """True if `take` would return or raise without waiting."""
         return self._settled.is_set()
 
+    def wait(self, seconds: float) -> bool:
+        """Wait some seconds until a thread that polls reports the mapping as ready. Return `is_ready`."""
+        return self._settled.wait(seconds)
+
     def take(self) -> bytes:
-        """Return the bytes that were read, and unmap the buffer. Call it once, after waiting for the device.
+        """Return the bytes that were read, and unmap the buffer. Call it once, when it is ready.
 
         The buffer may then be used again. Raises RuntimeError if it could not be mapped.
         """
-        self._settled.wait()  # another thread's poll may be about to report it
         if self._error is not None:
             raise RuntimeError(f"the buffer can't be mapped: {self._error}")
         try:
@@ -163,8 +169,7 @@ class Mapping:
             _api.libf.wgpuBufferUnmap(handle(self._buffer))
 
     def _settle(self, status: int, message: str) -> None:
-        if status != lib.WGPUMapAsyncStatus_Success:
-            self._error = f"status {status}, {message}"
+        self._error = None if status == lib.WGPUMapAsyncStatus_Success else f"status {status}, {message}"
         self._settled.set()
 
 

@@ -15,7 +15,7 @@ from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
 from rnn_engine.gpu.device import Device
 from rnn_engine.gpu.kernels import BindGroup, Kernel
-from rnn_engine.gpu.memory import Buffer, device_errors, is_lost
+from rnn_engine.gpu.memory import Buffer, device_errors, is_lost, wait_for_mapping
 
 if TYPE_CHECKING:
     import wgpu
@@ -96,8 +96,7 @@ class ReadBack:
 
         Raises DeviceError if the bytes can't be read.
         """
-        if not self._mapping.is_ready:
-            native.wait(self._device, self.submission)
+        wait_for_mapping(self._device, self._mapping, self.submission)
         if is_lost(self._device):  # the mapping may have succeeded then, but there are no bytes
             raise DeviceError(f"{self._label} can't be read: the device is lost")
         with device_errors(f"{self._label} can't be read"):

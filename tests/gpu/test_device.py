@@ -8,6 +8,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from wgpu import GPUDevice
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.gpu import (
@@ -21,6 +22,7 @@ from rnn_engine.gpu import (
     SizingDevice,
     list_devices,
     measure_subgroup_size,
+    native,
     open_device,
 )
 
@@ -178,6 +180,25 @@ def test_memory_of_a_lost_device_can_be_freed(monkeypatch: pytest.MonkeyPatch) -
     assert device.is_lost
     memory.close()
     assert device.allocated_bytes == 0
+
+
+def test_a_wait_that_ends_early_is_repeated(device: Device, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wgpu waits for a submission for a minute at most."""
+    waits: list[int] = []
+
+    def wait(device: GPUDevice, submission: int) -> None:
+        waits.append(submission)
+        if len(waits) > 2:
+            native_wait(device, submission)
+
+    native_wait = native.wait
+    monkeypatch.setattr(native, "wait", wait)
+    memory.upload(source := memory.create_buffer("source", 64), 0, np.arange(16, dtype=np.float32))
+    recorder, answer = Recorder(device), memory.create_buffer("answer", 64, mappable=True)
+    submission = recorder.submit(copies=[BufferCopy(source, 0, answer, 0, 64)])
+    data = recorder.download(answer, 64, submission).take()
+    assert np.frombuffer(data, np.float32).tolist() == list(range(16))
+    assert waits == [submission] * 3
 
 
 def test_bytes_on_their_way_from_a_lost_device_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
