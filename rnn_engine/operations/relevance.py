@@ -7,6 +7,7 @@ for that.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
@@ -126,7 +127,8 @@ async def score_relevance(
     answers = [engine.tokenize(space + answer) for answer in (_YES, _NO)]
     contexts = [Context(prompt.tokens, initial_state, prompt.checkpoint_positions) for prompt in prompts]
     found = await score_after(engine, contexts, answers)
-    return tuple(Relevance(yes.total - no.total, shared_cost([yes, no])) for yes, no in found)
+    compare = (Relevance(yes.total - no.total, shared_cost([yes, no])) for yes, no in found)
+    return await asyncio.to_thread(tuple, compare)
 
 
 async def _read_states(
