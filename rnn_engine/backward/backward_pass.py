@@ -119,7 +119,9 @@ class BackwardPass:
             trains_shifts=trains_shifts,
         )
         self._is_trained = memory.create_buffer("which numbers are trained", 4 * layout.stride)
-        memory.upload(self._is_trained, 0, _mask(shape, layout, trains_shifts=trains_shifts))
+        trained = trained_fields(shape, trains_shifts=trains_shifts)
+        marks = {name: np.full_like(values, name in trained) for name, values in shape.initial_state().items()}
+        memory.upload(self._is_trained, 0, layout.pack(marks)[0])
         self._embedding = Embedding(self._context.forward)
         self._clear = self._on_tokens("clear the gradient", "clear", {"dx": self._context.dx})
         self._layers: list[_LayerStages] = []
@@ -291,11 +293,3 @@ class _LayerStages:
 
 def _logits_stride(shape: ModelShape) -> int:
     return round_up(shape.vocab_size, 8)
-
-
-def _mask(shape: ModelShape, layout: StateLayout, *, trains_shifts: bool) -> F32:
-    """Return [stride] numbers: 1 for those of a layer's initial state that are trained, else 0."""
-    trained = trained_fields(shape, trains_shifts=trains_shifts)
-    state = {name: np.full_like(values, 1 if name in trained else 0) for name, values in shape.initial_state().items()}
-    mask: F32 = layout.pack(state)[0]
-    return mask

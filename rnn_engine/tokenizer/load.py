@@ -123,8 +123,10 @@ def load_tokenizer(choice: str, model_path: Path, vocab_size: int) -> Tokenizer:
             tokenizer = WorldTokenizer()
         case "none":
             tokenizer = NoTokenizer(vocab_size, "none was chosen")
+        case _ if Path(choice).is_file():
+            tokenizer = _read(Path(choice))
         case _:
-            tokenizer = _from_file(choice)
+            raise TokenizerError(f"tokenizer {choice!r}: no such file; expected auto, world, none or a {_FILE_NAME}")
     if tokenizer.size > vocab_size:
         raise TokenizerError(
             f"the tokenizer {tokenizer.name} has {tokenizer.size} ids and the model's vocabulary {vocab_size}; "
@@ -148,13 +150,6 @@ def _find(model_path: Path, vocab_size: int) -> Tokenizer:
         f"its folder has no {_FILE_NAME}, and its vocabulary of {vocab_size} is not World's ({WORLD_SIZE} to "
         f"{WORLD_PADDED_SIZE})",
     )
-
-
-def _from_file(choice: str) -> Tokenizer:
-    path = Path(choice)
-    if not path.is_file():
-        raise TokenizerError(f"tokenizer {choice!r}: no such file; expected auto, world, none or a {_FILE_NAME}")
-    return _read(path)
 
 
 def _read(path: Path) -> Tokenizer:

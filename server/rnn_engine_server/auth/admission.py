@@ -143,7 +143,8 @@ class Origins:
         if origin is None:
             return False
         named = ANY in self._allowed or origin.lower() in self._allowed
-        return named or (LOCAL in self._allowed and _is_local(origin))
+        page = _page(origin)
+        return named or (LOCAL in self._allowed and page is not None and page.hostname in _LOCAL_HOSTS)
 
     def admits(
         self, method: str, headers: Mapping[str, str], *, is_page: bool = False, changes_by_get: bool = False
@@ -159,13 +160,19 @@ class Origins:
             from_browser = site or referrer or headers.get("User-Agent", "").startswith(_BROWSERS)
             return site == "same-origin" or not from_browser
         if site is not None:
-            return site in ("none", "same-origin") or (is_page and _opens_a_page(method, headers))
+            wanted = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
+            opens_page = method in _PLAIN_LOADS and wanted == ("navigate", "document")  # a link's page can't read it
+            return site in ("none", "same-origin") or (is_page and opens_page)
         if method not in _PLAIN_LOADS or is_page or referrer is None:  # with all other methods browsers send Origin
             return True
-        return self._may_call(_origin_of(referrer), headers)
+        page = _page(referrer)
+        return self._may_call("null" if page is None else f"{page.scheme}://{page.netloc}", headers)
 
     def _may_call(self, origin: str, headers: Mapping[str, str]) -> bool:
-        return self.lists(origin) or _is_own(origin, headers.get("Host", ""))
+        page, host = _page(origin), headers.get("Host", "")
+        # The schemes are not compared: a proxy in front may use another.
+        is_own = page is not None and host != "" and page.netloc.lower() == host.lower()
+        return is_own or self.lists(origin)
 
     def headers(self, origin: str | None) -> Mapping[str, str]:
         """Return the CORS headers that let a page of `origin` read an answer; none if the origin is not listed."""
@@ -180,18 +187,6 @@ class Origins:
 _EXPOSED = {"Access-Control-Expose-Headers": "Content-Disposition, Retry-After, Retry-After-Ms, X-Request-Id"}
 
 
-def _is_local(origin: str) -> bool:
-    """Return True if an origin belongs to a web server of this machine."""
-    parts = _page(origin)
-    return parts is not None and parts.hostname in _LOCAL_HOSTS
-
-
-def _is_own(origin: str, host: str) -> bool:
-    """Return True if an origin is this server's own. The scheme is not compared: a proxy in front may use another."""
-    parts = _page(origin)
-    return parts is not None and host != "" and parts.netloc.lower() == host.lower()
-
-
 def _page(origin: str) -> SplitResult | None:
     """Parse the URL or origin of a web page. Return None if it is not http or https, or can't be parsed."""
     try:
@@ -199,21 +194,6 @@ def _page(origin: str) -> SplitResult | None:
     except ValueError:
         return None
     return parts if parts.scheme in ("http", "https") else None
-
-
-def _opens_a_page(method: str, headers: Mapping[str, str]) -> bool:
-    """Return True if a browser sends a request to load a whole page, as by a link.
-
-    The page with the link can't read it.
-    """
-    wanted = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
-    return method in _PLAIN_LOADS and wanted == ("navigate", "document")
-
-
-def _origin_of(url: str) -> str:
-    """Return the origin of the page at `url`, or `null`, the opaque origin, if `url` is no web page's."""
-    parts = _page(url)
-    return "null" if parts is None else f"{parts.scheme}://{parts.netloc}"
 
 
 _SECURITY_HEADERS = {

@@ -111,7 +111,9 @@ class Spending:
             num_prompt = sum(len(member.prompt) for member in request.members)
             most = num_prompt + request.max_tokens
             if not has_begun:
-                self._refuse_if_ever(most)
+                if (quota := self._quota.get("tokens")) is not None and most > quota.limit:
+                    allowed = f"a prompt and max_tokens of at most {quota.limit} together, the client's tokens a minute"
+                    raise InvalidRequestError("max_tokens", most, allowed)
                 self._refuse_unless_left({"tokens": float(most)})
             self._take("tokens", most)
             num_used = 0
@@ -156,12 +158,6 @@ class Spending:
                 bucket.seconds_until(amount, now),
                 what,
             )
-
-    def _refuse_if_ever(self, num_tokens: int) -> None:
-        bucket = self._quota.get("tokens")
-        if bucket is not None and num_tokens > bucket.limit:
-            allowed = f"a prompt and max_tokens of at most {bucket.limit} together, the client's tokens a minute"
-            raise InvalidRequestError("max_tokens", num_tokens, allowed)
 
 
 def _duration(seconds: float) -> str:

@@ -211,7 +211,9 @@ class RequestBody(BaseModel):
         data = {name: value for name, value in data.items() if value is not None or name in known}  # null asks nothing
         for name, value in data.items():
             if name in cls.neutral:
-                cls._check_neutral(name, value)
+                if value is not None and not _is_one_of(value, cls.neutral[name]):
+                    words = " or ".join(["null", *map(repr, cls.neutral[name])])
+                    raise RefusedError(value, f"{words}, since this server does not have it", below=name)
             elif name not in known and not _is_one_of(value, cls.lacking.get(name, ())):
                 if value and (advice := cls._find_same(name, data)):
                     raise _UnknownError(value, advice, below=name)
@@ -240,13 +242,6 @@ class RequestBody(BaseModel):
         if same is _SYSTEM_TEXTS and not fields and "messages" in own:
             return "a message of the role system in 'messages'"
         return f"did you mean {fields[0]!r}?" if fields and not any(data.get(field) for field in fields) else None
-
-    @classmethod
-    def _check_neutral(cls, name: str, value: object) -> None:
-        values = cls.neutral[name]
-        if value is not None and not _is_one_of(value, values):
-            words = " or ".join(["null", *map(repr, values)])
-            raise RefusedError(value, f"{words}, since this server does not have it", below=name)
 
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:

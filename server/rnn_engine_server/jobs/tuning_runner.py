@@ -347,7 +347,8 @@ class TuningRunner:
         busy_until = 0.0
         while not run.stop.is_set():
             now = time.monotonic()
-            if any(_is_busy(model) for model in self._models):
+            stats = [engine.stats() for model in self._models if (engine := model.open_engine) is not None]
+            if any(each.active + each.queued for each in stats):
                 busy_until = now + _IDLE_SECONDS
             word: Word = "busy" if now < busy_until else "idle"
             if word != said:
@@ -516,11 +517,3 @@ class TuningRunner:
                 except InvalidRequestError as error:
                     if error.field not in ("persistent", "ttl") or retention == _RETENTIONS[-1]:
                         raise
-
-
-def _is_busy(model: ServedModel) -> bool:
-    """Return True if requests run on a model, or wait for it."""
-    if (engine := model.open_engine) is None:
-        return False
-    stats = engine.stats()
-    return stats.active + stats.queued > 0

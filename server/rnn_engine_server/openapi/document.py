@@ -220,7 +220,16 @@ class _Operations:
             "tags": [_tag(route)[0]],
             "responses": {str(status): answer for status, answer in sorted(self._answers(route).items())},
         }
-        if parameters := [*_path_parameters(path), *_query_parameters(route)]:
+        text = {"type": "string"}
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": {**text, "minLength": 1}}
+            for name in _PARAMETER.findall(path)
+        ]
+        query = {**(MODEL_QUERY if route.uses_model else {}), **route.query}
+        parameters += [
+            {"name": name, "in": "query", "description": meaning, "schema": text} for name, meaning in query.items()
+        ]
+        if parameters:
             operation["parameters"] = parameters
         if route.request is not None:
             content: dict[str, Any] = {"schema": self._schemas[route.request]}
@@ -329,17 +338,6 @@ def _tag(route: Route) -> tuple[str, str]:
         length += 1
     words = (sys.modules[".".join(parts[:length])].__doc__ or "").split("\n", maxsplit=1)[0]
     return parts[length - 1].replace("_", "-"), words
-
-
-def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
-    for name in _PARAMETER.findall(path):
-        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-
-
-def _query_parameters(route: Route) -> Iterator[dict[str, Any]]:
-    known = {**(MODEL_QUERY if route.uses_model else {}), **route.query}
-    for name, meaning in known.items():
-        yield {"name": name, "in": "query", "description": meaning, "schema": {"type": "string"}}
 
 
 API_DOCUMENT: web.AppKey[Callable[[str], bytes]] = web.AppKey("api_document")

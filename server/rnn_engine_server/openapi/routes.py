@@ -19,6 +19,8 @@ _PAGE_HEADERS = {
 }
 
 
+_page = cache(files("rnn_engine_server.openapi").joinpath("page.html").read_bytes)
+
 ROUTES = RouteTable(uses_model=False)
 
 
@@ -34,8 +36,3 @@ async def page(_request: web.Request) -> web.Response:
     """A page to browse the routes, which loads nothing from other servers."""
     body = await asyncio.to_thread(_page)
     return web.Response(body=body, content_type=HTML, charset="utf-8", headers=_PAGE_HEADERS)
-
-
-@cache
-def _page() -> bytes:
-    return files("rnn_engine_server.openapi").joinpath("page.html").read_bytes()

@@ -152,7 +152,6 @@ def server_metrics(readings: Readings) -> Iterator[Metric]:
     yield from _connections(readings.connections, readings.budget)
     yield from _kept(readings.kept)
     yield from _jobs(readings.store)
-    yield from _tunings(readings.store)
 
 
 def _by_model(metrics: Mapping[str, Sequence[Metric]]) -> Iterator[Metric]:
@@ -370,9 +369,6 @@ def _jobs(jobs: StoreReadings) -> Iterator[Metric]:
     text = "Lines of batches that were sent again, because the engine had no room or did not serve."
     yield counter("batch_retries", text, lines.num_retries)
     yield counter("batch_stops", "Times that a fault of the server has stopped a batch for a while.", jobs.num_stops)
-
-
-def _tunings(jobs: StoreReadings) -> Iterator[Metric]:
     yield gauge("tunings", "Fine-tuning jobs, by their status.", jobs.tunings, "status")
     yield counter("tuning_updates", "Updates of states by fine-tuning jobs, without those of searches.", jobs.updates)
     yield counter("tuning_tokens", "Tokens that these updates have run.", jobs.tokens)
