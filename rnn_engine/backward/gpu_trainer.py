@@ -102,7 +102,7 @@ class GpuTrainer:
         with _step_errors():
             step = self._run_forward(packed, keeps=True)
             loss = self._run_rows(packed, step, has_gradient=True)
-            self._upload(self._pass.buffers.settings, np.array([scale], np.float32))
+            self._memory.upload(self._pass.buffers.settings, 0, np.array([scale], np.float32))
             self._submit(self._backward_plans(step))
         return loss
 
@@ -117,8 +117,8 @@ class GpuTrainer:
         factors = (1 - optimizer.beta1, 1 - optimizer.beta2, optimizer.epsilon, optimizer.max_norm)
         buffers = self._pass.buffers
         with np.errstate(over="ignore"), _step_errors():
-            self._upload(buffers.settings, np.array([0, rate, *biases, *factors], np.float32))
-            self._upload(buffers.squared_norm, np.zeros(1, np.float32))
+            self._memory.upload(buffers.settings, 0, np.array([0, rate, *biases, *factors], np.float32))
+            self._memory.upload(buffers.squared_norm, 0, np.zeros(1, np.float32))
             self._submit(self._update_plans())
             squared = np.frombuffer(self._memory.read(buffers.squared_norm, 0, 4), np.float32)
         norm = float(np.sqrt(squared[0]))
@@ -162,7 +162,7 @@ class GpuTrainer:
 
     def _run_forward(self, packed: PackedDocuments, *, keeps: bool) -> StepSize:
         """Upload the documents and submit the layers' forward pass; return the size of the step, without rows."""
-        self._upload(self._pass.inputs.batch, encode_documents(packed, self._limits))
+        self._memory.upload(self._pass.inputs.batch, 0, encode_documents(packed, self._limits))
         step = StepSize(len(packed.inputs), len(packed.lengths), 0)
         self._submit(self._forward_plans(step, keeps=keeps))
         return step
@@ -175,9 +175,9 @@ class GpuTrainer:
             tokens = counting[first : first + most]
             rows = np.zeros((len(tokens), ROW_WORDS), np.uint32)
             rows[:, 0], rows[:, 1] = tokens, packed.targets[tokens]
-            self._upload(batch, np.array([len(packed.inputs), len(packed.lengths), len(tokens)], np.uint32))
-            self._upload(batch, rows, offset=rows_start)
-            self._upload(self._pass.buffers.row_weights, packed.weights[tokens])
+            self._memory.upload(batch, 0, np.array([len(packed.inputs), len(packed.lengths), len(tokens)], np.uint32))
+            self._memory.upload(batch, rows_start, rows)
+            self._memory.upload(self._pass.buffers.row_weights, 0, packed.weights[tokens])
             size = StepSize(step.num_tokens, step.num_runs, len(tokens))
             self._submit(self._loss_plans(size, has_gradient=has_gradient))
         losses = np.frombuffer(self._memory.read(self._pass.buffers.losses, 0, 4 * step.num_tokens), np.float32)
@@ -190,9 +190,6 @@ class GpuTrainer:
     def _submit(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
             self._recorder.submit(plan)
-
-    def _upload(self, buffer: Buffer, data: NDArray[np.generic], offset: int = 0) -> None:
-        self._memory.upload(buffer, offset, data)
 
     def _read(self, buffers: Sequence[Buffer], fields: Sequence[str]) -> dict[str, F32]:
         """Return `fields` of what the buffers of all layers hold: {field: [L, ...]}."""
@@ -208,7 +205,7 @@ class GpuTrainer:
         zeros = {name: np.zeros_like(values) for name, values in self.shape.initial_state().items()}
         packed = self._pass.state_layout.pack({**zeros, **fields})
         for buffer, layer in zip(buffers, packed, strict=True):
-            self._upload(buffer, layer)
+            self._memory.upload(buffer, 0, layer)
 
 
 def encode_documents(packed: PackedDocuments, limits: StepLimits) -> NDArray[np.uint32]:

@@ -24,7 +24,15 @@ from rnn_engine.requests import GenerateRequest
 from rnn_engine_server.apis.openai.batches import BATCHES, BatchList, BatchObject
 from rnn_engine_server.apis.openai.completions import ROUTES as COMPLETIONS
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.jobs.lines import MOST_ERRORS, Journal, TokenUsage, check_lines, order_lines, read_lines
+from rnn_engine_server.jobs.lines import (
+    MOST_ERRORS,
+    Journal,
+    LineCounts,
+    TokenUsage,
+    check_lines,
+    order_lines,
+    read_lines,
+)
 from rnn_engine_server.store.batches import FOLLOWS, Batches, parse_window
 from rnn_engine_server.store.batches import Batch as StoredBatch
 from rnn_engine_server.store.folder import Store
@@ -468,7 +476,7 @@ class TestJournal:
         return tmp_path / "outputs", tmp_path / "errors"
 
     def test_a_part_of_a_line_is_cut_off(self, paths: tuple[Path, Path]) -> None:
-        journal = Journal(*paths, 0.0)
+        journal = Journal(*paths, 0.0, LineCounts(), lambda num_bytes, *, always: None)
         for number in range(3):
             journal.add_answer(f"{number}", "id", 200, b'{"usage":{"prompt_tokens":2}}')
         journal.add_error("3", "batch_expired", "message")
@@ -476,7 +484,7 @@ class TestJournal:
         whole = paths[0].read_bytes()
         for end in range(len(whole) + 1):
             paths[0].write_bytes(whole[:end])
-            journal = Journal(*paths, 0.0)
+            journal = Journal(*paths, 0.0, LineCounts(), lambda num_bytes, *, always: None)
             count = whole[:end].count(b"\n")
             assert (journal.counts.completed, journal.counts.failed, journal.counts.not_run) == (count, 1, 1)
             assert journal.counts.usage == TokenUsage(2 * count)
@@ -485,7 +493,7 @@ class TestJournal:
             assert paths[0].read_bytes() == b"".join(whole.splitlines(keepends=True)[:count])
 
     def test_a_full_disk_writes_nothing(self, paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-        journal = Journal(*paths, 0.0)
+        journal = Journal(*paths, 0.0, LineCounts(), lambda num_bytes, *, always: None)
         journal.add_error("1", "batch_expired", "message")
         size = paths[1].stat().st_size
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import quote
 
 import pydantic_core
@@ -212,7 +212,14 @@ async def receive_file(request: web.Request, path: Path) -> None:
     exception if the body can't be read or is too large.
     """
     with storage_errors("the upload can't be written to the disk"), path.open("wb") as file:
-        await _write(request, file)
+        unwritten = bytearray()
+        async for piece in _receive(request, request.app[SETTINGS].limits.max_upload_bytes):
+            unwritten += piece
+            if len(unwritten) >= _WRITE_BYTES:
+                await asyncio.to_thread(file.write, bytes(unwritten))
+                unwritten.clear()
+        await asyncio.to_thread(file.write, bytes(unwritten))
+        await asyncio.to_thread(file.flush)
 
 
 @contextmanager
@@ -224,17 +231,6 @@ def storage_errors(message: str) -> Iterator[None]:
         raise  # the client has left
     except OSError as error:
         raise StorageError(f"{message}: {error.strerror}") from error
-
-
-async def _write(request: web.Request, file: BinaryIO) -> None:
-    unwritten = bytearray()
-    async for piece in _receive(request, request.app[SETTINGS].limits.max_upload_bytes):
-        unwritten += piece
-        if len(unwritten) >= _WRITE_BYTES:
-            await asyncio.to_thread(file.write, bytes(unwritten))
-            unwritten.clear()
-    await asyncio.to_thread(file.write, bytes(unwritten))
-    await asyncio.to_thread(file.flush)
 
 
 async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, None]:

@@ -239,9 +239,6 @@ class CountBytes(Protocol):
     def __call__(self, num_bytes: int, *, always: bool) -> None: ...
 
 
-def _ignore_bytes(num_bytes: int, *, always: bool) -> None: ...
-
-
 class Journal:
     """The finished lines of a batch, in two files: those that succeeded, and those that failed.
 
@@ -249,14 +246,7 @@ class Journal:
     after. For one thread at a time.
     """
 
-    def __init__(
-        self,
-        outputs: Path,
-        errors: Path,
-        now: float,
-        total: LineCounts | None = None,
-        count_bytes: CountBytes = _ignore_bytes,
-    ) -> None:
+    def __init__(self, outputs: Path, errors: Path, now: float, total: LineCounts, count_bytes: CountBytes) -> None:
         """Open both files at the Unix time `now`; they are created if they are missing.
 
         A part of a line at an end is cut off.
@@ -268,7 +258,7 @@ class Journal:
         self.counts = LineCounts()
         self.opened = now
         self.num_added = 0  # lines since then
-        self._total = total or LineCounts()
+        self._total = total
         self._count_bytes = count_bytes
         self._outputs = self._open(outputs, is_success=True)
         self._errors = self._open(errors, is_success=False)

@@ -135,11 +135,8 @@ def log_request(record: RequestRecord, slow_seconds: float | None) -> None:
     if not _log.isEnabledFor(level):
         return
     fields = _fields_of(record) | ({"slow": True} if slow else {})
-    details = "".join(f" {name}={value}" for name, value in fields.items() if name not in _HEADING)
+    details = "".join(f" {name}={value}" for name, value in fields.items() if name not in ("method", "route", "status"))
     _log.log(level, "%s %s %d%s", record.method, record.route, record.status, details, extra={LINE_FIELDS: fields})
-
-
-_HEADING = frozenset({"method", "route", "status"})
 
 
 def _fields_of(record: RequestRecord) -> dict[str, object]:
