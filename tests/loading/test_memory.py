@@ -111,12 +111,6 @@ def test_a_quantised_file_is_kept_as_it_is_and_others_are_f16(opened: ModelFile,
             plan_memory(quantised, "auto", SIZE, weights="f16", device_memory=enough)
 
 
-def test_blocks_that_no_kernel_reads_make_no_quantised_file(tmp_path: Path) -> None:
-    model = random_model(tiny_shape(layers=2, width=128, vocab=300), seed=1)
-    with open_model(save_gguf(model, tmp_path / "small.gguf", "Q5_1")) as opened:
-        assert usual_weights(opened) == "f16"
-
-
 def test_a_lora_makes_plain_numbers_of_blocks(quantised_file: Path, tmp_path: Path) -> None:
     model = random_model(tiny_shape(layers=2, width=128, vocab=300), seed=1)
     pairs = {"blocks.0.att.key": draw_pair(model, "blocks.0.att.key.weight", rank=2)}
