@@ -32,19 +32,8 @@ TUNE_SECONDS: Final = 10.0
 """How long the search for the fastest kernels takes at most, unless the user chose a number."""
 
 FORMAT_NAMES: Final = (
-    "f16",
-    "bf16",
-    "f32",
-    "int8",
-    "q8_0",
-    "int4",
-    "q4_1",
-    "q4_0",
-    "nf4",
-    "sf4",
-    "q4_k",
-    "q5_k",
-    "q6_k",
+    *("f16", "bf16", "f32", "int8", "q8_0", "int4", "q4_1", "q4_0", "nf4", "sf4"),
+    *("q4_k", "q5_k", "q6_k"),
 )
 """The names of the weight formats, in the order of `WEIGHT_FORMATS`, which has the formats themselves."""
 
