@@ -7,7 +7,8 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache, partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -291,9 +292,8 @@ class Halts:
     """Makes bit masks of the tokens that may end a text: stop tokens, and tokens that may complete a stop string."""
 
     def __init__(self, vocab_size: int, token_bytes: Callable[[int], bytes]) -> None:
-        self._vocab_size = vocab_size
-        self._token_bytes = token_bytes
-        self._make = lru_cache(_MASKS)(self._make_mask)
+        text = cache(partial(_text_of, vocab_size, token_bytes))
+        self._make = lru_cache(_MASKS)(partial(_make_mask, vocab_size, text))  # no method, which would keep this object
 
     def of(self, request: GenerateRequest) -> NDArray[np.uint32]:
         """Return the bit mask [ceil(V / 32)] of the tokens that may end the text of `request`.
@@ -302,18 +302,24 @@ class Halts:
         """
         return self._make(frozenset(request.stop_tokens), frozenset(stop[-1] for stop in request.stop_bytes))
 
-    def _make_mask(self, stop_tokens: frozenset[int], last_bytes: frozenset[int]) -> NDArray[np.uint32]:
-        """Return the bit mask of `stop_tokens`, and of the tokens that have one of the last bytes of stop strings."""
-        halts = np.zeros(32 * mask_words(self._vocab_size), np.bool_)
-        halts[list(stop_tokens)] = True
-        for byte in last_bytes:
-            data, owners = self._vocabulary
-            halts[owners[data == byte]] = True
-        return np.packbits(halts, bitorder="little").view("<u4").astype(np.uint32)
 
-    @cached_property
-    def _vocabulary(self) -> tuple[NDArray[np.uint8], NDArray[np.intp]]:
-        """The bytes of all tokens, concatenated, and for each byte the id of the token to which it belongs."""
-        pieces = [self._token_bytes(token) for token in range(self._vocab_size)]
-        owners = np.repeat(np.arange(self._vocab_size), [len(piece) for piece in pieces])
-        return np.frombuffer(b"".join(pieces), np.uint8), owners
+_Vocabulary: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.intp]]
+
+
+def _make_mask(
+    vocab_size: int, text: Callable[[], _Vocabulary], stop_tokens: frozenset[int], last_bytes: frozenset[int]
+) -> NDArray[np.uint32]:
+    """Return the bit mask of `stop_tokens`, and of the tokens that have one of the last bytes of stop strings."""
+    halts = np.zeros(32 * mask_words(vocab_size), np.bool_)
+    halts[list(stop_tokens)] = True
+    for byte in last_bytes:
+        data, owners = text()
+        halts[owners[data == byte]] = True
+    return np.packbits(halts, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _text_of(vocab_size: int, token_bytes: Callable[[int], bytes]) -> _Vocabulary:
+    """Return the bytes of all tokens, concatenated, and for each byte the id of the token to which it belongs."""
+    pieces = [token_bytes(token) for token in range(vocab_size)]
+    owners = np.repeat(np.arange(vocab_size), [len(piece) for piece in pieces])
+    return np.frombuffer(b"".join(pieces), np.uint8), owners

@@ -220,6 +220,9 @@ ACTIVATIONS: dict[Activation, Callable[[F32, F32, F32], F32]] = {
     Activation.SCALED_RESIDUAL: lambda total, operand, before: before + total * operand,
     Activation.SHIFTED_MIX: lambda total, operand, before: before + total * operand,
     Activation.BIASED_SCALE: lambda total, operand, before: before * (total + operand),
+    Activation.BIASED: lambda total, operand, before: total + operand,
+    Activation.SILU: lambda total, operand, before: total * sigmoid(total),
+    Activation.PRODUCT: lambda total, operand, before: before * total,
 }
 
 

@@ -300,7 +300,9 @@ async def test_a_mark_is_yes_or_no(serve: Serve) -> None:
 
 async def test_a_jinja_template_of_the_model(serve: Serve) -> None:
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ mood }}"
-    engine = FakeEngine(chat_template=JinjaTemplate(source, {}, stop_tokens=["<end>"]), special_tokens={"<end>": 7})
+    engine = FakeEngine(
+        chat_template=JinjaTemplate(source, {}, stop_tokens=["<end>"]), special_tokens={"<text>": 0, "<end>": 7}
+    )
     body = {"messages": [{"role": "developer", "content": "S"}, *HI["messages"]], "chat_template_kwargs": {"mood": "!"}}
     assert await prompt_of(serve, body, engine) == "<system>S<user>Hi!"
     assert (list(engine.requests[0].stop), list(engine.requests[0].stop_tokens)) == ([], [0, 7])

@@ -121,8 +121,12 @@ class Files:
     async def content(self, owner: str | None, file_id: str) -> Path:
         """Return the path of a file's content, which exists until the file is deleted. Raises NotFoundError."""
         stored = await self.get(owner, file_id)
-        with await asyncio.to_thread(self.blobs.open, stored.id):
-            return self.blobs.path(stored.id)
+
+        def find() -> Path:
+            with self.blobs.open(stored.id):
+                return self.blobs.path(stored.id)
+
+        return await asyncio.to_thread(find)
 
     async def open_content(self, stored: StoredFile) -> IO[bytes]:
         """Open a file's content, which can then be read even if the file is deleted.
