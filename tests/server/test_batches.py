@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -354,8 +355,15 @@ async def test_answers_wait_for_room_on_the_disk(
 async def test_a_new_batch_does_not_wait_for_the_pause_of_another(
     client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Batches, "journal", lambda *_: 1 / 0)
+    failed = threading.Event()
+
+    def fail(*_: object) -> None:
+        failed.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Batches, "journal", fail)
     first = await until(client, await begin(client, jsonl(LINES)), "in_progress")
+    await asyncio.to_thread(failed.wait)
     monkeypatch.undo()
     assert (await until(client, await begin(client, jsonl(LINES)))).status == "completed"
     assert (await client.batches.cancel(first.id)).status == "cancelled"
