@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def wait_for_mapping(device: wgpu.GPUDevice, mapping: native.Mapping, submission: int) -> None:
-    """Wait for `submission` until `mapping` is ready, or the device is lost: on a slow one longer than wgpu waits."""
+    """Wait for `submission` until `mapping` is ready, or the device is lost, also if wgpu waits less long."""
     while not mapping.is_ready:
         native.wait(device, submission)
         if mapping.wait(_REPORT_SECONDS) or is_lost(device):

@@ -108,7 +108,7 @@ def timestamp_period(device: wgpu.GPUDevice) -> float:
 def wait(device: wgpu.GPUDevice, submission: int) -> None:
     """Block until the device has executed `submission` and all earlier ones, but not later ones.
 
-    wgpu-native returns after 60 seconds in any case (CLEANUP_WAIT_MS of wgpu-core), and does not tell.
+    It may return earlier: wgpu-core bounds such a wait (CLEANUP_WAIT_MS), and wgpu-native does not tell.
     """
     lib.wgpuDevicePoll(handle(device), True, ffi.new("WGPUSubmissionIndex *", submission))
 

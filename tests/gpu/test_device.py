@@ -183,7 +183,7 @@ def test_memory_of_a_lost_device_can_be_freed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_wait_that_ends_early_is_repeated(device: Device, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """wgpu waits for a submission for a minute at most."""
+    """wgpu bounds how long it waits for a submission."""
     waits: list[int] = []
 
     def wait(device: GPUDevice, submission: int) -> None:
