@@ -1,7 +1,7 @@
 // Weights as numbers from 0 to 3, times the scale of their 16 columns, minus its minimum. Both are numbers of four bits
 // times a scale of the block. A block is 256 weights; its figures are five u32, the first with its two scales.
 
-#include two_bits
+#include split_codes
 
 @group(0) @binding(6) var<storage, read> scales: array<u32>;
 

@@ -2,7 +2,7 @@
 // Two u32 hold the low four bits of 16 numbers, and one the other bits. A block is 256 weights; its figures are five u32,
 // the first with its scale.
 
-#include two_bits
+#include split_codes
 
 @group(0) @binding(6) var<storage, read> scales: array<u32>;
 
