@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -98,47 +98,43 @@ class _Architecture:
     optional: frozenset[str] = frozenset()
 
 
+_RWKV6: Final = _Architecture(
+    names={
+        **_LAYER_NAMES,
+        **_TIME_MIX_V6,
+        **_GROUP_NORM,
+        "channel_mix_receptance.weight": "ffn.receptance.weight",
+        **{f"channel_mix_lerp_{kind}.weight": f"ffn.time_maa_{kind}" for kind in "kr"},
+        "time_mix_first.weight": "att.time_faaaa",
+    },
+    swapped=_SWAPPED_V6,
+    halved=frozenset({"time_mix_output.weight", "channel_mix_value.weight"}),
+    mix="att.time_maa_",
+    mixes="wkvrg",
+    by_heads=frozenset(),
+)
+_RWKV7: Final = _Architecture(
+    names={**_LAYER_NAMES, **_TIME_MIX_V7, "channel_mix_lerp_k.weight": "ffn.x_k"},
+    swapped=_SWAPPED_V7,
+    halved=frozenset(),
+    mix="att.x_",
+    mixes="rwkvag",
+    by_heads=frozenset({"time_mix_r_k.weight"}),
+)
 _ARCHITECTURES: Final = {
-    "rwkv6": _Architecture(
-        names={
-            **_LAYER_NAMES,
-            **_TIME_MIX_V6,
-            **_GROUP_NORM,
-            "channel_mix_receptance.weight": "ffn.receptance.weight",
-            **{f"channel_mix_lerp_{kind}.weight": f"ffn.time_maa_{kind}" for kind in "kr"},
-            "time_mix_first.weight": "att.time_faaaa",
-        },
-        swapped=_SWAPPED_V6,
-        halved=frozenset({"time_mix_output.weight", "channel_mix_value.weight"}),
-        mix="att.time_maa_",
-        mixes="wkvrg",
-        by_heads=frozenset(),
-    ),
-    "rwkv7": _Architecture(
-        names={**_LAYER_NAMES, **_TIME_MIX_V7, "channel_mix_lerp_k.weight": "ffn.x_k"},
-        swapped=_SWAPPED_V7,
-        halved=frozenset(),
-        mix="att.x_",
-        mixes="rwkvag",
-        by_heads=frozenset({"time_mix_r_k.weight"}),
-    ),
-    "rwkv6qwen2": _Architecture(
+    "rwkv6": _RWKV6,
+    "rwkv7": _RWKV7,
+    "rwkv6qwen2": replace(
+        _RWKV6,
         names={**_QWEN2_LAYER_NAMES, **_TIME_MIX_V6, **_BIASES},
-        swapped=_SWAPPED_V6,
         halved=frozenset(),
-        mix="att.time_maa_",
-        mixes="wkvrg",
         by_heads=frozenset({"time_mix_decay.weight"}),
         model_names=_QWEN2_NAMES,
         optional=frozenset(_BIASES),
     ),
-    "arwkv7": _Architecture(
+    "arwkv7": replace(
+        _RWKV7,
         names={**_QWEN2_LAYER_NAMES, **_TIME_MIX_V7},
-        swapped=_SWAPPED_V7,
-        halved=frozenset(),
-        mix="att.x_",
-        mixes="rwkvag",
-        by_heads=frozenset({"time_mix_r_k.weight"}),
         model_names=_QWEN2_NAMES,
         optional=_GATE | frozenset(_GROUP_NORM),
     ),
