@@ -104,7 +104,7 @@ _HIGH_BITS: Final = {3: 1, 5: 1, 6: 2}  # of a code, above its low bits
 
 def columns_of_item(code_bits: int) -> int:
     """Return how many consecutive weights of a row have their codes in one item of bytes; see `pack_codes`."""
-    return 32 // _HIGH_BITS[code_bits] if code_bits in _HIGH_BITS else {2: 16}.get(code_bits, 8)
+    return 32 // _HIGH_BITS[code_bits] if code_bits in _HIGH_BITS else max(8, 32 // code_bits)
 
 
 def pack_codes(codes: NDArray[np.uint8], code_bits: int) -> NDArray[np.uint8]:

@@ -418,8 +418,3 @@ def _device(adapter: object) -> str | None:
         case "Auto":
             return "auto"
     return None
-
-
-_UNLOADS = (
-    "Unload a model when its running requests have ended. Later requests for it get 503 until it is loaded again."
-)
