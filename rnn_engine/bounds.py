@@ -47,7 +47,7 @@ AUTO_FORMATS: Final = ("f16", "int8", "int4")
 """The formats that `AUTO` tries, best first; `STORED` takes the place of f16 for a quantised file."""
 
 
-# Settings that a user gives on the command line or in a config file: described once, where their field is declared.
+# Settings that a user gives on the command line or in a config file: described once, at their fields.
 
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

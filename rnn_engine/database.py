@@ -1,8 +1,8 @@
 """One SQLite file: one thread writes, a few read, and the event loop never waits for the disk.
 
-A change is one transaction, which is on the disk before its caller goes on. Readers have connections of their own, so a
-long reading delays no change. However many clients call, there are no more threads and open files than those, and the
-owners of what is stored take turns on them.
+A change is one transaction, which no kill can undo once its caller goes on, and no power failure if it flushes. Readers
+have connections of their own, so a long reading delays no change. There are no more threads and open files than those,
+even if many clients call, and the owners of what is stored take turns on them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Transaction:
-    """A change of the database. What is to happen after its end, such as deleting a file, is told to `after`."""
+    """A change of the database. `after` takes what happens after its end, such as deleting a file."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.execute = connection.execute
@@ -141,7 +141,7 @@ class Database:
         self._readers = self._writer if find_path is None else _FairThreads(_NUM_READERS, "store-reader")
 
     async def read(self, query: Callable[[sqlite3.Connection], T], owner: str | None = None) -> T:
-        """Call `query` with a connection that sees all changes that have ended, and none that ends meanwhile."""
+        """Call `query` with a connection. It sees all changes that have ended, and none that ends meanwhile."""
         return await asyncio.wrap_future(self._start(self._readers, owner, lambda: self._read(query)))
 
     async def write(

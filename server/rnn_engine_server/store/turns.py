@@ -134,7 +134,7 @@ class History:
     items: Sequence[StoredItem] = ()
 
 
-# Queries. Where they take `most`, only the items of so many last turns are meant.
+# Queries. `most` is the number of last turns whose items are meant.
 
 
 def history(db: sqlite3.Connection | Transaction, turn: int | None, most: int = _NO_END) -> History:

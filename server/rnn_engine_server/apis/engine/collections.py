@@ -384,7 +384,7 @@ async def _removed(request: web.Request, ids: Sequence[str], *, must_exist: bool
 
 
 def _hold(request: web.Request, num_bytes: int) -> None:
-    """Count documents of so many bytes, as they are stored, in the memory of a request that is about to read them."""
+    """Count documents that a request is about to read in its memory; `num_bytes` is their size in the store."""
     hold_more(request, "the documents", _TIMES_HELD * num_bytes)
 
 
