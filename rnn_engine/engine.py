@@ -69,10 +69,7 @@ class RequestMasks:
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, seconds: float, note_seconds: Callable[[float], None]
     ) -> None:
-        """Prepare to compile grammars for `tokenizer`, each within `seconds` of processor time.
-
-        `note_seconds` is called with the time that each one took.
-        """
+        """Prepare to compile grammars, each within `seconds`; `note_seconds` is called with the time of each."""
         self._token_bytes = tokenizer.decode_bytes
         self._vocab_size = vocab_size
         vocabulary = partial(Vocabulary.of, tokenizer, vocab_size)
@@ -138,10 +135,7 @@ _DEFAULT_STATES = StateSettings()
 
 
 class Engine:
-    """One loaded model that serves many requests at once. Implements `EngineLike`.
-
-    Make it inside a running event loop. It owns its parts from then on, and closes them in `close`.
-    """
+    """An `EngineLike` that owns one loaded model. Make it inside a running event loop."""
 
     def __init__(
         self,
@@ -342,10 +336,7 @@ class Engine:
         return await asyncio.to_thread(self._heads.apply, features, task)
 
     async def score_states(self, states: Sequence[State]) -> F32:
-        """Return the log-odds that documents answer queries; see `EngineLike.score_states`.
-
-        The reranker runs on the thread of the model, between two steps.
-        """
+        """See `EngineLike.score_states`. The reranker runs on the thread of the model, between two steps."""
         reranker = self._reranker
         if reranker is None:
             raise InvalidRequestError("model", self._info.model, "a model that was loaded with a reranker")
@@ -408,10 +399,7 @@ class Engine:
                     self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
 
     def _set_timers(self, key: int, request: GenerateRequest, was_begun: bool) -> list[asyncio.TimerHandle]:
-        """Set timers that end a request at its deadline and if it waits for a slot for too long; return them.
-
-        With `was_begun`, earlier requests of the same call have run, and the wait is not limited.
-        """
+        """Set and return the timers of a request's deadline and, unless it `was_begun`, of its wait for a slot."""
         timers: list[asyncio.TimerHandle] = []
         if request.deadline is not None:
             late = TimeLimitError("the request reached its time limit before its first token; see `timeout`")
@@ -480,11 +468,7 @@ def _end(
 
 
 def _weakly(method: Callable[P, None]) -> Callable[P, None]:
-    """Return a function that calls a bound method while its object is alive, without keeping the object alive.
-
-    An engine's parts call it through such functions: a closed engine is then freed at once, and not by a garbage
-    collection.
-    """
+    """Return a function that calls a bound method while its object lives, so that a closed engine is freed at once."""
     reference = WeakMethod(method)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> None:

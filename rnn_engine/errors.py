@@ -46,10 +46,7 @@ class RnnEngineError(Exception):
 
 
 class InvalidRequestError(RnnEngineError):
-    """A request field holds a value that is not allowed.
-
-    `message` replaces the usual words if others are plainer, such as for a file that is missing.
-    """
+    """A request field holds a value that is not allowed. `message` replaces the usual words."""
 
     def __init__(self, field: str, value: object, allowed: str, message: str | None = None) -> None:
         self.field = field
@@ -113,10 +110,7 @@ class StorageError(RnnEngineError):
 
 
 class OverloadedError(RnnEngineError):
-    """Raised if the queue of requests, or another limited resource, is full.
-
-    The request was not accepted and may be sent again after `retry_after` seconds.
-    """
+    """The queue of requests, or another limited resource, is full. Try again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after
@@ -132,10 +126,7 @@ class RateLimitError(OverloadedError):
 
 
 class UnavailableError(RnnEngineError):
-    """Raised if the device does not answer, is being opened again, or there is another temporary obstacle.
-
-    A request may be sent again after `retry_after` seconds.
-    """
+    """The device does not answer, or another temporary obstacle. Try again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after
@@ -265,10 +256,7 @@ def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequestError for the first of `tokens` that is not an id in a vocabulary of `vocab_size` tokens.
-
-    The error names the token by `name` and its position: "prompt token 3".
-    """
+    """Raise InvalidRequestError for the first of `tokens` that is no id; it is named as in "prompt token 3" there."""
     if are_token_ids(tokens, vocab_size):
         return  # takes a fifth of the time of the loop below
     for position, token in enumerate(tokens):
@@ -281,10 +269,7 @@ def _is_token_id(token: object, vocab_size: int) -> bool:
 
 
 def check_text(text: str) -> None:
-    """Raise InvalidRequestError if a text can't be encoded in UTF-8 because it has an unpaired surrogate.
-
-    Such texts can come from clients, since JSON allows unpaired surrogates.
-    """
+    """Raise InvalidRequestError for an unpaired surrogate, which JSON allows and UTF-8 does not."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

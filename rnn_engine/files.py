@@ -57,10 +57,7 @@ def read_text(path: Path) -> str:
 
 
 def skip_mark(file: BinaryIO) -> int:
-    """Move a file that was just opened to the beginning of its text, after a byte-order mark; return the position.
-
-    Raises UnicodeDecodeError if the mark is that of another encoding than UTF-8.
-    """
+    """Skip a byte-order mark; return the position. Raises UnicodeDecodeError for that of another encoding."""
     begin = file.read(max(map(len, _OTHER_MARKS)))
     for mark, name in _OTHER_MARKS.items():
         if begin.startswith(mark):
@@ -241,10 +238,7 @@ def _exchange(path: Path, other: Path) -> bool:
 
 
 def delete_file(path: Path) -> None:
-    """Delete a file if it exists, and sync the folder so that the file does not come back after a crash.
-
-    Raises OSError if it can't be deleted; a sync that fails is ignored.
-    """
+    """Delete a file if it exists, and sync its folder if possible. Raises OSError if it can't be deleted."""
     path.unlink(missing_ok=True)
     with suppress(OSError):  # the file is gone, and only a crash of the system could bring it back
         _sync_folder(path.parent)
@@ -299,10 +293,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def write_record(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a dict of JSON values to the file `path`, with a digest by which `read_record` notices damage.
-
-    Raises OSError if it can't be written.
-    """
+    """Write JSON values to a file, with a digest that `read_record` checks. Raises OSError if that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(json.dumps({**content, "digest": _digest(content)}).encode())

@@ -85,10 +85,7 @@ class EngineLike(Protocol):
     def stats(self) -> EngineStats: ...
 
     def slot_uses(self) -> Sequence[SlotUse]:
-        """Return the request in each occupied slot (place for one running sequence), the oldest first, without waiting.
-
-        For any thread.
-        """
+        """Return the request in each occupied slot, the oldest first, without waiting. For any thread."""
         ...
 
     def counters(self) -> EngineCounters:
@@ -104,31 +101,19 @@ class EngineLike(Protocol):
         ...
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """Return a tree of the `limit` most used prompt prefixes in the state cache, of `scope` or of all scopes.
-
-        See `rnn_engine_states.cache.browse`.
-        """
+        """Return a tree of the cache's most used prefixes, of one or all scopes; see the cache's `browse`."""
         ...
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
-        """Return the prompt prefixes in the state cache that `query` selects, with their texts, as a tree.
-
-        Raises NotFoundError for an unknown id.
-        """
+        """Return the cached prefixes that `query` selects, as a tree. Raises NotFoundError for an unknown id."""
         ...
 
     async def cache_tokens(self, position: str) -> list[int]:
-        """Return the tokens of the prompt prefix that has the id `position` in the state cache.
-
-        Raises NotFoundError if there is no such position.
-        """
+        """Return the tokens of the cached prefix with the id `position`. Raises NotFoundError if there is none."""
         ...
 
     async def drop_cache_position(self, position: str) -> bool:
-        """Remove the prompt prefix with the id `position` from the state cache; return False if it is in use.
-
-        Raises NotFoundError if there is no such position.
-        """
+        """Remove a cached prefix; return False if it is in use. Raises NotFoundError if there is none."""
         ...
 
     async def drop_cache(self) -> int:
@@ -162,10 +147,7 @@ class EngineLike(Protocol):
         ...
 
     async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:
-        """Return the vectors [N, D] for `task` of texts with these `features` [N, D].
-
-        Raises InvalidRequestError if the model was not made for embedding.
-        """
+        """Return vectors [N, D] for `task` of `features` [N, D]. Raises InvalidRequestError if the model has none."""
         ...
 
     async def score_states(self, states: Sequence[State]) -> F32:

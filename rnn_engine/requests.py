@@ -32,21 +32,14 @@ BEGINNING = (0,)  # the token that ends a text in most vocabularies also begins 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A sender of requests, such as the holder of an API key.
-
-    Clients share the queue, the slots and the tokens of steps in proportion to their weights. Those in the background
-    share what the others leave.
-    """
+    """A sender of requests, whose share grows with its weight. Those in the background take what others leave."""
 
     name: str = ""  # no other client has the same
     weight: float = 1.0  # above 0
     is_background: bool = False  # nobody waits for its requests
 
     def rank(self, num_held: int) -> tuple[bool, float]:
-        """Return the client's rank among those that ask for slots, or for places in a queue, if it holds `num_held`.
-
-        The client of the least rank gets the next one, and that of the greatest gives one up first.
-        """
+        """Return a rank with `num_held` slots or places: the least gets the next, the greatest gives up one."""
         return self.is_background, num_held / self.weight
 
 
@@ -67,10 +60,7 @@ class MixedState:
 
 @dataclass(frozen=True, slots=True)
 class StateMix:
-    """The recurrent states whose next-token distributions a request mixes for each token: its own state and `others`.
-
-    See `rnn_engine.sampling.rows` for what `kind` and the weights mean.
-    """
+    """The states that are mixed for each token, the request's own and `others`; see `rnn_engine.sampling.rows`."""
 
     weight: float  # of the request's own state
     others: Sequence[MixedState]
@@ -127,10 +117,7 @@ class GenerateRequest:
         return (self, *(self._from(other) for other in others))
 
     def check(self, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
-        """Raise InvalidRequestError for the first field whose value is not allowed for a model with the sizes `shape`.
-
-        `num_slots` is the most states of a mix, `max_logprobs` the most alternatives a token.
-        """
+        """Raise InvalidRequestError for the first field that is not allowed for a model of `shape`."""
         if not shape.has_head:
             self._check_without_head(shape)
         if self.mix is not None:
@@ -262,10 +249,7 @@ class PromptScored:
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class TextDelta:
-    """An event with the next part of the generated text, in whole characters, and the tokens drawn since the last part.
-
-    The text may lag behind the tokens.
-    """
+    """The next whole characters of the generated text, and the tokens drawn since the last part; text may lag."""
 
     text: str
     tokens: tuple[TokenInfo, ...]
@@ -303,8 +287,5 @@ Event: TypeAlias = PromptProgress | Started | PromptScored | TextDelta | Finishe
 
 
 def empty_prompt(end_of_text: int, initial_state: InitialState | None) -> tuple[int, ...]:
-    """Return the prompt for an empty text: no tokens if `initial_state` has logits to continue from, else one.
-
-    It is `end_of_text`, the token that ends texts, since it also begins them.
-    """
+    """Return the prompt for no text: no tokens if a state has logits, else `end_of_text`, which also begins texts."""
     return () if initial_state is not None and initial_state.logits is not None else (end_of_text,)

@@ -46,10 +46,7 @@ REQUEST_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
 class Histogram:
-    """A histogram: the number of values in each of several ranges, and their sum.
-
-    One thread adds values; another may read, and may miss the latest value.
-    """
+    """Counts of values by range, and their sum. One thread adds; another may miss the latest value."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -86,10 +83,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """The request that runs in one slot of an engine at one moment, and how many of its tokens have been run.
-
-    Of a mix, each state has a slot.
-    """
+    """The request in one slot, of a mix in each state's, at one moment, and how many of its tokens have run."""
 
     slot: int
     request: int  # a number that no other request of the engine has
@@ -103,10 +97,7 @@ class SlotUse:
 
 
 class EngineCounters:
-    """The counters and histograms of an engine since its start.
-
-    They may be read on any thread; single numbers may be from neighbouring moments.
-    """
+    """An engine's counters and histograms since its start, for any thread, perhaps of neighbouring moments."""
 
     def __init__(self) -> None:
         # Written by the scheduler's thread.
@@ -167,10 +158,7 @@ _listener: ContextVar[Callable[[RequestReport], None] | None] = ContextVar("list
 
 @contextmanager
 def reports_to(listener: Callable[[RequestReport], None]) -> Iterator[None]:
-    """Call `listener` with a `RequestReport` at the end of each request that begins in the `with` block.
-
-    Requests that begin in tasks started in the block count too.
-    """
+    """Call `listener` with a `RequestReport` at the end of each request begun in the block, or tasks of it."""
     token = _listener.set(listener)
     try:
         yield

@@ -128,10 +128,7 @@ State: TypeAlias = Mapping[str, F32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InitialState:
-    """A recurrent state from which a sequence starts, in place of the model's empty state.
-
-    Its arrays are read-only, since sequences share them.
-    """
+    """A state, with read-only arrays that sequences share, from which one starts in place of the empty state."""
 
     root: str  # equal for equal states; the cache keeps states under it
     state: State
@@ -246,10 +243,7 @@ class ModelShape(ABC):
 
     @property
     def settings(self) -> str:
-        """A text of the settings that change the model's results but are in none of its tensors.
-
-        States made with other settings are not continued.
-        """
+        """The settings, in no tensor, that change results; states of others are not continued."""
         return ""
 
     @property
@@ -276,10 +270,7 @@ class Model(Protocol):
     def has(self, name: str) -> bool: ...
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Return the tensor that BlinkDL's RWKV files call `name`, oriented as there, with its stored type.
-
-        The array stays valid when the file is closed.
-        """
+        """Return the tensor by BlinkDL's name, orientation and stored type, which outlives the file."""
         ...
 
     def block_type(self, name: str, /) -> str | None:
@@ -287,10 +278,7 @@ class Model(Protocol):
         ...
 
     def matrix(self, name: str, /, *, transposed: bool = False) -> Matrix:
-        """Return a tensor for reading by rows: a matrix [R, C] as `tensor` has it, or [C, R] if `transposed`.
-
-        It is valid while the model is open. Its numbers are those of `tensor`, but may be in quantised blocks.
-        """
+        """Return a tensor, perhaps in blocks, for reading by rows: [R, C], or [C, R] if `transposed`."""
         ...
 
 
@@ -311,10 +299,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, /) -> list[int]:
-        """Return the token ids of `text`, without any tokens added before or after it.
-
-        Raises InvalidRequestError if the text can't be encoded.
-        """
+        """Return the token ids of `text` alone. Raises InvalidRequestError if it can't be encoded."""
         ...
 
     def decode_bytes(self, token: int, /) -> bytes:
@@ -323,10 +308,7 @@ class Tokenizer(Protocol):
 
 
 def end_of_text(special_tokens: Mapping[str, int]) -> int:
-    """Return the token that ends a text, given a vocabulary's special tokens by their texts.
-
-    It is 0 in most vocabularies. If 0 is plain text, as in Qwen2's, it is the first of the special tokens.
-    """
+    """Return the token that ends a text: 0, or if that is plain text, as in Qwen2's, the first special token."""
     ids = special_tokens.values()
     return 0 if not ids or 0 in ids else min(ids)
 

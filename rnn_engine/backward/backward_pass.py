@@ -135,27 +135,18 @@ class BackwardPass:
         progress("loaded", num_parts, num_parts)
 
     def forward_plan(self, step: StepSize, *, keeps: bool) -> Plan:
-        """Return the dispatches that run the layers on the documents of a step.
-
-        If `keeps`, they keep what `backward_plan` needs, and clear the gradient of the residual stream.
-        """
+        """Return the dispatches of the layers' forward pass; if `keeps`, they keep what `backward_plan` needs."""
         stages: list[Stage] = [*self._embedding.stages, *((self._clear,) if keeps else ())]
         for layer in self._layers:
             stages += [layer.start, *((layer.keep,) if keeps else ()), *layer.stages.forward]
         return plan_of(stages, step)
 
     def loss_plan(self, step: StepSize, *, has_gradient: bool) -> Plan:
-        """Return the dispatches that compute the losses of a step's rows after `forward_plan`.
-
-        If `has_gradient`, they also write the gradient of the residual stream at the rows' tokens.
-        """
+        """Return the dispatches of the rows' losses, and if `has_gradient` of their gradient in the residual stream."""
         return plan_of(self._row_gradients if has_gradient else self._loss, step)
 
     def backward_plan(self, step: StepSize) -> Plan:
-        """Return the dispatches that add the gradient of the initial state, after those for the losses of all rows.
-
-        The last layer has just run, so its activations are still there.
-        """
+        """Return the dispatches that add the initial state's gradient, right after those for the losses of all rows."""
         stages: list[Stage] = []
         for layer in reversed(self._layers):
             recompute = () if layer is self._layers[-1] else layer.stages.recompute

@@ -26,11 +26,7 @@ _ROWS_AT_ONCE = 64  # logit rows of which the loss is computed together, so that
 
 
 class CpuTrainer:
-    """A `Trainer`, which tunes the initial state of a model, that computes with numpy.
-
-    It starts from the model's empty state. The model may be closed after the constructor returns. Each weight is cast
-    to `dtype` when first used.
-    """
+    """A numpy `Trainer`. Weights are cast to `dtype` at first use; the model may be closed after the constructor."""
 
     def __init__(
         self,
@@ -44,10 +40,7 @@ class CpuTrainer:
         max_tokens: int = 256,
         dtype: DTypeLike = np.float32,
     ) -> None:
-        """Prepare to train: keep references to the tensors of `model`, and allocate the state, moments and gradient.
-
-        Raises InvalidRequestError for settings of the optimizer that are out of range.
-        """
+        """Prepare to train `model`. Raises InvalidRequestError for settings of the optimizer that are out of range."""
         check_optimizer(optimizer)
         self.shape = model.shape
         self._run_layers = run_layers

@@ -67,17 +67,11 @@ class Trainer(Protocol):
         ...
 
     def loss(self, documents: Sequence[TrainingDocument]) -> float:
-        """Return the loss of `documents` from the present initial state. Runs forward only.
-
-        Raises InvalidRequestError for too many documents or tokens, or for tokens that the model does not have.
-        """
+        """Return the loss of `documents`. Raises InvalidRequestError for too many of them, or for wrong tokens."""
         ...
 
     def accumulate(self, documents: Sequence[TrainingDocument], scale: float) -> float:
-        """Add `scale` times the gradient of the loss of `documents` to the gradient so far; return the loss, unscaled.
-
-        Raises as `loss` does.
-        """
+        """Add `scale` times the gradient of the loss of `documents`; return that loss. Raises as `loss` does."""
         ...
 
     def gradient(self) -> State:

@@ -97,10 +97,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
 
     def render_bounded(self, template: Template, values: Mapping[str, object], most_characters: int) -> str:
-        """Return the text that `template` makes of the variables `values`.
-
-        Raises what the template's code raises, and InvalidRequestError for more than `most_characters`.
-        """
+        """Return the text of `template`. Raises what its code raises, and InvalidRequestError if it is too long."""
         self._run.steps = 0
         self._run.deadline = time.monotonic() + MAX_SECONDS
         pieces: list[str] = []
@@ -301,10 +298,7 @@ class JinjaTemplate:
     """A Jinja chat template, with the special tokens that it may name, such as bos_token. Implements `ChatTemplate`."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, stop_tokens: Sequence[str] = ()) -> None:
-        """Compile a template; `special_tokens` maps its variables to texts of tokens, and `stop_tokens` end an answer.
-
-        Raises ModelError if `source` is no Jinja template.
-        """
+        """Compile a template with the texts of its special tokens. Raises ModelError if `source` is not valid."""
         if len(source) > _MAX_SOURCE:
             raise ModelError(f"the chat template has {len(source)} characters; expected at most {_MAX_SOURCE}")
         self.source = self.as_jinja = source
@@ -322,10 +316,7 @@ class JinjaTemplate:
         return conversation.characters + len(self.source)
 
     def render(self, conversation: Conversation, most_characters: int) -> Rendered:
-        """Return the prompt for a conversation, with the lengths at which its turns end.
-
-        A turn ends at the length up to which a shorter conversation gives the same text.
-        """
+        """Return the prompt; a turn ends at the length up to which a shorter conversation gives the same text."""
         messages = [_as_object(message) for message in conversation.messages]
         text = self._render(conversation, messages, most_characters)
         ends: dict[int, int] = {}

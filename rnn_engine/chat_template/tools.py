@@ -30,10 +30,7 @@ class ToolCall:
 
     @property
     def parsed_arguments(self) -> object:
-        """The call's arguments, parsed from JSON, or their text if they are no JSON.
-
-        Raises InvalidRequestError if they are nested too deeply.
-        """
+        """The arguments parsed from JSON, or their text. Raises InvalidRequestError if they are nested too deeply."""
         try:
             return json.loads(self.arguments)
         except ValueError:
@@ -43,10 +40,7 @@ class ToolCall:
 
     @property
     def named_arguments(self) -> Mapping[str, object]:
-        """The call's arguments by name. Arguments that are no JSON object are one argument, unless they are empty.
-
-        Raises as `parsed_arguments` does.
-        """
+        """The arguments by name; what is no JSON object is one argument. Raises as `parsed_arguments` does."""
         match self.parsed_arguments:
             case dict(arguments):
                 return arguments

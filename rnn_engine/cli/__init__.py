@@ -126,10 +126,7 @@ class Commands(click.Group):
 
 
 def _alike(error: BaseException | None) -> str:
-    """Return what the message of `error` lacks if a file was not found: the name of one that is spelled alike, if any.
-
-    The errors of the operating system are among the causes of ours.
-    """
+    """Return the end of a message about a file that is missing: the name of one that is spelled alike, if any."""
     while error is not None and not isinstance(error, FileNotFoundError):
         error = error.__cause__
     if error is None or not isinstance(error.filename, str | Path):

@@ -59,10 +59,7 @@ def measure_decode(runner: Runner, slots: int, /, repeats: int, clock: Callable[
 
 
 def measure_prefill(runner: Runner, length: int, /, repeats: int, clock: Callable[[], float]) -> Measurement:
-    """Measure the speed of prefill of a prompt of `length` tokens, in the largest steps that the runner allows.
-
-    `clock` returns seconds.
-    """
+    """Measure the prefill of a prompt of `length` tokens in the largest steps. `clock` returns seconds."""
     prompt = [_token(runner.shape, position) for position in range(length)]
     parts = [prompt[start : start + runner.max_tokens] for start in range(0, length, runner.max_tokens)]
     runs = [TokenRun(0, part) for part in parts[:-1]] + [TokenRun(0, parts[-1], rows=1)]
@@ -111,10 +108,7 @@ def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[],
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """The time, memory traffic and arithmetic of one part of a model in a step, such as "key", over all layers.
-
-    `moved_bytes` are those of matrices and states, `operations` the multiplications and additions of matrices.
-    """
+    """One part of a model in a step, such as "key", over all layers: time, bytes of matrices and states, operations."""
 
     part: str
     kernel: str
@@ -231,10 +225,7 @@ class Benchmark:
 
 
 def measure(model: Path, loading: LoadSettings, runs: Runs) -> Benchmark:
-    """Load a model, and measure decode with each number of slots and prefill of prompts of each length.
-
-    With `profile`, also time each kernel. Raises DeviceError if the device can't do that.
-    """
+    """Load a model and measure its speed; with `profile`, each kernel, too. Raises DeviceError if it can't."""
     slots, lengths, repeats = runs.slots, runs.lengths, runs.repeats
     with progress_bar("opening the model") as progress:
         with open_model(model, loading.loras) as opened:
@@ -335,8 +326,5 @@ def _kernel_table(kernels: Sequence[KernelTime], peaks: DevicePeaks) -> Table:
 
 
 def write_report(benchmark: Benchmark, path: Path) -> None:
-    """Write the results of a benchmark to `path` as one page of HTML that needs no other file.
-
-    Raises OSError if that fails.
-    """
+    """Write the results as one page of HTML that needs no other file. Raises OSError."""
     write_page(path, "report.html", benchmark=benchmark, describe_peaks=describe_peaks, describe_times=describe_times)

@@ -56,10 +56,7 @@ def read_config(context: click.Context, _parameter: click.Parameter, path: Path 
 
 
 def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
-    """Return the settings in the TOML data `content`, whose keys are option names, with `-` or `_`.
-
-    Raises ValueError for any other key.
-    """
+    """Return the settings in TOML data by options' names, with `-` or `_`. Raises ValueError for any other key."""
     known: dict[str, click.Parameter] = {
         name.removeprefix("--").replace("-", "_"): parameter
         for parameter in command.params
@@ -84,10 +81,7 @@ def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
 
 
 def _value(key: str, parameter: click.Parameter, value: object) -> object:
-    """Convert the value of the setting `key` in a config file to the form that click takes for the option.
-
-    Raises ValueError for a wrong type.
-    """
+    """Return a setting's value in the form that click takes. Raises ValueError for a wrong type."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
         if isinstance(value, bool):
             return value
@@ -99,10 +93,7 @@ def _value(key: str, parameter: click.Parameter, value: object) -> object:
 
 
 def _text(key: str, value: object, allowed: str) -> str:
-    """Return a value in a config file as the text that it has on the command line. Raises ValueError for a wrong type.
-
-    `allowed` names the types that may be there, for the message.
-    """
+    """Return a value as on the command line. Raises ValueError, which names the types `allowed`, for a wrong type."""
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
     raise _not_allowed(key, value, allowed)
@@ -114,10 +105,7 @@ def _not_allowed(key: str, value: object, allowed: str) -> ValueError:
 
 
 def _from_ai00(content: Mapping[str, Any]) -> Settings:
-    """Convert the data of ai00's Config.toml to settings of `serve`.
-
-    Raises ValueError for a setting that can't be applied.
-    """
+    """Convert ai00's Config.toml to settings of `serve`. Raises ValueError for one that can't be applied."""
     _check("the file", content, _TABLES, _UNUSED)
     model, listen, embed = content["model"], _table(content, "listen"), _table(content, "embed")
     all_states, app_keys = _tables(content, "state"), _tables(listen, "app_keys")
@@ -162,10 +150,7 @@ def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _tables(content: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
-    """Return the list of tables `name` of a config file, empty if it is missing.
-
-    Raises ValueError if it is anything else.
-    """
+    """Return the tables `name` of a config file; none if it is missing. Raises ValueError if it is anything else."""
     tables = content.get(name, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise _not_allowed(name, tables, "a list of tables")
@@ -202,10 +187,7 @@ def _weights(model: Mapping[str, Any]) -> Settings:
 
 
 def _device(adapter: object) -> Settings:
-    """Return the setting of the device for ai00's `adapter`, such as `Auto`, `Economical` or `{ Manual = 0 }`.
-
-    Raises ValueError for another one.
-    """
+    """Return the device for ai00's `adapter`, such as `Auto` or `{ Manual = 0 }`. Raises ValueError."""
     from rnn_engine.gpu import economical_device
 
     match {adapter: None} if isinstance(adapter, str) else adapter:

@@ -55,10 +55,7 @@ def _make_option(parameter: Parameter) -> AddOption:
 
 
 def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[int | str, float]:
-    """Parse token biases, each as ID=NUMBER, TEXT=NUMBER or ID=false, which bans the token. A click callback.
-
-    Several biases of the same token are added up, as in a request.
-    """
+    """A click callback: parse biases as ID=NUMBER, TEXT=NUMBER or ID=false (a ban); those of one token add up."""
     bias: dict[int | str, float] = {}
     for text in texts:
         token, _, number = text.rpartition("=")
@@ -155,10 +152,7 @@ grammar_options = option_group(
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The states from which a generation starts, as given by options: one, several that are mixed, or none.
-
-    None means the model file's own state.
-    """
+    """The states from which a generation starts: one, a mix of several, or none, which is the model file's own."""
 
     files: Sequence[Path | None] = ()  # None is a state of fill values
     weights: Sequence[float] = ()  # of each state in the mix; empty if there is no mix
@@ -195,10 +189,7 @@ def _parse_mix(states: tuple[str, ...], mix: MixKind, any_model_states: bool) ->
 
 
 def _divide(text: str) -> tuple[str, float | None]:
-    """Split FILE:WEIGHT into file and weight; without a weight, return None for it.
-
-    File names may contain colons. A text that is the path of an existing file has no weight.
-    """
+    """Split FILE:WEIGHT; the weight is None if it is missing, or if the whole text is an existing file."""
     file, colon, weight = text.rpartition(":")
     try:
         return (file, float(weight)) if colon and file and not Path(text).exists() else (text, None)

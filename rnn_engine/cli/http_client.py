@@ -27,16 +27,10 @@ _URLS: Final = "HOST:PORT, http://HOST:PORT or https://HOST"
 
 
 class HttpClient:
-    """An HTTP client for a server's API. Its methods raise ServerError if the server fails or can't be reached.
-
-    Ctrl-C raises KeyboardInterrupt and closes the connection, which ends the request in the server.
-    """
+    """A client of a server's API. Its methods raise ServerError, and KeyboardInterrupt, which ends the request."""
 
     def __init__(self, url: str, api_key: str | None, query: Mapping[str, str]) -> None:
-        """Prepare requests to the server at `url`, each with the URL parameters `query`.
-
-        A URL without a scheme is one of http. Raises ServerError if the URL or the key can't be used.
-        """
+        """Prepare requests with the URL parameters `query`. Raises ServerError if the URL or the key can't be used."""
         with_scheme = url if "://" in url else f"http://{url}"
         url = with_scheme.rstrip("/").removesuffix("/v1")
         self.url = without_credentials(url)  # for messages
@@ -85,10 +79,7 @@ class HttpClient:
                     file.write(part)
 
     def events(self, path: str, body: Json) -> Iterator[Json]:
-        """Send a POST request and yield the server-sent events of its response, as parsed JSON.
-
-        Raises ServerError also for an event that reports a failure.
-        """
+        """POST a body and yield the server-sent events, parsed. Raises ServerError for one of a failure, too."""
         with self._failures(), self._client.stream("POST", path, json=body, timeout=_WAITING) as response:
             self._check(response)
             for sent in EventSource(response).iter_sse():
@@ -187,10 +178,7 @@ _KINDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list", str: "a 
 
 
 def value_of(answer: Json, field: str, kind: type[T], default: T | None = None) -> T:
-    """Return the value of an answer's `field`, or `default` if it is missing or null.
-
-    Raises ServerError if it is of another kind, or if it is missing and there is no default.
-    """
+    """Return the value of a field, or `default`. Raises ServerError if it is of another kind, or missing."""
     value = answer.get(field)
     return default if value is None and default is not None else _of_kind(value, field, kind)
 

@@ -24,11 +24,7 @@ def write_logits(
     state: Path | None,
     any_model: bool,
 ) -> None:
-    """Run `tokens` on a model, and write their logits and the state after them to the file `output`.
-
-    They run from the state in the file `state`, or from the fill values if it is None. With `any_model`, the file
-    may say that its state was made for another model. A step runs `chunk` tokens.
-    """
+    """Run `tokens` from the state in a file, if given, `chunk` in a step; write the logits and the state after them."""
     with (
         output_file(output) as file,
         progress_bar("opening the model") as report,

@@ -18,10 +18,7 @@ _DROPPED = "%d log lines were dropped, since standard error was not read"
 
 
 class BackgroundHandler(logging.Handler):
-    """A log handler that writes lines to a file descriptor, such as standard error, on a thread of its own.
-
-    Lines that come while `capacity` others wait are dropped; their number is logged once lines are read again.
-    """
+    """Writes log lines to a file descriptor on a thread of its own; lines beyond `capacity` are dropped and counted."""
 
     def __init__(self, descriptor: int, capacity: int = _CAPACITY) -> None:
         super().__init__()
@@ -54,10 +51,7 @@ class BackgroundHandler(logging.Handler):
                 self._write(self._encode(_dropped(dropped)))
 
     def _write(self, line: bytes) -> None:
-        """Write an encoded log line to the file descriptor. An OSError is ignored.
-
-        It uses `os.write`, since a thread that hangs in `sys.stderr` would keep the interpreter from ending.
-        """
+        """Write a line, ignoring OSErrors: a thread hanging in `sys.stderr` would keep the interpreter from ending."""
         rest = memoryview(line)
         with suppress(OSError):  # nothing reads any more
             while rest:

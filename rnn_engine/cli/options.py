@@ -64,10 +64,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Parsed(click.ParamType[Any]):
-    """A click type for the values that a function makes of texts; other objects, such as defaults, are values already.
-
-    The function raises InvalidRequestError or ModelError.
-    """
+    """A click type of values that a function makes of texts; it may raise InvalidRequestError or ModelError."""
 
     name = "text"
 
@@ -110,10 +107,7 @@ def parameters_of(settings: type, *names: str) -> list[str]:
 
 
 def make(settings: type[T], values: dict[str, Any], **given: object) -> T:
-    """Return settings of the values of their options, which are taken out of `values`, and of those that are `given`.
-
-    A field whose option is not among the values keeps its default. Raises UsageError for an option that needs another.
-    """
+    """Return settings of `given` and of options, which leave `values`. Raises UsageError if one needs another."""
     return settings(**_collect(settings, values, given))
 
 
@@ -288,10 +282,7 @@ class LongCommand(cloup.Command):
 
 
 def find_model(value: str | None) -> Path:
-    """Return the path of the model that `value` names: a path, a name that `pull` knows, or None for the demo model.
-
-    Raises UsageError if the model can't be found.
-    """
+    """Return a model's path: a path, a name that `pull` knows, or None for the demo. Raises UsageError if missing."""
     if value is not None:
         try:
             return locate_model(value)
@@ -304,10 +295,7 @@ def find_model(value: str | None) -> Path:
 
 
 def model_and_file(words: Sequence[str], file: str) -> tuple[Path, Path]:
-    """Divide the arguments `[MODEL] FILE` of a command into the paths of the model and of the file.
-
-    `file` is what the command calls the file. Raises UsageError for another number of arguments.
-    """
+    """Divide `[MODEL] FILE` into two paths; the command calls the second `file`. Raises UsageError."""
     match words:
         case [path]:
             return find_model(None), Path(path)

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 
 async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> RemoteEngine:
-    """Start the replicas of one model, or connect to them, and return the engine that runs requests on them.
-
-    This also opens the part of the model that this process needs; see `front_opener`.
-    """
+    """Start the replicas of one model, or connect to them; return the engine that runs requests on them."""
     from rnn_engine.fleet.cluster import open_fleet
 
     progress("starting replicas", 0, settings.replicas)
@@ -84,10 +81,7 @@ class ReplicaArgs(BaseModel):
 
 
 def application(args: dict[str, Any]) -> Any:  # noqa: ANN401 - an application of Ray Serve's
-    """Return the Ray Serve application that runs a model's replicas. Ray Serve calls it with a config file's `args`.
-
-    The replicas' number and resources are set beside `args`.
-    """
+    """Return a model's replicas for Ray Serve, which calls this with the `args` of a config file."""
     from rnn_engine.fleet.deployment import make_application
 
     given = ReplicaArgs.model_validate(args)

@@ -144,10 +144,7 @@ _GROUPS: Final[Mapping[str, Sequence[AddOption]]] = {
 
 
 def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None]) -> Callable[P, None]:
-    """Return the command `serve_command` with a server's options added, which it takes as one `ServeOptions`.
-
-    This is a decorator. The `ServeOptions` is the command's first argument.
-    """
+    """Return a command with a server's options, which it takes as its first argument. A decorator."""
 
     @wraps(serve_command)
     def with_options(

@@ -87,10 +87,7 @@ async def load_models(
 
 
 def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
-    """Return the settings with which to load the model of `order`, adapted from those of the first model, `choice`.
-
-    All models except the one called `first` use their own folders within those of `choice`.
-    """
+    """Return the settings for `order`, adapted from those of the first model; others have folders of their own."""
     cache, folder = choice.cache, choice.states.folder
     if order.name != first:
         own = _folder_name(order.name)

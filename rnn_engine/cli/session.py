@@ -42,10 +42,7 @@ class EngineChoice:
 
 
 def with_demo_state(model: Path, states: StateSettings) -> StateSettings:
-    """Return the state settings `states` with the demo model's own state added, if `model` is the demo model.
-
-    It is not added if a state in `states` has the same name, and it does not become the default.
-    """
+    """Return `states` with the demo model's own state, not as the default, if the model is the demo."""
     demo = StateFile(pirate_state_path(), "pirate")
     if model != model_path() or any((file.name or file.path.stem) == demo.name for file in states.files):
         return states
@@ -53,10 +50,7 @@ def with_demo_state(model: Path, states: StateSettings) -> StateSettings:
 
 
 async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None) -> Engine:
-    """Load and return the engine that `choice` describes, showing a progress bar.
-
-    `progress` is called with the progress too, on any thread. If this is cancelled, the loading thread ends as well.
-    """
+    """Load the engine of `choice`, with a progress bar. `progress` is called on any thread. May be cancelled."""
     cancelled = threading.Event()
     with progress_bar(f"loading {choice.name or model_name(choice.model)}") as show:
 
@@ -87,10 +81,7 @@ async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An engine that a command uses, and the event loop that it runs on.
-
-    On Ctrl-C, `run` cancels what it runs and then raises KeyboardInterrupt.
-    """
+    """An engine and its event loop. On Ctrl-C, `run` cancels what it runs and raises KeyboardInterrupt."""
 
     engine: EngineLike
     loop: asyncio.Runner
@@ -110,10 +101,7 @@ class Session:
         on_delta: Callable[[TextDelta], None],
         on_start: Callable[[Started], None] = lambda _: None,
     ) -> Finished:
-        """Run `request` on the engine and return the last event.
-
-        `on_start` is called when the prompt has been run, and `on_delta` with each new part of the text.
-        """
+        """Run a request, call `on_start` after its prompt and `on_delta` with each text; return the last event."""
 
         async def run() -> Finished:
             async with aclosing(self.engine.generate(request)) as events:

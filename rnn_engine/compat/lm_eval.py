@@ -39,10 +39,7 @@ class RnnEngineLM(TemplateLM):
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
     ) -> None:
-        """Load a model as `LLM` does. `batch_size` and `max_batch_size` have no effect; `num_slots` replaces them.
-
-        lm-eval's default device, "cuda:0", is the fastest one here.
-        """
+        """Load a model as `LLM` does. `num_slots` replaces the batch sizes; "cuda:0" is the fastest device here."""
         del batch_size, max_batch_size
         super().__init__()
         chosen = "auto" if device is None or device.startswith("cuda") else device
@@ -91,10 +88,7 @@ class RnnEngineLM(TemplateLM):
 
 
 def _sampling(options: Mapping[str, Any], stops: Sequence[str]) -> SamplingParams:
-    """Return the parameters for a task's generation options, such as `until`, `max_gen_toks` and `do_sample`.
-
-    A text also ends before any of `stops`.
-    """
+    """Return the parameters for a task's options, such as `until`. A text also ends before any of `stops`."""
     until = options.get("until", ())
     temperature = float(options.get("temperature", 1.0)) if options.get("do_sample") else 0.0
     return SamplingParams(

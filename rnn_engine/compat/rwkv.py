@@ -149,10 +149,7 @@ class RWKV:
 
 
 def parse_strategy(strategy: str) -> tuple[str, str | None]:
-    """Return the device and the weight format for a strategy of the package, such as "cuda fp16i8 *10 -> cpu fp32".
-
-    Raises InvalidRequestError if it is none.
-    """
+    """Return device and format of a strategy such as "cuda fp16i8 *10 -> cpu fp32". Raises InvalidRequestError."""
     parts = [_STRATEGY.fullmatch(part.strip()) for part in strategy.split("->")]
     first = parts[0]
     if first is None or None in parts or first[3] == "i3":

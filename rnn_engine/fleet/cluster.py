@@ -80,10 +80,7 @@ def _init_for_good(**settings: Any) -> None:  # noqa: ANN401 - Ray's
 
 
 def _check_address(address: str) -> None:
-    """Raise InvalidRequestError unless `address` has the form HOST:PORT.
-
-    Raises RnnEngineError if nothing listens there; Ray would wait for minutes.
-    """
+    """Raise InvalidRequestError unless it is HOST:PORT, and RnnEngineError if nothing listens there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         allowed = "HOST:PORT or auto, on a machine of the cluster"
@@ -96,10 +93,7 @@ def _check_address(address: str) -> None:
 
 
 def _own_machine(settings: FleetSettings) -> dict[str, Any]:
-    """Return the arguments of `ray.init` for a cluster on this machine: the numbers of CPUs and GPUs that it offers.
-
-    Raises InvalidRequestError if the GPUs are too few for the replicas.
-    """
+    """Return the CPUs and GPUs of this machine for `ray.init`. Raises InvalidRequestError for too few GPUs."""
     replicas, resources = settings.most_replicas, settings.resources
     cpus = max(os.cpu_count() or 1, ceil(replicas * resources.cpus))
     gpus = 0
@@ -114,10 +108,7 @@ def _own_machine(settings: FleetSettings) -> dict[str, Any]:
 
 
 def deploy(name: str, application: serve.Application) -> None:
-    """Start a Ray Serve application called `name`, replacing any earlier one, and wait until its replicas run. Blocks.
-
-    Raises RnnEngineError if the replicas can't be started.
-    """
+    """Start or replace an application, and wait until its replicas run. Raises RnnEngineError if that fails."""
     try:
         serve.run(application, name=name, route_prefix=None, logging_config=_CALM)
     except RuntimeError as error:

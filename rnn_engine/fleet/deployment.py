@@ -25,10 +25,7 @@ _CHECK_SECONDS = 2.0  # between two of Serve's checks that a replica lives
 
 
 class EngineReplica:
-    """The class that Ray Serve deploys: each replica's process has one object of it, which owns the replica's engine.
-
-    The first argument of a call is the name of the replica, for the router.
-    """
+    """What Ray Serve deploys: it owns a replica's engine. Calls begin with the replica's name, for the router."""
 
     async def __init__(self, load: LoadReplica) -> None:  # type: ignore[misc] # Serve awaits it
         """Load the replica's engine by calling `load`. Ray Serve sends calls only after this returns."""
@@ -61,10 +58,7 @@ class EngineReplica:
             raise RuntimeError(health.reason)
 
     async def __del__(self) -> None:
-        """Close the engine: save the cache's checkpoints and free the device.
-
-        Serve calls this after the replica's last call has ended.
-        """
+        """Save the cache and free the device. Serve calls this after the replica's last call has ended."""
         await self._replica.close()
 
 
@@ -106,10 +100,7 @@ class NamedReplicaRouter(RequestRouter):
 
 
 def make_application(load: LoadReplica, settings: FleetSettings, slots: int = 8) -> serve.Application:
-    """Return a Ray Serve application with the replicas that `settings` describe.
-
-    `load` loads a replica's engine, which has `slots` slots. A replica that is removed finishes its requests first.
-    """
+    """Return the application of replicas with `slots` slots. One that is removed finishes its requests first."""
     scaling, resources = settings.scaling, settings.resources
     deployment = serve.deployment(
         EngineReplica,

@@ -46,10 +46,7 @@ class EndedError(RnnEngineError):
 
 
 class Member:
-    """A replica as a server process (front) sees it: its latest report, and the requests that it runs for the process.
-
-    For one event loop.
-    """
+    """A replica as a front sees it: its latest report, and the front's requests there. For one event loop."""
 
     def __init__(self, links: Links, front: str, report: Report) -> None:
         self.name = report.name
@@ -84,10 +81,7 @@ class Member:
             request.put(error)
 
     def cancel(self) -> None:
-        """Cancel the stream of events from the replica, and the tasks that run requests there.
-
-        `ended` waits for their end.
-        """
+        """Cancel the stream of events and the requests there; `ended` waits for their end."""
         self._stream.cancel()
         for task in self._tasks:
             task.cancel()
@@ -173,10 +167,7 @@ class RemoteRequest:
         member.spawn(member.links.hold(member.name, member.front, self._key, held))
 
     async def _run(self) -> None:
-        """Have the replica run the request, and wait until it has ended. Its events arrive in the replica's stream.
-
-        If the call itself fails, the request ends with an error here.
-        """
+        """Have the replica run the request to its end. Events come in its stream; an error of the call ends it."""
         member = self._member
         try:
             await member.links.run(member.name, member.front, self._key, self._call)
@@ -205,10 +196,7 @@ class _Counts:
 
 
 class Members:
-    """All replicas of a fleet, as one server process sees them: gets their reports, and chooses one for each request.
-
-    For one event loop.
-    """
+    """All replicas as one front sees them, and the choice of one for each request. For one event loop."""
 
     def __init__(self, links: Links, front: str, router: PrefixRouter) -> None:
         """Create an empty fleet; `survey` adds its replicas. `front` is the id of this server process."""
@@ -239,19 +227,13 @@ class Members:
         return total_counters(own, (*gone, *(member.report.counters for member in self)))
 
     def cache_stats(self) -> CacheStats | None:
-        """Return the summed sizes of all replicas' state caches, and their summed counters since the fleet's start.
-
-        These include the counters of replicas that are gone. None if there are no caches.
-        """
+        """Return the summed sizes and counters of all caches since the fleet's start; None if there are none."""
         lost = (_Counts.of(member.report) for member in self if member.lost)
         gone = (counts.cache for counts in (*lost, self._long_gone, *self._gone.values()))
         return add_up([*(report.cache for report in self.reports), *gone])
 
     def health(self) -> Health:
-        """Return the fleet's health: ok if any replica takes requests, else the health of one that is not ok.
-
-        Serve restarts the replicas that fail.
-        """
+        """Return ok if any replica takes requests, else the health of one that is not ok. Serve restarts those."""
         if self.closing:
             return Health("closing", "the engine is stopping")
         if self.takers:
@@ -277,10 +259,7 @@ class Members:
         return self._members[found.name]
 
     async def ask(self, position: str, method: Method[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Call a method of the engine that has the cached prompt prefix `position`, an id from `join_trees`.
-
-        Raises NotFoundError for an unknown position.
-        """
+        """Call a method of the engine that has `position`, an id from `join_trees`. Raises NotFoundError."""
         replica, _ = split_position(position)
         if replica not in self._members:
             raise position_missing(position)
@@ -296,10 +275,7 @@ class Members:
         return await self._ask(member.name, method, *args, **named)
 
     async def ask_all(self, method: Method[P, T], *args: P.args, **named: P.kwargs) -> dict[str, T]:
-        """Call a method of all engines; return the results by the replicas' names.
-
-        A replica that is lost or does not answer is left out, and logged. Raises the error of one that fails.
-        """
+        """Call a method of all engines; return results by replica, without lost ones. Raises the error of one."""
         self.refuse_if_unable()
         names = [member.name for member in self if not member.lost]
         asking = (self._ask(name, method, *args, **named) for name in names)

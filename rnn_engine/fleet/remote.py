@@ -87,10 +87,7 @@ class RemoteEngine:
     async def open(
         cls, links: Links, front: Front, *, max_queued: int = MAX_QUEUED, router: PrefixRouter | None = None
     ) -> Self:
-        """Create an engine that runs requests on the replicas behind `links`, and wait until one replica has reported.
-
-        That replica may be unhealthy. The engine owns `links` and `front` from then on. Raises what `survey` raises.
-        """
+        """Create an engine on the replicas behind `links` after the first report; it owns `links` and `front`."""
         engine = cls(links, front, max_queued, router or PrefixRouter())
         try:
             await engine._survey()
@@ -137,10 +134,7 @@ class RemoteEngine:
         return stats
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """Return a tree of the most used prompt prefixes in all replicas' caches; see `EngineLike.cache_nodes`.
-
-        Afterwards, `cache_stats` includes everything from before the call.
-        """
+        """See `EngineLike.cache_nodes`. Afterwards, `cache_stats` includes everything from before the call."""
         await self._survey()
         return join_nodes(await self._members.ask_all(ReplicaEngine.cache_nodes, limit, scope), limit)
 
@@ -176,10 +170,7 @@ class RemoteEngine:
             raise
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
-        """Return an iterator that runs a request on a replica and yields its events; see `EngineLike.generate`.
-
-        A replica gets it when the iteration begins.
-        """
+        """See `EngineLike.generate`. A replica gets the request when the iteration begins."""
         slots = max((report.info.num_slots for report in self._members.reports), default=1)
         request.check(self.info.shape, self.info.max_logprobs, slots)
         return self._generate(request, wait_for_room)
@@ -239,10 +230,7 @@ class RemoteEngine:
                     return
 
     def _note_forgotten(self, root: str) -> None:
-        """Have all replicas drop the cached states that were computed from the initial state with the digest `root`.
-
-        May be called on any thread.
-        """
+        """Have all replicas drop states computed from the initial state `root`. May be called on any thread."""
         with suppress(RuntimeError):  # the loop was closed, so the replicas are no longer used
             self._loop.call_soon_threadsafe(self._forget_root, root)
 

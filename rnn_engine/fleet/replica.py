@@ -67,10 +67,7 @@ class Replica:
         outbox.put(key, end)
 
     async def parcels(self, front: str) -> AsyncGenerator[bytes]:
-        """Yield pickled lists of events of the requests of `front`, first an empty list; never ends by itself.
-
-        When the caller stops reading, outcomes that were not sent are dropped, and its requests end.
-        """
+        """Yield pickled lists of a front's events, first an empty one. Its requests end when nobody reads on."""
         outbox = self._outboxes[front] = _Outbox()
         try:
             yield pack_outcomes([])
@@ -88,10 +85,7 @@ class Replica:
             outbox.hold(key, held)
 
     async def report(self, known: Mapping[str, int]) -> bytes:
-        """Return a pickled `Report` of this replica's engine.
-
-        `known` has the version of each replica's cache summary that the front has; the report has the changes since.
-        """
+        """Return a pickled `Report`, with the changes of the cache's summary since the version in `known`."""
         engine = self._engine
         info = replace(engine.info, folders={}, chat_template=WorldTemplate())
         slots = tuple(engine.slot_uses())

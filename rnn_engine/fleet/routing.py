@@ -62,10 +62,7 @@ class PrefixRouter:
         return chosen
 
     def note(self, replica: str, changes: SummaryChanges) -> None:
-        """Update the prompt prefixes that a replica has cached from the changes of its cache's summary.
-
-        The changes are those since the version in `versions`.
-        """
+        """Update the prefixes that a replica has by the changes of its cache's summary since `versions`."""
         self._replica(replica).note(changes)
 
     def versions(self) -> Mapping[str, int]:
@@ -84,10 +81,7 @@ class PrefixRouter:
         return kept
 
     def _saved_tokens(self, blocks: Sequence[bytes], packed: bytes) -> Mapping[str, int]:
-        """Return how many tokens of a prompt each replica has probably cached, without replicas that have none.
-
-        Takes the hashes of the prompt's blocks and its packed tokens.
-        """
+        """Return how many tokens of a prompt, by its blocks' hashes, each replica has probably cached, if any."""
         saved: dict[str, int] = {}
         for number in range(len(blocks), 0, -1):
             for name in self._holders.get(blocks[number - 1], ()):
@@ -136,10 +130,7 @@ class _Kept:
             self._leave(block)
 
     def note_sent(self, blocks: Iterable[bytes], most: int) -> None:
-        """Remember the prefixes of a prompt that is sent to the replica, given the prefixes' hashes.
-
-        Store at most `most` hashes.
-        """
+        """Remember at most `most` hashes of the prefixes of a prompt that is sent to the replica."""
         shorter = None
         for block in blocks:
             if block not in self._sent and shorter is not None:
@@ -172,10 +163,7 @@ class _Kept:
         self._notes += 1
 
     def _lengths(self, block: bytes, number: int, packed: bytes) -> Iterable[int]:
-        """Yield the lengths in tokens of the replica's cached states that extend a prompt's prefix by part of a block.
-
-        The prefix has the hash `block` and `number` whole blocks.
-        """
+        """Yield the lengths of cached states that extend the prefix with the hash `block` by part of a block."""
         start = number * BLOCK_TOKENS * TOKEN_BYTES
         for path, length in self._marks.get(block, {}).items():
             if path_digest(block, packed[start : length * TOKEN_BYTES]) == path and length * TOKEN_BYTES <= len(packed):

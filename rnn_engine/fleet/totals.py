@@ -26,10 +26,7 @@ def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> E
 
 
 def add_up(counts: Sequence[T]) -> T:
-    """Return the sum of counters of one kind: numbers, or objects whose fields are added up one by one.
-
-    None counts nothing, the sum of flags is true if any is, and tiers of a cache are added up by their names.
-    """
+    """Add up numbers, or the fields of objects. None counts nothing, flags are joined by or, tiers by name."""
     known: list[Any] = [each for each in counts if each is not None]
     first: Any = known[0] if known else None
     match first:
@@ -56,10 +53,7 @@ def add_up(counts: Sequence[T]) -> T:
 
 
 def all_slot_uses(reports: Iterable[Report]) -> list[SlotUse]:
-    """Return the request in each occupied slot of all replicas, by replica, each replica's oldest request first.
-
-    Slots are numbered across all replicas, and requests too, so that no two have the same number.
-    """
+    """Return the request in each occupied slot of all replicas, with numbers of slots and requests across all."""
     uses: list[SlotUse] = []
     first = 0
     reports = list(reports)
@@ -72,10 +66,7 @@ def all_slot_uses(reports: Iterable[Report]) -> list[SlotUse]:
 
 
 def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> tuple[SnapshotNode, ...]:
-    """Join snapshots of the replicas' state caches, by replica name, into one of at most `limit` prompt prefixes.
-
-    If there are more, only the first of each replica are returned.
-    """
+    """Join cache snapshots, by replica name, into one of at most `limit` prefixes, the first of each replica."""
     most = max(limit // max(len(replicas), 1), 1)
     joined: list[SnapshotNode] = []
     for nodes in replicas.values():
@@ -86,10 +77,7 @@ def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> 
 
 
 def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
-    """Join trees of the replicas' cached prompt prefixes, by replica name, into one tree of at most `limit` prefixes.
-
-    The id of each position includes its replica's name.
-    """
+    """Join trees, by replica name, into one of at most `limit` prefixes, whose ids include the replica's name."""
     nodes = [_named(name, node) for name, tree in replicas.items() for node in tree.nodes]
     return CacheTree(
         tuple(nodes[:limit]),

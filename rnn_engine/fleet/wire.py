@@ -23,10 +23,7 @@ RETRY_SECONDS = 1.0  # after which another replica is likely to answer
 
 
 class ReplicaLostError(UnavailableError):
-    """Raised if the replica (engine process) that ran a request has ended or can't be reached.
-
-    Another replica may run the request from the start.
-    """
+    """The replica that ran a request is gone. Another one may run it from the start."""
 
     def __init__(self, replica: str, reason: str) -> None:
         super().__init__(f"the replica {replica} that ran the request is gone: {reason}", RETRY_SECONDS)
@@ -51,10 +48,7 @@ class Report:
 
 
 def pack_request(request: GenerateRequest, wait_for_room: bool) -> bytes:
-    """Pickle a request for a replica, with its deadline as seconds from now, since the clocks of machines differ.
-
-    Raises InvalidRequestError for a token mask, which is a function of this process.
-    """
+    """Pickle a request, with its deadline as seconds from now. Raises InvalidRequestError for a token mask."""
     if request.token_mask is not None:
         raise InvalidRequestError(
             "token_mask", request.token_mask, "null, since replicas run the requests; use `grammar`"
@@ -64,10 +58,7 @@ def pack_request(request: GenerateRequest, wait_for_room: bool) -> bytes:
 
 
 def unpack_request(data: bytes) -> tuple[GenerateRequest, bool]:
-    """Return the request that `pack_request` pickled, and True if it may wait for room in the engine's queue.
-
-    The request's deadline is by this process's clock.
-    """
+    """Return the request of `pack_request`, with its deadline by this clock, and True if it may wait for room."""
     request, left, wait_for_room = pickle.loads(data)
     if left is not None:
         request = replace(request, deadline=time.monotonic() + left)
@@ -80,10 +71,7 @@ def pack_outcomes(outcomes: list[tuple[int, Outcome]]) -> bytes:
 
 
 def unpack_outcomes(data: bytes) -> list[tuple[int, Outcome]]:
-    """Return the events and errors that `pack_outcomes` pickled, with their times converted to this process's clock.
-
-    The times are as exact as the machines' times of day agree.
-    """
+    """Return what `pack_outcomes` pickled, with times by this clock, as exact as the machines' clocks agree."""
     zero, outcomes = pickle.loads(data)
     ahead = zero - _monotonic_zero()
     return [(key, _shifted(outcome, ahead) if type(outcome) is Started else outcome) for key, outcome in outcomes]
@@ -127,17 +115,11 @@ class Links(Protocol):
     """The interface by which a server process (front) calls the replicas of one deployment. For one event loop."""
 
     async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report] | None:
-        """Return a `Report` of each replica that takes requests, or None if not all replicas answer in time.
-
-        `known` has the version of each replica's cache summary that the caller has; the reports have the changes since.
-        """
+        """Return a `Report` of each replica, with changes since `known`; None if not all answer in time."""
         ...
 
     def run(self, replica: str, front: str, key: int, call: bytes) -> Coroutine[Any, Any, None]:
-        """Have `replica` run the pickled request `call`, and wait until that has ended; see `Replica.run`.
-
-        Cancelling this cancels the request there. Raises ReplicaLostError if the replica is gone.
-        """
+        """Have `replica` run a pickled request to its end. May be cancelled. Raises ReplicaLostError if it is gone."""
         ...
 
     def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
@@ -150,17 +132,11 @@ class Links(Protocol):
         ...
 
     async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
-        """Have `replica` stop sending the events of one request, or resume if `held` is False; see `Replica.hold`.
-
-        Does nothing if the replica is gone.
-        """
+        """Have `replica` stop or resume sending a request's events. Does nothing if the replica is gone."""
         ...
 
     async def ask(self, replica: str, question: bytes) -> bytes:
-        """Send a pickled question about the state cache to `replica`, and return its pickled answer; see `Replica.ask`.
-
-        Raises ReplicaLostError if the replica is gone.
-        """
+        """Send `replica` a pickled question about its cache; return the pickled answer. Raises ReplicaLostError."""
         ...
 
     async def close(self) -> None:

@@ -50,11 +50,7 @@ class BuildContext:
         return {"WIDTH": shape.width, "NORM_EPSILON": shape.norm.epsilon, "CENTRES": shape.norm.centres}
 
     def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
-        """Return the matrix of the tensor `name`, and the format in which the device stores it.
-
-        The matrix is [R, C] as the tensor has it, or [C, R] if `transposed`. It is in the quantised blocks of the
-        model's file if the file has them, and is converted where the device stores another format.
-        """
+        """Return the matrix `name` [R, C], or [C, R] if `transposed`, perhaps in blocks, and its format."""
         matrix, block_type = self.model.matrix(name, transposed=transposed), self.model.block_type(name)
         dtype = np.dtype(np.float32) if isinstance(matrix, Blocks) else matrix.dtype
         return SegmentWeights(matrix, self.format_of(name) or stored_format(dtype, block_type))
@@ -71,11 +67,7 @@ class BuildContext:
         state_bytes: int = 0,
         waits: int = 0,
     ) -> KernelStage:
-        """Compile the shader `name`.wgsl and return a stage that dispatches it, bound to `buffers` and the batch.
-
-        `buffers` maps the variables of the shader to their buffers. `workgroups` returns the workgroups in x and y of a
-        step.
-        """
+        """Return a stage of `name`.wgsl with `buffers` by variable; `workgroups` returns those of a step in x and y."""
         kernel = self.kernels.get(name, {**self.limits.constants(), **constants}, includes)
         bind_group = self.kernels.bind(kernel.source, {"batch": self.buffers.batch, **buffers})
         return KernelStage(label, kernel, bind_group, workgroups, state_bytes, waits)
@@ -83,10 +75,7 @@ class BuildContext:
     def matmul_stage(
         self, label: str, matrices: Sequence[Matrix], vectors: Buffer, inputs: Buffer, outputs: Buffer
     ) -> BoundMatMul:
-        """Upload `matrices` and return the stage that multiplies them with the activations of a step's tokens.
-
-        The stage reads `inputs` and writes `outputs`. `vectors` has the operands, such as biases.
-        """
+        """Upload `matrices` and return the stage that multiplies `inputs` by them; `vectors` has the operands."""
         matmul = MatMul(label, matrices, self.matmuls, self.memory)
         return matmul.bind(MatMulBuffers(self.buffers.batch, vectors, inputs, outputs))
 
@@ -133,10 +122,7 @@ class NormShift:
     def forward_constants(
         self, context: BuildContext, vectors: PackedVectors, *, keeps_mixes: bool = False
     ) -> dict[str, Constant]:
-        """Return the constants of norm_inputs.wgsl, which are among those of norm_shift.wgsl.
-
-        `keeps_mixes` adds those of keep_mixes.wgsl.
-        """
+        """Return the constants of norm_inputs.wgsl, and with `keeps_mixes` those of keep_mixes.wgsl."""
         bias = vectors.starts[f"{self.norm}.bias"] if context.model.shape.norm.centres else 0
         places = {**self._places(context, vectors), "NORM_BIAS": bias, "SHIFTS": self.shift is not None}
         return {**self._planes(), **places} if keeps_mixes else places

@@ -34,10 +34,7 @@ T = TypeVar("T")
 
 
 def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int, max_rows: int) -> None:
-    """Raise InvalidRequestError if a token run of `batch` is invalid, or the batch has too many tokens or logit rows.
-
-    Called before a step. The draws are left to `check_draws`, the contents of masks to `make_masks`.
-    """
+    """Raise InvalidRequestError if a run is invalid or the batch too large. Draws and masks are checked apart."""
     if len(batch) == 0:
         raise InvalidRequestError("batch", list(batch), "at least one token run")
     _check_slots([run.slot for run in batch], num_slots)
@@ -55,11 +52,7 @@ def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int
 def check_draws(
     batch: Batch, vocab_size: int, max_draws: int = 0, num_penalty_slots: int = 0, max_logprobs: int = 0
 ) -> None:
-    """Raise InvalidRequestError if the runner does not support one of the draws of `batch`. Called before a step.
-
-    A draw asks the device to sample tokens after a run. `max_draws` is the most tokens of one draw; 0 means that the
-    runner draws none.
-    """
+    """Raise InvalidRequestError for a draw that the runner can't make; it draws at most `max_draws` tokens."""
     _check_draw_ranges(batch, max_draws)
     for position, run in enumerate(batch):
         if run.draw is not None:
@@ -78,10 +71,7 @@ def check_draws(
 
 
 def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.intp]]:
-    """Return the token ids of each token run of `batch`, as indices into the embedding table.
-
-    Tokens that come with embeddings get ids from V on, in the order of `given_rows`.
-    """
+    """Return each run's ids as rows of the embedding table; those from V on are of `given_rows`."""
     ids: list[Sequence[int] | NDArray[np.intp]] = []
     first = vocab_size
     for run in batch:
@@ -122,10 +112,7 @@ def make_masks(batch: Batch, vocab_size: int) -> list[NDArray[np.uint32] | None]
 
 
 def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], vocab_size: int) -> NDArray[np.bool_]:
-    """Return a boolean array [R, V] for the logit rows of `batch`: True if the row's mask allows the token.
-
-    A row without a mask allows all. `masks` has one item for each run of `batch`.
-    """
+    """Return which tokens [R, V] the masks, one item for each run, allow in the logit rows of `batch`."""
     allowed = [np.ones((0, vocab_size), np.bool_)]
     for run, own in zip(batch, masks, strict=True):
         allowed.append(np.ones((run.rows, vocab_size), np.bool_) if own is None else unpack_masks(own, vocab_size))
@@ -152,10 +139,7 @@ def check_state(state: State, shape: ModelShape) -> None:
 
 
 def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
-    """Remove and return the oldest of the steps in flight. `ticket` must be the ticket of that step.
-
-    Raises InvalidRequestError if it was collected before, or if an older one was not.
-    """
+    """Remove and return the oldest step in flight. Raises InvalidRequestError if `ticket` is another one."""
     oldest = next(iter(in_flight), None)
     if ticket != oldest:
         allowed = "no ticket: no step is in flight" if oldest is None else f"{oldest}, the oldest not yet collected"

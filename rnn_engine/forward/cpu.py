@@ -72,10 +72,7 @@ def _logsumexp(logits: F32) -> F32:
 
 
 class CpuRunner:
-    """A `Runner`, which executes steps of a model, that computes with numpy in f32.
-
-    The model may be closed after the constructor returns. Each weight is cast to f32 when first used.
-    """
+    """A `Runner` in numpy and f32. Weights are cast at first use; the model may be closed after the constructor."""
 
     def __init__(
         self,
@@ -87,10 +84,7 @@ class CpuRunner:
         max_rows: int = 64,
         num_candidates: int = 128,
     ) -> None:
-        """Prepare to run `model`: keep references to its tensors, and allocate the states of `num_slots` slots.
-
-        A read-out has `num_candidates` top tokens a row, or V if that is less.
-        """
+        """Prepare to run `model` with `num_slots` slots; a read-out has up to `num_candidates` top tokens a row."""
         self.shape = model.shape
         self.num_slots = num_slots
         self.max_tokens = max_tokens

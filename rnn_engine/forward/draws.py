@@ -58,10 +58,7 @@ def _told_words(draw: TokenDraw) -> int:
 
 
 def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> NDArray[np.uint32]:
-    """Encode the draws of `batch` as an array [R, words], with a `struct Draw` of draw.wgsl for each logit row.
-
-    Rows without a draw are zeros. `penalties` is updated: it uploads what the draws need before their first token.
-    """
+    """Return a `struct Draw` of draw.wgsl for each row, zeros without a draw. Uploads what `penalties` lacks."""
     ends = np.cumsum([run.rows for run in batch])
     drawing = [run.draw is not None for run in batch]
     draws = [run.draw for run in batch if run.draw is not None]
@@ -92,10 +89,7 @@ def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> 
 
 
 def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]:
-    """Return the tokens that the device drew after each token run of `batch`, with log-probabilities if requested.
-
-    `answer` holds a `struct Draw` for each row, then the words that the draws have reported.
-    """
+    """Return what the device drew after each run, from the `struct Draw` of each row and the reported words."""
     words = np.frombuffer(answer, np.uint32)
     ends = np.cumsum([run.rows for run in batch])
     rows, told = np.split(words, [ends.item(-1) * limits.draw_words])
@@ -149,10 +143,7 @@ class Following:
 
 
 class DeviceDraws:
-    """Uploads the inputs of a step's draws to the device, and lists the copies that bring the drawn tokens back.
-
-    A slot's stop tokens and biases are uploaded if they are others than those of its last draw.
-    """
+    """Uploads a step's draws, with stop tokens and biases that are new to their slots, and lists the copies back."""
 
     def __init__(self, buffers: StepBuffers, vocab_size: int, limits: StepLimits, memory: Memory) -> None:
         self._buffers = buffers

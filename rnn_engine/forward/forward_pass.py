@@ -26,10 +26,7 @@ from rnn_engine_shaders import Constant
 
 
 class GivenEmbeddings:
-    """The stage that loads input embeddings for the token runs that bring embeddings instead of token ids.
-
-    Its table of embeddings is overwritten before each step that has such runs.
-    """
+    """The stage for runs that bring embeddings; its table is overwritten before each step with such runs."""
 
     def __init__(self, context: BuildContext, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]) -> None:
         self._memory = context.memory
@@ -91,10 +88,7 @@ def table_stages(
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
 ) -> tuple[Stage, ...]:
-    """Upload the table `name` [V, C] in parts that each fit a buffer binding, and return a stage for each part.
-
-    The kernel must include table_part.wgsl. It runs one workgroup for each token of a step.
-    """
+    """Return a stage for each part of the table [V, C] that fits a binding. `kernel` includes table_part.wgsl."""
     weights = context.weights(name)
     table, chosen = weights.values, weights.format
     num_rows, width = table.shape
@@ -126,10 +120,7 @@ def table_stages(
 
 
 class Head:
-    """The model's last norm and head matrix on the device. `bind` returns the stages that compute logits from them.
-
-    Without a head matrix, the normed rows stand in place of logits.
-    """
+    """The last norm and head matrix on the device. Without a matrix, normed rows stand in place of logits."""
 
     def __init__(self, context: BuildContext, *, logits_stride: int | None = None) -> None:
         """Upload the weights. A row of logits takes `logits_stride` floats of its buffer, by default V."""
@@ -143,10 +134,7 @@ class Head:
             self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
 
     def bind(self, outputs: HeadOutputs) -> HeadStages:
-        """Return the stages that compute a step's logits and write them to `outputs`, find candidates, and draw tokens.
-
-        Run them only in steps with at least one logit row.
-        """
+        """Return the stages that write logits to `outputs`, find candidates and draw, for steps with a logit row."""
         candidates = FindCandidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True))
         rows: tuple[Stage, ...]
         rows = (self._norm_rows(outputs.logits),) if self._matmul is None else self.bind_logits(outputs.logits)
@@ -301,10 +289,7 @@ class ForwardPass:
         progress("loaded", num_parts, num_parts)
 
     def logits_plan(self, step: StepSize, side: int) -> Plan:
-        """Return the dispatches of a step of size `step` up to the logits, which leaves out masks and draws.
-
-        If the step has rows, their logits are written to `outputs[side]`.
-        """
+        """Return the dispatches of a step up to the logits, in `outputs[side]`, without masks and draws."""
         return plan_of([*self._body, *(self._heads[side].logits if step.num_rows else ())], step)
 
     def traced_plans(self, step: StepSize, layers: Collection[int]) -> Iterator[tuple[int | None, Plan]]:

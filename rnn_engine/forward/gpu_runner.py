@@ -71,10 +71,7 @@ class OpenRuns:
                 self._steps[ticket][run.slot] = run
 
     def close(self, ticket: Ticket, batch: Batch, drawn: Sequence[Drawn]) -> None:
-        """After a step, correct which side of the token shifts each slot reads next, now that its draws are known.
-
-        The step is the oldest in flight. `drawn` has one item for each run of `batch`; it is empty if the step failed.
-        """
+        """After the oldest step in flight, set which side each slot reads. `drawn` is empty if the step failed."""
         own = self._steps.pop(ticket)
         for run, one in zip(batch, drawn, strict=False):
             if run.slot in own:
@@ -106,10 +103,7 @@ _MAX_IN_FLIGHT = 2
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A submitted step, with its results once the device has executed it.
-
-    Steps with an even ticket number use side 0 of the double buffers, others side 1.
-    """
+    """A submitted step and its results. Even tickets use side 0 of the double buffers, others side 1."""
 
     ticket: Ticket
     batch: Batch
@@ -223,10 +217,7 @@ class GpuRunner:
         return ticket
 
     def collect(self, ticket: Ticket) -> Readout:
-        """Wait for the step `ticket`, the oldest not yet collected, and return its read-out. See `Runner`.
-
-        Returns at once for a step without rows, since it has no results.
-        """
+        """Wait for the oldest step in flight, and return its read-out; see `Runner`. Does not wait without rows."""
         step = take_oldest(self._uncollected, ticket)
         if step.download is not None:
             while step in self._unfinished:

@@ -44,10 +44,7 @@ class MatMulBuffers:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPart:
-    """The matrices, or rows of them, that one dispatch multiplies, in buffers on the device.
-
-    It has no reference to the weights on the host, so that their memory can be freed.
-    """
+    """Matrices, or rows of them, for one dispatch, on the device. It keeps no reference to weights on the host."""
 
     format: WeightFormat
     num_rows: int
@@ -66,16 +63,10 @@ class LoadedPart:
 
 
 class MatMulKernels:
-    """The matmul kernels of one model on one device, compiled when first used; also lists the model's matmuls.
-
-    `tuning` may be replaced before the first plan is made.
-    """
+    """The matmul kernels and matmuls of one model on a device. `tuning` may be replaced before the first plan."""
 
     def __init__(self, kernels: Kernels, tuning: Tuning, limits: StepLimits, *, activations: str = "f32") -> None:
-        """Prepare to compile the matmul kernels that `tuning` chooses, for steps of at most `limits`.
-
-        `activations` is f32, or int8 to quantise the inputs of matrices with 8-bit weights to bytes.
-        """
+        """Prepare kernels for steps within `limits`. `activations` int8 quantises inputs of 8-bit weights to bytes."""
         self.kernels = kernels
         self.tuning = tuning
         self.limits = limits
@@ -121,10 +112,7 @@ class MatMulKernels:
         return "int8" if self._quantises and weights.packed is not None else "f32"
 
     def packed_inputs(self, memory: Memory, token_bytes: int) -> Buffer:
-        """Return the device buffer for a matmul's inputs quantised to bytes, with `token_bytes` for each token.
-
-        All matmuls with the same `token_bytes` share it, and each overwrites it.
-        """
+        """Return the buffer of inputs in bytes, which all matmuls with the same `token_bytes` overwrite."""
         if token_bytes not in self._packed:
             num_bytes = token_bytes * max(self.limits.max_tokens, self.limits.max_rows)
             self._packed[token_bytes] = memory.create_buffer("quantised inputs", num_bytes)
@@ -308,10 +296,7 @@ class BoundMatMul:
         return sum(part.weight_bytes for part, _ in self.parts)
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        """Yield the matmul's dispatches in a step: one to quantise its inputs, if needed, and one for each part.
-
-        The step must have at least one token, or one row if the inputs are rows.
-        """
+        """Yield a dispatch for each part, after one to quantise the inputs if needed. A step must not be empty."""
         count = step.num_rows if self.counts_rows else step.num_tokens
         if self.singles and count == 1:
             for single in self.singles:

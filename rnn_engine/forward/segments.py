@@ -169,10 +169,7 @@ class SegmentPart:
 
 
 def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[SegmentPart]:
-    """Divide `matrices` by rows into parts, each small enough for one dispatch, and yield the parts.
-
-    The matrices of a part share a weight format. Its weights take at most `max_bytes` in each of the format's buffers.
-    """
+    """Yield `matrices` in parts of rows of one format, each of at most `max_bytes` in each of its buffers."""
     formats = {matrix.weights.format.name: matrix.weights.format for matrix in matrices}
     for name, weights in formats.items():
         max_blocks = max_bytes // max(weights.block_bytes.values())
@@ -216,10 +213,7 @@ def create_weight_buffers(memory: Memory, label: str, weights: WeightFormat, num
 def upload_rows(
     memory: Memory, buffers: Mapping[str, Buffer], weights: WeightFormat, rows: HostMatrix, first_block: int
 ) -> None:
-    """Read matrix rows [R, C], convert them to the format `weights`, on all cores, and upload them to `buffers`.
-
-    They are stored from block `first_block` on. Nothing is read for a memory that only counts.
-    """
+    """Convert rows [R, C] to the format `weights` on all cores, and upload them, from block `first_block` on."""
     if memory.only_counts:
         return
     blocks = row_blocks(weights, rows.shape[1])

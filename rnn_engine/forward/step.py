@@ -36,10 +36,7 @@ def slot_penalty_bytes(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The size of a step: its numbers of tokens, token runs and logit rows, and flags for its kinds of inputs.
-
-    Steps of equal size have the same dispatches.
-    """
+    """The numbers of tokens, runs and rows of a step, and its kinds of inputs. Equal sizes have equal dispatches."""
 
     num_tokens: int
     num_runs: int
@@ -131,10 +128,7 @@ class HeadOutputs:
 
     @classmethod
     def create_pair(cls, shape: ModelShape, limits: StepLimits, memory: Memory) -> tuple[HeadOutputs, HeadOutputs]:
-        """Create the output buffers of even and of odd steps, so that two steps can be in flight.
-
-        They have logits of their own but share the read-out, which each step copies to its answer at its end.
-        """
+        """Create the outputs of even and odd steps: logits of their own, and one read-out that each copies."""
         readout = memory.create_buffer("readout", 4 * limits.max_rows * limits.readout_words)
         logits = [memory.create_buffer("logits", 4 * limits.max_rows * shape.row_size) for _ in range(2)]
         return cls(logits[0], readout), cls(logits[1], readout)
@@ -145,10 +139,7 @@ NO_MASK = DRAWN_LAST = 0xFFFFFFFF
 
 
 def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
-    """Encode `batch` as the 4-byte words of `struct Batch` of batch.wgsl, up to its last token.
-
-    `shift_sides` has for each slot the copy of the token shifts, 0 or 1, that the step reads.
-    """
+    """Encode `batch` as `struct Batch` of batch.wgsl. `shift_sides` has the side, 0 or 1, that each slot reads."""
     ids = given_ids(batch, vocab_size)
     slots = [run.slot for run in batch]
     lengths = np.array([len(run_ids) for run_ids in ids])
@@ -182,10 +173,7 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], v
 
 
 def encode_masks(batch: Batch, vocab_size: int) -> NDArray[np.uint32] | None:
-    """Make the token masks of `batch`: [rows, ceil(V / 32)] for the rows of all token runs with a mask function.
-
-    Return None if none of these runs restricts its tokens.
-    """
+    """Return the masks [rows, ceil(V / 32)] of the runs with a mask function; None if all tokens are allowed."""
     made = make_masks(batch, vocab_size)
     if all(own is None for own in made):
         return None
@@ -202,10 +190,7 @@ def encode_masks(batch: Batch, vocab_size: int) -> NDArray[np.uint32] | None:
 def decode_readout(
     answer: bytes, batch: Batch, limits: StepLimits, full_row: Callable[[int], F32], drawn: Sequence[Drawn]
 ) -> Readout:
-    """Decode the read-out of `batch` from `answer`, the bytes of a `struct Readout` for each logit row.
-
-    The read-out's `full_row` and `drawn` are the arguments of these names.
-    """
+    """Decode the `struct Readout` of each row in `answer`, and add `full_row` and `drawn`."""
     count = limits.num_candidates
     words = np.frombuffer(answer, np.uint32).reshape(-1, limits.readout_words)  # [R, words]
     floats = words.view(np.float32)

@@ -119,10 +119,7 @@ class KernelTuner:
         half: bool = False,
         counts: Sequence[int] = TOKEN_COUNTS,
     ) -> None:
-        """Prepare to tune the matmul kernels of `runner` for the token counts `counts`.
-
-        `matmuls` are these kernels. `half` also tries products in f16.
-        """
+        """Prepare to tune the kernels `matmuls` for token `counts`. `half` also tries products in f16."""
         self._runner = runner
         self._matmuls = matmuls
         self._device = runner.device
@@ -174,10 +171,7 @@ class KernelTuner:
     def times(
         self, kind: MatMulClass, tokens: int, wanted: Sequence[MatMulVariant], rounds: int
     ) -> dict[MatMulVariant, float]:
-        """Return the median seconds per dispatch of each variant in `wanted`, each measured `rounds` times in turns.
-
-        Raises DeviceError if the device rejects a variant.
-        """
+        """Return each variant's median seconds of `rounds` in turns. Raises DeviceError if one is rejected."""
         (task,) = (task for task in self._tasks() if (task.kind, task.tokens) == (kind, tokens))
         with closing(self._device.allocate()) as memory:
             measure = _Measure(self._device, memory)
@@ -256,10 +250,7 @@ def _that_matter(tasks: list[_Task]) -> list[_Task]:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A callable that times a kernel variant for a class of matmuls at a token count.
-
-    It reads the weights of several layers in turns, so that caches help no more than in a real step.
-    """
+    """Times a variant for matmuls of a class. It reads the weights of several layers in turns, as a step does."""
 
     device: Device
     memory: Memory

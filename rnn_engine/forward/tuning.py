@@ -89,10 +89,7 @@ class Tuning:
         return self.normed[0 if kind.rows <= _FEW_ROWS else -1]
 
     def weight_includes(self, weights: WeightFormat, number: str = "f32") -> dict[str, Include]:
-        """Return the WGSL files that a kernel includes to load matrices of the format `weights`.
-
-        `number` is int8 for kernels that multiply them with inputs in bytes, which only formats of bytes allow.
-        """
+        """Return the WGSL files that load the format `weights`; with `number` int8, for inputs in bytes."""
         include = weights.packed if number == "int8" else weights.include
         assert include is not None
         return (

@@ -20,10 +20,7 @@ _NUMBER_BYTES: Final = {"f32": 4, "f16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StreamVariant:
-    """A set of constants for the kernel matmul.wgsl, which reads every weight once for up to `tokens` tokens.
-
-    matmul.wgsl explains the constants.
-    """
+    """Constants of matmul.wgsl, which explains them. It reads every weight once for up to `tokens` tokens."""
 
     tokens: int
     groups: int = 1
@@ -76,10 +73,7 @@ class StreamVariant:
 
 @dataclass(frozen=True, slots=True)
 class TiledVariant:
-    """A set of constants for the kernel matmul_tiled.wgsl, which computes the output in tiles.
-
-    A workgroup computes a tile of `rows` by `tokens`, and each of its threads `each_rows` by `each_tokens` of it.
-    """
+    """Constants of matmul_tiled.wgsl: tiles of `rows` by `tokens`, and of `each_rows` by `each_tokens` for a thread."""
 
     rows: int
     tokens: int
@@ -147,10 +141,7 @@ def to_record(variant: MatMulVariant) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> MatMulVariant:
-    """Return the kernel variant that `to_record` made into the dict `record`.
-
-    Raises ValueError, KeyError or TypeError for an invalid record.
-    """
+    """Return the variant that `to_record` made a dict of. Raises ValueError, KeyError or TypeError."""
     fields = dict(record)
     kind = _KINDS[fields.pop("shader")]
     variant = kind(**fields)
@@ -169,10 +160,7 @@ class KernelLimits:
     has_f16: bool = False
 
     def allow(self, variant: MatMulVariant) -> bool:
-        """Return True if a device with these limits can run the kernel variant `variant`.
-
-        Its tiles must also divide the rows of a segment evenly.
-        """
+        """Return True if a device with these limits can run `variant`, and its tiles divide segments evenly."""
         if ROW_ALIGNMENT % variant.rows or not 8 <= variant.threads <= self.threads:
             return False
         if variant.workgroup_bytes > self.workgroup_bytes:

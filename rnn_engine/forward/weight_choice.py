@@ -115,10 +115,7 @@ def _formats(text: str, first: str) -> dict[str, str]:
 
 
 def parse_weights(weights: str | FormatOf, shape: ModelShape) -> tuple[FormatOf, str]:
-    """Return a function from a matrix's name to its weight format, and the type of activations, f32 or int8.
-
-    `weights` is a text for `WeightChoice.parse`, or such a function; then activations are f32.
-    """
+    """Return a function from names to formats, and f32 or int8 activations, for a text or such a function."""
     if not isinstance(weights, str):
         return weights, "f32"
     choice = WeightChoice.parse(weights)
@@ -142,10 +139,7 @@ def _check_format(text: str, name: str, also: Iterable[str] = ()) -> None:
 
 
 def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> WeightFormat:
-    """Return the weight format that stores floats of `dtype`, or blocks of `block_type`, without conversion.
-
-    If there is no such format of floats, return f32.
-    """
+    """Return the format that stores floats of `dtype`, or `block_type`, without conversion; f32 if there is none."""
     if block_type is not None:
         return STORED_FORMATS[block_type.lower()]
     name = {"float16": "f16", "bfloat16": "bf16"}.get(dtype.name, "f32")

@@ -147,10 +147,7 @@ class WeightFormat(Protocol):
 
     @property
     def codes(self) -> str | None:
-        """The kind of codes that `include` turns into numbers with the file that it includes as CODES.
-
-        It is a key of `Tuning.codes`, or None if there is no such file.
-        """
+        """The key of `Tuning.codes` of the file that `include` includes as CODES; None if there is no such file."""
         ...
 
     @property
@@ -163,10 +160,7 @@ class WeightFormat(Protocol):
         ...
 
     def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:
-        """Convert a matrix [R, C] to this format; return the contents of each device buffer, by its WGSL variable.
-
-        `matrix` has floats of any type, or quantised blocks. Blocks of this format are not converted.
-        """
+        """Convert a matrix [R, C] of floats or quantised blocks; return the buffers' contents by WGSL variable."""
         ...
 
     def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
@@ -198,10 +192,7 @@ class FloatFormat:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedFormat:
-    """The weight format of quantised blocks: integer codes, and f16 figures such as a scale for each block.
-
-    `figures` is the name of the figures' variable in the WGSL, `codes` as in `WeightFormat`.
-    """
+    """The format of blocks of integer codes (see `codes`) with f16 figures, in the WGSL's variable `figures`."""
 
     blocks: BlockFormat
     include: Include

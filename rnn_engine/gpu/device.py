@@ -39,10 +39,7 @@ class DeviceInfo:
 
 
 def list_devices() -> list[DeviceInfo]:
-    """Return all devices that WebGPU finds on this machine, in the order of their indices.
-
-    Returns none, with a warning in the log, if wgpu can't be loaded.
-    """
+    """Return all devices by index; none, with a warning in the log, if wgpu can't be loaded."""
     try:
         return [info for info, _ in _list_adapters()]
     except DeviceError as error:
@@ -51,26 +48,17 @@ def list_devices() -> list[DeviceInfo]:
 
 
 def economical_device() -> str:
-    """Return the index of the first integrated GPU, which saves power, as a `choice` for `open_device`.
-
-    Return "auto" if there is none.
-    """
+    """Return the index of the first integrated GPU for `open_device`; "auto" if there is none."""
     return next((str(info.index) for info in list_devices() if info.kind == "integrated"), "auto")
 
 
 def choose_adapter(choice: str) -> tuple[DeviceInfo, wgpu.GPUAdapter]:
-    """Return the device that `choice` names: "auto" (the fastest kind), an index, or a part of a device's name.
-
-    Raises DeviceError if no device fits. Its message lists the devices.
-    """
+    """Return the device for "auto" (the fastest kind), an index or a part of a name. Raises DeviceError."""
     return _fitting(choice)[0]
 
 
 def equal_devices(choice: str) -> list[DeviceInfo]:
-    """Return the device that `choice` names (see `choose_adapter`) and all other matches of its kind and backend.
-
-    They are in the order of their indices. Raises DeviceError if no device fits.
-    """
+    """Return the device that `choice` names and all others of its kind and backend. Raises DeviceError."""
     first, *others = [info for info, _ in _fitting(choice)]
     alike = [info for info in others if (info.kind, info.backend) == (first.kind, first.backend)]
     return sorted([first, *alike], key=lambda info: info.index)
@@ -125,10 +113,7 @@ _MOST_BINDING_BYTES = (1 << 32) - 1  # shaders have the sizes of bindings as u32
 
 
 class Device:
-    """An open GPU with its compiled kernels and its groups of buffers. Models on different threads may share it.
-
-    If `checked`, shader modules check every index at run time. Unchecked ones are faster and trust the shaders.
-    """
+    """An open GPU with its kernels and buffers, for any thread. Unless `checked`, shaders' indices are trusted."""
 
     def __init__(self, info: DeviceInfo, adapter: wgpu.GPUAdapter, *, checked: bool) -> None:
         self.info = info
@@ -182,11 +167,7 @@ _opening = threading.Lock()
 
 
 def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
-    """Return the device that `choice` names (see `choose_adapter`). The first call opens it.
-
-    It stays open until the process ends. Without models it holds only its compiled kernels.
-    A device that was lost or retired is opened anew. May be called from any thread.
-    """
+    """Return the device that `choice` names, opened at the first call or after a loss. For any thread."""
     info, adapter = choose_adapter(choice)
     with _opening:
         device = _opened.get((info, checked))
@@ -196,9 +177,6 @@ def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
 
 
 def allocated_on(info: DeviceInfo) -> int:
-    """Return how many bytes of device memory all models of this process have allocated on the device `info`.
-
-    May be called from any thread.
-    """
+    """Return the bytes that all models of this process have allocated on the device `info`. For any thread."""
     with _opening:
         return sum(device.allocated_bytes for (opened, _), device in _opened.items() if opened == info)

@@ -27,10 +27,7 @@ _KERNELS = 512  # that are kept for one device; a model has about twenty
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled compute pipeline, the form in which a device runs a shader, with its source.
-
-    Kernels of the same WGSL file can use the same bind groups.
-    """
+    """A compiled pipeline with its source. Kernels of one WGSL file can use the same bind groups."""
 
     label: str
     source: ShaderSource
@@ -41,11 +38,7 @@ class Kernels:
     """Compiles the kernels of a device and caches the most recently used. May be called from any thread."""
 
     def __init__(self, device: wgpu.GPUDevice, device_name: str, *, checked: bool, limit: int = _KERNELS) -> None:
-        """Prepare to compile kernels for `device`. At most `limit` of them are cached.
-
-        Shaders check indices at run time if `checked`; see `Device`. A kernel that is dropped from the cache lives on
-        in the models that use it.
-        """
+        """Prepare to compile for `device`; at most `limit` kernels are kept. For `checked` see `Device`."""
         self._device = device
         self._device_name = device_name
         self._checked = checked
@@ -62,10 +55,7 @@ class Kernels:
     def get(
         self, name: str, constants: Mapping[str, Constant], includes: Mapping[str, Include] | None = None
     ) -> Kernel:
-        """Return the kernel made from `name`.wgsl with these constants and includes. The first call compiles it.
-
-        Raises DeviceError if the device rejects it. The message has the WGSL file and line.
-        """
+        """Return the kernel of `name`.wgsl, compiled at the first call. Raises DeviceError, with file and line."""
         key = (name, tuple(constants.items()), tuple((includes or {}).items()))
         with self._lock:
             kernel = self._kernels.pop(key, None) or self._compile(specialise(name, constants, includes))
@@ -75,10 +65,7 @@ class Kernels:
             return kernel
 
     def bind(self, source: ShaderSource, buffers: Mapping[str, Buffer]) -> BindGroup:
-        """Return a bind group that connects the variables of the shader `source` to `buffers`, given by variable name.
-
-        Raises KeyError if the names are not those that the WGSL declares.
-        """
+        """Return the bind group of `buffers` by variable. Raises KeyError if the names are not those of the WGSL."""
         if buffers.keys() != source.bindings.keys():
             raise KeyError(f"{source.name}.wgsl binds {sorted(source.bindings)}, not {sorted(buffers)}")
         return self._device.create_bind_group(

@@ -26,10 +26,7 @@ def wait_for_mapping(device: wgpu.GPUDevice, mapping: native.Mapping, submission
 
 
 def is_lost(device: wgpu.GPUDevice) -> bool:
-    """Return True if `device`, an open GPU, was reset or removed.
-
-    Check this before calls for which wgpu-native would end the process if the device is lost.
-    """
+    """Return True if an open GPU was lost. Check this where wgpu-native would end the process if it is."""
     try:
         device.create_buffer(size=16, usage="COPY_DST").destroy()
     except native.gpu_errors:
@@ -57,10 +54,7 @@ _STORAGE = "COPY_DST|COPY_SRC|STORAGE"
 
 
 class Memory:
-    """A group of buffers on one device, such as those of one model. `close` frees all of them at once.
-
-    Not thread-safe, but different threads may use different groups of one device.
-    """
+    """A group of buffers on one device, which `close` frees. Only one thread may use it at a time."""
 
     only_counts = False  # its buffers have no contents; see `SizingDevice`
 
@@ -87,10 +81,7 @@ class Memory:
     def create_buffer(
         self, label: str, num_bytes: int, *, use: BufferUse = "buffers", mappable: bool = False
     ) -> Buffer:
-        """Allocate a zeroed buffer of at least `num_bytes`, for kernels to use, or if `mappable`, for the host to read.
-
-        `use` says what it is for. Raises DeviceMemoryError if the device has no room for it.
-        """
+        """Allocate a zeroed buffer for `use`, or for the host to read if `mappable`. Raises DeviceMemoryError."""
         limit = self._device.limits["max-buffer-size"] if mappable else self.max_binding_bytes
         if num_bytes > limit:
             raise DeviceMemoryError(

@@ -62,10 +62,7 @@ def handle(wgpu_object: object) -> Handle:
 
 
 def create_trusted_module(device: wgpu.GPUDevice, label: str, code: str) -> wgpu.GPUShaderModule:
-    """Compile WGSL to a shader module without bounds checks and loop limits. Use it only for trusted shaders.
-
-    Raises wgpu.GPUValidationError if the code is not valid.
-    """
+    """Compile trusted WGSL without bounds checks and loop limits. Raises wgpu.GPUValidationError."""
     source = _api.new_struct_p("WGPUShaderSourceWGSL *", code=_api.to_c_string_view(code))
     source[0].chain.next = ffi.NULL
     source[0].chain.sType = lib.WGPUSType_ShaderSourceWGSL
@@ -157,10 +154,7 @@ class Mapping:
         return self._settled.wait(seconds)
 
     def take(self) -> bytes:
-        """Return the bytes that were read, and unmap the buffer. Call it once, when it is ready.
-
-        The buffer may then be used again. Raises RuntimeError if it could not be mapped.
-        """
+        """Return the bytes and unmap the buffer, once, when it is ready. Raises RuntimeError if that failed."""
         if self._error is not None:
             raise RuntimeError(f"the buffer can't be mapped: {self._error}")
         try:

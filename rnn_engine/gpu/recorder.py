@@ -50,10 +50,7 @@ class Plan:
         return "\n".join(f"{d.label}: {d.kernel.label} {d.x} x {d.y}" for d in self.dispatches)
 
     def once_each(self) -> Plan:
-        """Return a plan with the first dispatch of each kernel alone, for a driver that compiles a kernel at first use.
-
-        What it computes means nothing.
-        """
+        """Return a plan of each kernel's first dispatch, for drivers that compile late. Its results mean nothing."""
         return Plan(
             tuple({dispatch.kernel.pipeline: dispatch for dispatch in reversed(self.dispatches)}.values())[::-1]
         )
@@ -92,10 +89,7 @@ class ReadBack:
         return self._mapping.is_ready
 
     def take(self) -> bytes:
-        """Wait for the transfer and return the bytes. Call this once; the buffer may then be used again.
-
-        Raises DeviceError if the bytes can't be read.
-        """
+        """Wait and return the bytes, once; the buffer is then free. Raises DeviceError if they can't be read."""
         wait_for_mapping(self._device, self._mapping, self.submission)
         if is_lost(self._device):  # the mapping may have succeeded then, but there are no bytes
             raise DeviceError(f"{self._label} can't be read: the device is lost")
@@ -110,10 +104,7 @@ class Recorder:
         self._device = device.wgpu_device
 
     def submit(self, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> int:
-        """Submit the dispatches of `plan`, then `copies`, to the device without waiting; return an index for `wait`.
-
-        Submissions run in order, each after the uploads before it. Raises DeviceError if the device rejects it.
-        """
+        """Submit dispatches, then copies, after all uploads; return an index for `wait`. Raises DeviceError."""
         with device_errors("a step can't be submitted"):
             encoder = self._device.create_command_encoder()
             if plan is not None:
@@ -131,8 +122,5 @@ class Recorder:
         native.wait(self._device, submission)
 
     def download(self, buffer: Buffer, num_bytes: int, submission: int) -> ReadBack:
-        """Start to transfer the first `num_bytes` of a mappable buffer to the host after `submission`. Does not block.
-
-        Submit nothing that uses the buffer until `ReadBack.take` has returned.
-        """
+        """Start a transfer after `submission`. Submit nothing that uses the buffer before `ReadBack.take` returns."""
         return ReadBack(self._device, buffer, num_bytes, submission)

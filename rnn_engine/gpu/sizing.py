@@ -33,19 +33,13 @@ class SizingDevice(Device):
 
     @classmethod
     def like(cls, choice: str) -> SizingDevice:
-        """Return a sizing device (one that only counts) with the kind and limits of the device that `choice` names.
-
-        For `choice` see `choose_adapter`. The real device is not opened.
-        """
+        """Return a device that only counts, like the one that `choice` names, which is not opened."""
         info, adapter = choose_adapter(choice)
         return cls(info, adapter.limits)
 
     @classmethod
     def smallest(cls) -> SizingDevice:
-        """Return a sizing device (one that only counts) with the least limits that WebGPU allows.
-
-        It is for machines without a GPU.
-        """
+        """Return a device that only counts, with WebGPU's least limits, for machines without a GPU."""
         return cls(DeviceInfo(0, "any device", "discrete", "none", "none"), _LEAST_LIMITS)
 
     def allocate(self) -> Memory:

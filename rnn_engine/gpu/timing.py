@@ -19,11 +19,7 @@ _MAX_DISPATCHES = 2048  # WebGPU promises query sets of 4096 times
 
 
 def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
-    """Run `plan` `repeats` times after a warm-up, and return the median seconds of each of its dispatches.
-
-    Each dispatch is a compute pass of its own here, so the times do not show dispatches that overlap within a step.
-    Blocks. Raises DeviceError if the device has no clock, or fails.
-    """
+    """Return the median seconds of each dispatch, run in a pass of its own. Blocks. Raises DeviceError."""
     if not device.has_timestamps:
         raise DeviceError(f"{device.info.name} can't time dispatches, since it has no timestamp queries")
     if len(plan.dispatches) > _MAX_DISPATCHES:
@@ -137,10 +133,7 @@ def _measure_operations(device: Device, number: str) -> float:
 
 
 def measure_subgroup_size(device: Device) -> int:
-    """Measure and return the number of lanes in a subgroup of `device`.
-
-    Return 0 if the device has no subgroups, or does not number lanes as it numbers threads.
-    """
+    """Measure the lanes of a subgroup; 0 without subgroups, or if lanes are not numbered as threads are."""
     if not device.has_subgroups:
         return 0
     kernel = device.kernels.get("subgroup_size", {"THREADS": 64})

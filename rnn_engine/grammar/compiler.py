@@ -50,10 +50,7 @@ class _CompiledEntry:
 
 
 class _Lane:
-    """A thread that compiles grammars one after another, and a process in which each of them is tried first.
-
-    A trial may take at most `seconds` of processor time.
-    """
+    """A thread that compiles grammars in turn, and a process that tries each for `seconds` of processor time."""
 
     def __init__(self, number: int, seconds: float) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"grammars {number}")
@@ -61,10 +58,7 @@ class _Lane:
         self._trials: Trials | None = None
 
     def trials(self, vocabulary: Vocabulary) -> Trials:
-        """Return the `Trials` that try grammars for this lane, made at the first call with the given vocabulary.
-
-        Call this only on the lane's thread, and always with the same vocabulary.
-        """
+        """Return this lane's `Trials`, made at the first call. Only for its thread, and always one vocabulary."""
         if self._trials is None:
             self._trials = Trials(vocabulary, self._seconds)
         return self._trials

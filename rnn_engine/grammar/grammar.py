@@ -28,10 +28,7 @@ class Fault:
 
 
 class GrammarError(Exception):
-    """A grammar is invalid, or takes more time or memory than allowed. The message gives the reason.
-
-    `fault` is the part of a JSON schema for which the grammar is invalid, if it is known.
-    """
+    """A grammar is invalid or takes too much. `fault` is the part of a JSON schema that is at fault, if known."""
 
     def __init__(self, message: str, fault: Fault | None = None) -> None:
         super().__init__(message)
@@ -73,10 +70,7 @@ class Grammar:
     strict: bool = True  # otherwise what can't be enforced is left out of a JSON schema
 
     def refused(self, reason: str, fault: Fault | None = None) -> InvalidGrammarError:
-        """Return the error that reports this grammar as unusable because of `reason`, and of the `fault` in a schema.
-
-        If the client wrote the text, the error has the position of the fault.
-        """
+        """Return the error for this grammar, with the position of the fault if the client wrote the text."""
         position = error_position(self.kind, self.text, reason) if self.is_written else None
         if fault is not None:
             field = fault.place.partition("#")[0] or self.field
@@ -88,10 +82,7 @@ class Grammar:
 
 
 def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema", *, strict: bool = True) -> Grammar:
-    """Return the grammar of all JSON texts that fit `schema`. `name` is the request's field that contains the schema.
-
-    Keywords that a grammar can't enforce are refused, or ignored if `strict` is False.
-    """
+    """Return the grammar of JSON that fits `schema`, the field `name`. Unless `strict`, keywords may be ignored."""
     try:
         text = json.dumps(schema, ensure_ascii=False)
     except RecursionError:
@@ -105,8 +96,5 @@ def choice_grammar(choices: Sequence[str], name: str = "choice") -> Grammar:
 
 
 def written_grammar(text: str, name: str = "grammar") -> Grammar:
-    """Return the grammar written in `text`, after detecting if it is in llama.cpp's syntax or in Lark's.
-
-    `name` is the request's field that contains the text.
-    """
+    """Return the grammar in `text`, of the field `name`: in llama.cpp's syntax or in Lark's, as it seems."""
     return Grammar("lark" if is_lark_syntax(text) else "gbnf", text, name)

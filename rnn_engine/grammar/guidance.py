@@ -102,10 +102,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def fit_grammar(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
-    """Return a strict grammar whose schemas can be enforced, and the names of what was left out of them for that.
-
-    Raises GrammarError for a part of a strict schema that can't be enforced.
-    """
+    """Return an enforceable strict grammar, and what was left out. Raises GrammarError for strict parts."""
     if grammar.kind == "tagged":
         return _fit_tagged(grammar)
     if grammar.kind != "json_schema" or grammar.strict:
@@ -231,10 +228,7 @@ def _slot(begin: str, number: int, end: str) -> str:
 
 
 def loosened(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]] | None:
-    """Return a grammar that enforces nothing of schemas that are not strict, and their names; None without any.
-
-    It is for a grammar that takes too much to compile.
-    """
+    """Return a grammar that enforces no schema that is not strict, and the names of these; None without any."""
     if grammar.kind == "json_schema" and not grammar.strict:
         return replace(grammar, text="true", strict=True), (f"{grammar.field}#",)
     if grammar.kind != "tagged":

@@ -28,10 +28,7 @@ class TextPosition(NamedTuple):
 
 
 def error_position(kind: str, text: str, message: str) -> TextPosition | None:
-    """Return the position in the grammar `text` of the error that a grammar library reported as `message`, or None.
-
-    It is None if the message does not give it. `kind` is the grammar's kind.
-    """
+    """Return where the error that a library reported as `message` is in the grammar; None if it does not say."""
     match kind:
         case "regex":
             return _in_regex(text, message)
@@ -47,10 +44,7 @@ def error_position(kind: str, text: str, message: str) -> TextPosition | None:
 
 
 def _told(text: str, message: str, *, in_bytes: bool = False) -> TextPosition | None:
-    """Return the line and column that the error `message` mentions, moved into `text` if outside; None if it has none.
-
-    The message counts columns in bytes if `in_bytes`, else in characters.
-    """
+    """Return the line and column in `message`, in characters, or bytes if `in_bytes`; None if it has none."""
     if (found := _LINE_COLUMN.search(message)) is None:
         return None
     line, column = (int(number) for number in found.groups() if number is not None)
@@ -63,10 +57,7 @@ def _told(text: str, message: str, *, in_bytes: bool = False) -> TextPosition | 
 
 
 def _in_regex(text: str, message: str) -> TextPosition | None:
-    """Return the position of an error in a regular expression, which `message` marks with a caret below the expression.
-
-    It is None if there is no caret. The message shows line breaks and slashes escaped.
-    """
+    """Return where the caret in `message` is in a regular expression, which is escaped there; None without one."""
     if (found := _REGEX_CARET.search(message)) is None:
         return None
     shown, column = found[1], len(found[2])
@@ -89,10 +80,7 @@ def _in_json(text: str, message: str) -> TextPosition | None:
 
 
 def json_offset(text: str, keys: list[str]) -> int | None:
-    """Return the character offset of a value in the JSON `text`; None if there is no such value.
-
-    `keys` are the path to the value: the keys of objects, and the indices of lists as text.
-    """
+    """Return the offset of the value at the path `keys`, indices as texts, in JSON; None if there is none."""
     try:
         offset = _space(text, 0)
         for key in keys:

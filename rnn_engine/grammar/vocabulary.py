@@ -37,16 +37,10 @@ class _Tokenizer(Protocol):
 
 
 class Vocabulary:
-    """A model's vocabulary for grammars: the bytes of each token. Token 0 ends a text, whatever its bytes.
-
-    Grammars never allow other tokens without bytes.
-    """
+    """The bytes of each token, for grammars, which allow none without bytes. Token 0 ends a text."""
 
     def __init__(self, pieces: Sequence[bytes], encode: Callable[[str], Sequence[int]] | None = None) -> None:
-        """Make a vocabulary in which token i has the bytes `pieces[i]`.
-
-        `encode` tokenizes a text. By default, it takes the longest matching piece again and again.
-        """
+        """Make a vocabulary of `pieces` by id. Without `encode`, texts are divided into the longest pieces."""
         self.pieces = (b"", *pieces[1:])
         self.encode = encode or _LongestPieces(self.pieces)
 

@@ -69,18 +69,11 @@ class Hub:
         self._folder = models_folder() if folder is None else folder
 
     def pull(self, wanted: Wanted) -> Path:
-        """Download a model, except for files that are already here, and return the path to open.
-
-        Raises ModelError, as `plan` and `fetch` do.
-        """
+        """Download those files of a model that are missing, and return the path to open. Raises ModelError."""
         return self.fetch(self.plan(wanted))
 
     def plan(self, wanted: Wanted) -> Download:
-        """Look up the files of a model.
-
-        Raises ModelError if there is no such model, if the hub can't be reached, or if a file would be written outside
-        of the model's folder.
-        """
+        """Look up a model's files. Raises ModelError if there are none, or if one would leave the model's folder."""
         with self._in_words(wanted.repository):
             commit, files = self._list_files(wanted.repository)
         chosen = tuple(files[path] for path in wanted.choose(list(files)))

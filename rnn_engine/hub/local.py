@@ -28,10 +28,7 @@ _LISTED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model that a user named: a repository on the hub, and optionally its file of weights.
-
-    `file` is a path or shell pattern; the newest match is used. If it is None, the repository must contain one model.
-    """
+    """A repository on the hub that a user named, and perhaps its file, a path or pattern: the newest is used."""
 
     repository: str
     file: str | None = None
@@ -53,10 +50,7 @@ class Wanted:
         return self.repository if self.file is None else f"{self.repository}:{self.file}"
 
     def choose(self, paths: Sequence[str]) -> list[str]:
-        """Return those of `paths`, a repository's files, that belong to the wanted model.
-
-        Raises ModelError if no file matches, or if the repository has several models and `file` is None.
-        """
+        """Return the wanted ones of a repository's `paths`. Raises ModelError for none, or for several models."""
         weights = [path for path in paths if path.endswith(WEIGHTS)]
         if self.file is not None:
             matches = [path for path in weights if fnmatch(path, self.file)]
@@ -126,10 +120,7 @@ class LocalModel:
 
 
 def models_folder() -> Path:
-    """Return the folder for downloaded models, which may not exist yet.
-
-    It is the one that the environment variable RNN_ENGINE_MODELS names, or else `models` in the user's cache folder.
-    """
+    """Return the folder for models: RNN_ENGINE_MODELS, or one in the user's cache folder. It may not exist."""
     chosen = os.environ.get("RNN_ENGINE_MODELS")
     return Path(chosen) if chosen else cache_folder() / "models"
 
@@ -162,18 +153,12 @@ def locate_model(named: str | Path) -> Path:
 
 
 def model_name(path: Path) -> str:
-    """Return the default name of the model at `path`: the file's name without its ending, or the folder's name.
-
-    The number of a part is no part of a model's name.
-    """
+    """Return a model's default name: that of the file without ending and number of a part, or of the folder."""
     return path.resolve().name if path.is_dir() else without_part(path.stem)
 
 
 def find_local(wanted: Wanted) -> Path | None:
-    """Return the path of a wanted model on this computer; None if it is not here.
-
-    Raises ModelError if `wanted` names no file, and several files of weights of its repository are here.
-    """
+    """Return the path of a model that is here, or None. Raises ModelError if several files are and none is named."""
     for repository, folder, paths in (*_pulled(), *_cached()):
         if repository.lower() != wanted.repository.lower():
             continue
@@ -186,10 +171,7 @@ def find_local(wanted: Wanted) -> Path | None:
 
 
 def model_path(folder: Path, paths: list[str]) -> Path:
-    """Return the path to open for a model: its only file of weights, or its first part, or `folder` if it has several.
-
-    `paths` are the model's files, relative to `folder`.
-    """
+    """Return the path to open for a model's files `paths`: the only one, the first part, or else `folder`."""
     weights = sorted({part_names(path)[0] for path in paths if path.endswith(WEIGHTS)})
     return folder / weights[0] if len(weights) == 1 else folder
 

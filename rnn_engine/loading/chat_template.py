@@ -98,10 +98,7 @@ def _names_within(model_path: Path) -> Iterator[str]:
 
 
 def _from_gguf(model_path: Path) -> ChatTemplate | None:
-    """Return the chat template in a GGUF file's metadata; None if there is none that can be used.
-
-    A template that can't be read is logged, and None is returned.
-    """
+    """Return the usable chat template of a GGUF file, or None. One that can't be read is logged."""
     metadata = _gguf_metadata(model_path)
     found, tokens = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.tokens")
     special = {}
@@ -126,10 +123,7 @@ def _gguf_metadata(path: Path) -> Mapping[str, object]:
 
 
 def _read(path: Path) -> ChatTemplate | None:
-    """Return the chat template in a Jinja or JSON file; None for JSON that has none, and for the name of a template.
-
-    Raises ModelError if the file can't be read.
-    """
+    """Return the template in a Jinja or JSON file; None if it has none. Raises ModelError if it can't be read."""
     beside = path.parent / _JSON_FILES[1]
     if path.suffix != ".json":
         return _jinja(path, _read_text(path), read_json(beside) if beside.is_file() else {})

@@ -114,11 +114,7 @@ class KeptChoices:
         return cls(choices_folder() / f"{name}.json", key)
 
     def read(self, limits: KernelLimits) -> dict[tuple[MatMulClass, int], Choice]:
-        """Return the recorded choices of kernels, by kind of matmul and number of tokens.
-
-        If the file is damaged, is for another device, or has a kernel that `limits` forbid, that is logged and no
-        choice is returned.
-        """
+        """Return recorded choices; none, with a line in the log, if the file is damaged or of another device."""
         if not self.path.exists():
             return {}
         record = read_record(self.path) or {}
@@ -165,10 +161,7 @@ def _to_json(choice: Choice) -> dict[str, Any]:
 
 
 def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
-    """Yield the kernel choices in `record`, the JSON content of a file of recorded choices.
-
-    Raises KeyError, TypeError, ValueError or AttributeError if the content is not valid.
-    """
+    """Yield the choices in a file's content. Raises KeyError, TypeError, ValueError or AttributeError."""
     for each in record["choices"]:
         kind = MatMulClass(str(each["weights"]), int(each["rows"]), int(each["columns"]), str(each["number"]))
         if each["tokens"] not in TOKEN_COUNTS:

@@ -108,35 +108,23 @@ def check_cpu_weights(weights: str | None) -> None:
 
 
 def usual_weights(model: ModelFile) -> str:
-    """Return a model's weight format if the user chose none: `STORED` for a quantised file, else f16.
-
-    LoRAs turn quantised blocks into plain numbers, so a model with LoRAs is f16.
-    """
+    """Return the format if the user chose none: `STORED` for a quantised file without LoRAs, else f16."""
     return STORED if has_kept_blocks(model) and not model.loras else AUTO_FORMATS[0]
 
 
 def measure_on(device: SizingDevice, model: ModelFile) -> Measure:
-    """Return a function that computes the bytes that a runner of `model` takes on a device like `device`.
-
-    The function takes the weight format and the runner's size, and caches its results.
-    """
+    """Return a caching function from format and size to the bytes of a runner on a device like `device`."""
     unread = UnreadModel(model.shape, model.tensors)
     return cache(lambda weights, size: measure_runner(unread, device, size, weights=weights).total)
 
 
 def find_memory(device: DeviceInfo) -> int | None:
-    """Return the bytes of free memory on a device; None if they are unknown.
-
-    WebGPU does not report a device's memory. For software and integrated devices, it is the computer's free memory.
-    """
+    """Return a device's free memory, if known: for software and integrated devices that of the computer."""
     return psutil.virtual_memory().available if device.kind in ("software", "integrated") else None
 
 
 def free_memory(device: DeviceInfo, device_memory: int | None) -> int | None:
-    """Return the bytes that a model may take on a device; None if they are unknown.
-
-    `device_memory` is the device's size in bytes, if the user gave it.
-    """
+    """Return the bytes that a model may take on a device of `device_memory` bytes; None if they are unknown."""
     return find_memory(device) if device_memory is None else max(0, device_memory - allocated_on(device))
 
 
@@ -147,10 +135,7 @@ def in_words(num_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The bytes that a model takes of a device with one weight format, and whether the device has as many.
-
-    The states that the cache keeps on the device are allocated as far as there is room; they are not needed.
-    """
+    """The bytes that a model takes with one weight format. States that are kept take what room is left."""
 
     weights: str
     num_bytes: int  # without kept states

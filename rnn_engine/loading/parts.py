@@ -71,10 +71,7 @@ Raises ModelError or DeviceError.
 
 @dataclass(slots=True)
 class EngineParts:
-    """The loaded parts of an engine: runner, tokenizer, state cache, named states and facts for clients.
-
-    Sequences run in the first `info.num_slots` of the runner's slots; the others are spare.
-    """
+    """The loaded parts of an engine. The runner's slots from `info.num_slots` on are spare."""
 
     info: EngineInfo
     runner: Runner  # another one after `reopen`
@@ -118,10 +115,7 @@ class EngineParts:
         return self.runner
 
     def close(self) -> None:
-        """Close all parts of the engine: write cached states to disk, free the device and unlock folders.
-
-        Only the thread that owns the runner may call this.
-        """
+        """Write cached states, free the device and unlock folders. Only for the thread that owns the runner."""
         with ExitStack() as last_first:
             last_first.callback(self.runner.close)
             if self.reranker is not None:
@@ -144,10 +138,7 @@ def open_parts(
     states: StateSettings,
     progress: Progress,
 ) -> EngineParts:
-    """Load all parts of an engine for the model at `path`; see `Engine.load` for the arguments.
-
-    If this raises an exception, nothing stays open.
-    """
+    """Load an engine's parts; see `Engine.load`. If this raises an exception, nothing stays open."""
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
     loras = tuple(settings.loras)
     open_file = partial(open_model, path, loras, v5_group_norm_epsilon=settings.v5_group_norm_epsilon)
@@ -215,10 +206,7 @@ def open_parts(
 
 @contextmanager
 def _identifying(model: ModelFile, progress: Progress) -> Iterator[Callable[[], str]]:
-    """Compute a model's fingerprint on a thread while it is loaded; yield a function that waits for it.
-
-    `progress` is called only while that waits. The block's end stops the thread.
-    """
+    """Fingerprint a model on a thread while it is loaded; yield a function that waits, calling `progress`."""
     is_awaited, is_over = threading.Event(), threading.Event()
 
     def report(done: int, total: int) -> None:
@@ -319,10 +307,7 @@ def _load_onto_device(
 def place_model(
     model: ModelFile, settings: LoadSettings, size: RunnerSize, cache_folder: Path | None = None
 ) -> tuple[DeviceChoice, MemoryPlan]:
-    """Choose the device for `model`, its weight format there, and the memory for spare slots.
-
-    For the setting "auto", the device may be "cpu"; see `choose_device`. Raises as `plan_memory` does.
-    """
+    """Choose device ("auto" may be cpu), format and room for spare slots. Raises as `plan_memory` does."""
     if not cpu_has(settings.weights) and settings.device == "auto":
         choice = DeviceChoice("auto", f"numpy has no weights in {settings.weights}")
     else:
@@ -392,10 +377,7 @@ def assemble(
 
 
 def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:
-    """Lock the folders that only this process may write to; yield each lock after its use, "cache" or "states".
-
-    A read-only folder of states is not locked; that is logged.
-    """
+    """Lock this process's folders; yield "cache" or "states" after each. A read-only one is only logged."""
     if config.disk is not None:
         yield "cache", OwnedFolder(config.disk.folder, "cache folder", CACHE_LOCK)
     if states.folder is None:

@@ -21,10 +21,7 @@ _TOKEN = 0  # the only one
 
 
 class Reranker:
-    """A reranker on a device. Each of its layers starts from the wkv matrices of one layer of the embedding model.
-
-    Only the thread that owns the embedding model's runner may use it.
-    """
+    """A reranker, whose layers start from matrices of the embedding model. Only for the thread of that model."""
 
     def __init__(
         self, path: Path, shape: ModelShape, device: str, *, weights: str, num_slots: int, progress: Progress
@@ -44,10 +41,7 @@ class Reranker:
             self._runner = self._load(model, progress)
 
     def score(self, states: Sequence[State]) -> F32:
-        """Return the log-odds [N] that the document answers the query, from the state after each pair's text.
-
-        Raises StepError if the device fails, or if a score is not finite.
-        """
+        """Return log-odds [N] from the states after pairs' texts. Raises StepError if that fails or is not finite."""
         start, size = self._runner.shape.initial_state(), self._runner.num_slots
         scores = []
         for first in range(0, len(states), size):

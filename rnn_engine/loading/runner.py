@@ -143,10 +143,7 @@ class RunnerSize:
 
 
 def measure_runner(model: UnreadModel, device: SizingDevice, size: RunnerSize, *, weights: str) -> DeviceMemory:
-    """Return the device memory that a runner of `model` would allocate on a device like `device`.
-
-    Runs the code that loads a runner, but without weights. Raises DeviceError as `load_runner` does.
-    """
+    """Return the memory of a runner on a device like `device`, loaded without weights. Raises DeviceError."""
     format_of, activations = parse_weights(weights, model.shape)
     tuning = tuning_for(device.info, can_broadcast=False)
     runner, _ = _load_gpu_runner(model, device, tuning, size, format_of, no_progress, VERSIONS, activations=activations)

@@ -54,10 +54,7 @@ def open_states(model: ModelFile, settings: StateSettings) -> LocalTable:
 
 
 def share_names(store: OpenStore | None, own: LocalTable, fingerprint: str, settings: StateSettings) -> StateStore:
-    """Return the store of named states for clients: one in the `store` that servers share, or else `own`.
-
-    It is `own` if there is no shared store, or if `settings.folder` is set: persistent states are then in that folder.
-    """
+    """Return clients' named states: in the shared `store`, or `own` without one or with `settings.folder`."""
     if store is None or settings.folder is not None:
         return StateStore(own)
     from rnn_engine_states.shared.table import SharedTable  # needs an extra, which is installed: the store is open

@@ -108,10 +108,7 @@ def load_trainer(
 def plan_trainer(
     model: ModelFile, device: str, size: TrainerSize, *, weights: str | None, device_memory: int | None = None
 ) -> str:
-    """Return the weight format with which a trainer of `model` fits on a GPU, without loading anything.
-
-    For the arguments and errors see `load_trainer`. The version must have a backward pass on devices.
-    """
+    """Return the format with which a trainer fits on a GPU, for which it has a pass; see `load_trainer`."""
     usual = usual_weights(model)
     weights = usual if weights is None else weights
     like = SizingDevice.like(device)
@@ -149,11 +146,7 @@ def _smaller(size: TrainerSize, fits: Callable[[TrainerSize], bool]) -> Iterator
 
 
 def measure_trainer(model: UnreadModel, device: SizingDevice, size: TrainerSize, *, weights: str) -> DeviceMemory:
-    """Return the device memory that a trainer of `model` would allocate on a device like `device`.
-
-    Runs the code that loads a trainer, but without weights. Raises DeviceError and InvalidRequestError as
-    `load_trainer` does.
-    """
+    """Return a trainer's memory on a device like `device`, loaded without weights; see `load_trainer`."""
     tuning, format_of = tuning_for(device.info, can_broadcast=False), _formats(weights, model.shape)
     return _load_gpu_trainer(model, device, tuning, size, format_of, DEFAULT_OPTIMIZER, no_progress).memory
 

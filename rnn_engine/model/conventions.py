@@ -30,11 +30,7 @@ _WIDTH: Final = "D"  # the letter of a model's width
 
 
 def locate_tensors(path: Path, specs: Sequence[TensorSpec], tensors: Tensors) -> dict[str, StoredTensor]:
-    """Map BlinkDL's name of each tensor in a torch or safetensors file to how the file stores the tensor.
-
-    `tensors` maps the file's own names to the tensors' shapes and types. A tensor that is in no spec is listed under
-    its own name, unchanged.
-    """
+    """Return how a torch or safetensors file stores tensors, by BlinkDL's names; unknown ones keep theirs."""
     by_stored_name = {_stored_name(spec, tensors): spec for spec in specs}
     swaps = _is_ai00(path, by_stored_name, tensors)
     stored = {}

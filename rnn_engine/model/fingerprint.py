@@ -56,10 +56,7 @@ def fingerprint(
 
 
 def with_settings(weights: str, settings: str) -> str:
-    """Return a fingerprint of a model's weights together with a text of settings that change the model's outputs.
-
-    `weights` is the fingerprint of the weights alone; it is returned unchanged if `settings` is empty.
-    """
+    """Return the fingerprint of `weights` with a text of `settings` that change the outputs, if there are any."""
     return hashlib.sha256(f"{weights} {settings}".encode()).hexdigest()[:_SHOWN_DIGITS] if settings else weights
 
 
@@ -171,10 +168,7 @@ _METAL_TIME_MIX: Final = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a"
 
 
 def metal_fingerprint(model: Model) -> str | None:
-    """Return the fingerprint that rwkv-metal computes of a model; None for models that it does not have.
-
-    It has RWKV-7 in plain numbers. Reads the small tensors and two matrices. Raises ModelError as `Model.tensor` does.
-    """
+    """Return rwkv-metal's fingerprint of an RWKV-7 in plain numbers, else None. Raises ModelError."""
     shape = model.shape
     last = shape.num_layers - 1
     rows = {

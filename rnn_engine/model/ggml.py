@@ -143,11 +143,7 @@ _UNUSED_IN_LAYER_0: Final = frozenset(f"time_mix_v{number}.weight" for number in
 
 
 def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, StoredTensor]:
-    """Map BlinkDL's name of each tensor of an RWKV model to how a GGUF file stores the tensor.
-
-    `names` are the tensors in the file. Raises ModelError for an architecture without RWKV, and if a tensor is missing
-    or unknown.
-    """
+    """Return how a GGUF file stores RWKV's tensors, by BlinkDL's names. Raises ModelError if it has others."""
     found = metadata.get("general.architecture")
     if not isinstance(found, str) or found not in _ARCHITECTURES:
         allowed = ", ".join(_ARCHITECTURES)
@@ -174,10 +170,7 @@ def list_llama_cpp_names(architecture: str, num_layers: int) -> Iterator[str]:
 
 
 def apply_metadata(metadata: Metadata, shape: ModelShape) -> ModelShape:
-    """Return `shape`, a model's sizes computed from its tensors, with the norms' epsilon in its GGUF file's metadata.
-
-    Raises ModelError if the metadata contradicts the sizes, and for an epsilon of layer norms other than 1e-5.
-    """
+    """Return `shape` with the epsilons in a GGUF file's metadata. Raises ModelError if that does not fit."""
     prefix = metadata["general.architecture"]
     for key, size in _COMMON_SIZES.items():
         stated = metadata.get(f"{prefix}.{key}")
@@ -282,10 +275,7 @@ _MOST_LOG: Final = 104.0  # exp(-x) is 0 in f32 for any larger x
 
 
 def locate_rwkv_cpp(names: Iterable[str]) -> dict[str, StoredTensor]:
-    """Map BlinkDL's name of each tensor of an RWKV model to how an rwkv.cpp file stores the tensor.
-
-    `names` are the tensors in the file. An unknown tensor is listed under its own name.
-    """
+    """Return how an rwkv.cpp file stores tensors, by BlinkDL's names; unknown ones keep theirs."""
     names = tuple(names)
     stored = {}
     for name in names:

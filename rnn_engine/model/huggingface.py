@@ -24,10 +24,7 @@ _MOST_BYTES: Final = 16 << 20  # an index of a thousand tensors has 0.1 MB
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in the file at `path`.
-
-    Raises ModelError if the file can't be read, has more than 16 MiB, or holds anything other than an object.
-    """
+    """Return the object in a JSON file. Raises ModelError if it can't be read or has more than 16 MiB."""
     return read_stamped_json(path)[0]
 
 
@@ -150,10 +147,7 @@ def has_fla_names(names: Iterable[str]) -> bool:
 
 
 def locate_fla(names: Iterable[str]) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield BlinkDL's name of each tensor of an RWKV model, and how flash-linear-attention stores the tensor.
-
-    `names` are the tensors in the file. An unknown tensor is yielded under its own name.
-    """
+    """Yield how flash-linear-attention stores tensors, by BlinkDL's names; unknown ones keep theirs."""
     names = tuple(names)
     locate = _locate_v6 if any(_MARK_V6.fullmatch(name) for name in names) else _locate_v7
     for name in names:
@@ -194,10 +188,7 @@ def has_hf_names(names: Iterable[str]) -> bool:
 
 
 def locate_hf(names: Iterable[str]) -> Iterable[tuple[str, StoredTensor]]:
-    """Yield BlinkDL's name of each tensor of an RWKV model, and how transformers stores the tensor.
-
-    `names` are the tensors in the file. An unknown tensor is yielded under its own name.
-    """
+    """Yield how transformers stores tensors, by BlinkDL's names; unknown ones keep theirs."""
     for name in names:
         yield _blinkdl_name(name), StoredTensor(name)
 
@@ -338,11 +329,7 @@ class _HasGroupNorm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HfConfig:
-    """The config.json of an RWKV model in a Hugging Face folder, checked for options that are not supported.
-
-    `library` is the one whose tensor names the model has. If the folder has no config.json, `values` is empty and
-    `stamp` is None.
-    """
+    """The checked config.json of a folder of `library`. Without the file, `values` is empty and `stamp` None."""
 
     library: Library
     path: Path
@@ -351,10 +338,7 @@ class HfConfig:
 
     @classmethod
     def read(cls, folder: Path, library: Library) -> HfConfig:
-        """Read and check the config.json of a folder; the config is empty if there is no such file.
-
-        Raises ModelError if it is damaged or sets an option that this engine does not support.
-        """
+        """Read a folder's config.json, if any. Raises ModelError if it is damaged or has unsupported options."""
         path = folder / CONFIG_NAME
         values, stamp = read_stamped_json(path) if path.is_file() else ({}, None)
         config = cls(library, path, values, stamp)
@@ -365,10 +349,7 @@ class HfConfig:
 
     @property
     def ties_head(self) -> bool:
-        """True if the model uses the embedding matrix as its head.
-
-        Raises ModelError if the config's `tie_word_embeddings` is neither a bool nor null.
-        """
+        """True if the embedding is the head, too. Raises ModelError unless the config has a bool or null."""
         tied = self.values.get("tie_word_embeddings")
         if tied not in (None, True, False):
             raise self._refusal("tie_word_embeddings", "true or false")

@@ -29,10 +29,7 @@ _BLOCK = re.compile(r"(?:\w+\.)?blocks\.([0-9]{1,6})\..*")
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The description of one tensor of a model: its name, its dimensions as letters, and if it is required.
-
-    ai00's `.st` files have some tensors under another name, and some with their last two dimensions swapped.
-    """
+    """A tensor's name and dimensions, as letters, and what differs in ai00's `.st` files."""
 
     name: str
     dims: tuple[str, ...]
@@ -64,10 +61,7 @@ class Layout:
         return {name: info for name, info in tensors.items() if unused is None or not unused.fullmatch(name)}
 
     def list_specs(self, names: Iterable[str]) -> tuple[TensorSpec, ...]:
-        """Return descriptions of all tensors of a model of this version, with as many layers as `names` mention.
-
-        Raises ModelError if a layer below the last one has no tensor.
-        """
+        """Return the tensors of a model with as many layers as `names`. Raises ModelError for one without any."""
         return self.specs(_count_layers(names))
 
 
@@ -128,10 +122,7 @@ def _found_in_layer(layer: str, names: Iterable[str]) -> str:
 
 
 def check_none_missing(missing: Sequence[str], names: Collection[str], last_layer: str) -> None:
-    """Raise ModelError if a file with the tensors `names` lacks those in `missing`.
-
-    If it lacks most of `last_layer`, such as "blocks.2.", the message names the tensors from which that was counted.
-    """
+    """Raise ModelError for `missing` tensors; it names those of `last_layer` if they seem to be stray ones."""
     if not missing:
         return
     lacks = sum(last_layer in name for name in missing)
@@ -186,10 +177,7 @@ def _check_shapes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]
 
 
 def squeeze(info: TensorInfo, num_dims: int) -> TensorInfo:
-    """Return a tensor's shape and type without surplus axes of size 1, so that `num_dims` dimensions are left.
-
-    Leading axes are dropped first. Some files store vectors as [1, 1, D] or as [H, 1, 1].
-    """
+    """Drop axes of size 1, the leading first, until `num_dims` are left: vectors may be [1, 1, D] or [H, 1, 1]."""
     shape = info.shape
     while len(shape) > num_dims and shape[0] == 1:
         shape = shape[1:]

@@ -55,10 +55,7 @@ class PeftConfig:
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """Read the adapter_config.json of a PEFT folder.
-
-    Raises ModelError if it is missing or damaged, or describes a kind of adapter that can't be merged, such as DoRA.
-    """
+    """Read a PEFT folder's adapter_config.json. Raises ModelError if it is damaged or can't be merged."""
     path = folder / _FILE
     config = read_json(path)
     try:
@@ -108,10 +105,7 @@ _ROWS: Final = 1024  # of a matrix, changed at a time
 
 @dataclass(frozen=True, slots=True)
 class LoraChoice:
-    """A user's choice of a LoRA to merge: its path, and the alpha that scales it.
-
-    The path is a file of ai00 or BlinkDL, or a folder that PEFT saved. `alpha` None is the alpha in PEFT's config.
-    """
+    """A LoRA to merge, of ai00, BlinkDL or PEFT, and its alpha; None is that of PEFT's config."""
 
     path: Path
     alpha: float | None = None
@@ -202,10 +196,7 @@ Change: TypeAlias = Pair | Plain | Shards
 
 
 class Lora:
-    """An open LoRA, which merges its changes into tensors of a model when they are loaded.
-
-    It owns `source`, the LoRA's file: `close` closes it.
-    """
+    """An open LoRA, which changes a model's tensors as they are loaded; `close` closes its file."""
 
     def __init__(self, choice: LoraChoice, source: TensorSource, changes: Mapping[str, Change]) -> None:
         """Create a LoRA from its open file `source`; `changes` maps BlinkDL's names of tensors to their changes."""
@@ -215,10 +206,7 @@ class Lora:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A text that identifies the LoRA's effect: a digest of its tensors, and the scale of each change.
-
-        Reads the whole file when it is first used.
-        """
+        """Identifies the effect: a digest of tensors and scales. Reads the whole file when first used."""
         scales = " ".join(f"{name}={change.scale}" for name, change in sorted(self._changes.items()))
         return f"{fingerprint('lora', self._source.tensors, self._source.read)} {scales}"
 
@@ -227,10 +215,7 @@ class Lora:
         return name in self._changes
 
     def merge(self, name: str, weight: F32) -> None:
-        """Apply the LoRA's change of the tensor `name` to `weight`, the model's values, in place.
-
-        Raises ModelError as `TensorSource.read` does, and if the changed tensor is not finite.
-        """
+        """Change `weight`, the tensor `name`, in place. Raises ModelError as `read` does, or if it is not finite."""
         with np.errstate(over="ignore", invalid="ignore"):
             self._changes[name].merge(weight, self._source.read)
         if not np.isfinite(weight).all():
@@ -244,10 +229,7 @@ class Lora:
 def check_changes(
     changes: Mapping[str, Change], stored: Mapping[str, TensorInfo], model: Mapping[str, TensorInfo]
 ) -> None:
-    """Raise ModelError unless a LoRA has changes and its tensors fit the shapes of the model's tensors.
-
-    `changes` is by BlinkDL's name; `stored` are the LoRA's tensors.
-    """
+    """Raise ModelError unless there are changes, and `stored` tensors that fit those of `model`."""
     if not changes:
         raise ModelError("it has no tensors; expected low-rank pairs such as blocks.0.att.key.lora.0 and .lora.1")
     used = [
@@ -276,10 +258,7 @@ def refuse_unknown(names: Sequence[str]) -> None:
 
 
 def pair_rank(name: str, info: TensorInfo, axis: int) -> int:
-    """Return R, the rank of a low-rank pair: the size of one of its matrices, called `name`, along `axis`.
-
-    Raises ModelError if the tensor is no matrix or is empty.
-    """
+    """Return the rank of a pair, a matrix's size along `axis`. Raises ModelError if it is no matrix, or empty."""
     if len(info.shape) != 2 or 0 in info.shape:
         raise ModelError(f"{show(name)} is {list(info.shape)}; expected a matrix")
     return info.shape[axis]
@@ -336,21 +315,14 @@ _PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.(att|ffn)\.(key|value|receptan
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A tensor of a model that a LoRA may change.
-
-    `name` is BlinkDL's; `swapped` is True if the LoRA stores the last two axes in the other order.
-    """
+    """A tensor that a LoRA may change, by BlinkDL's name; `swapped` if the LoRA has its last axes swapped."""
 
     name: str
     swapped: bool
 
 
 def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -> Lora:
-    """Open the LoRA that `choice` names, and check that it fits the model.
-
-    `specs` describe the tensors of the model's version; `model` has its tensors by BlinkDL's names. Raises ModelError
-    if the LoRA can't be read or does not fit.
-    """
+    """Open a LoRA, and check it by the `specs` and tensors of `model`. Raises ModelError if it does not fit."""
     folder = choice.path if choice.path.is_dir() else None
     config = None if folder is None else read_peft_config(folder)
     path = choice.path if folder is None else _peft_file(folder)
@@ -445,11 +417,7 @@ def _read_pairs(
     targets: Mapping[str, _Target],
     scale: Callable[[re.Match[str], str, int], float],  # the match, BlinkDL's name, rank -> the product's factor
 ) -> dict[str, Change]:
-    """Map BlinkDL's names of a model's tensors to the low-rank pairs for them: those whose names match `pattern`.
-
-    `targets` maps the module names in the LoRA to the tensors of the model. Raises ModelError for an unknown module,
-    and if half of a pair is missing.
-    """
+    """Map the model's tensors to the pairs whose names match `pattern`. Raises ModelError for a half or unknown one."""
     matches = [match for name in tensors if (match := pattern.fullmatch(name))]
     refuse_unknown([match.string for match in matches if match["module"] not in targets])
     changes: dict[str, Change] = {}

@@ -70,11 +70,7 @@ class ModelFile:
 
     @classmethod
     def open(cls, path: Path, find_layout: FindLayout) -> ModelFile:
-        """Open a model file or a Hugging Face folder and check its header; weights are read on demand.
-
-        `find_layout` returns the layout of the version that has the file's tensors. Raises ModelError if the file can't
-        be read or does not fit that layout; the message has the path.
-        """
+        """Open a file or folder by the layout that `find_layout` returns. Raises ModelError, which has the path."""
         source = open_folder(path) if path.is_dir() else open_source(path)
         try:
             return cls(path, source, _find_model(path, source, find_layout))
@@ -83,11 +79,7 @@ class ModelFile:
             raise
 
     def merge(self, choices: Sequence[LoraChoice], specs: Sequence[TensorSpec]) -> None:
-        """Open the LoRAs of `choices` and merge them, one after another, into the tensors that are read from now on.
-
-        `specs` describe the tensors of the model's version. Raises ModelError if a LoRA can't be read or does not fit;
-        the caller then closes the model.
-        """
+        """Merge LoRAs into what is read from now on. Raises ModelError; the caller then closes the model."""
         for choice in choices:
             self.loras.append(open_lora(choice, specs, self.tensors))
         self.tensors = {
@@ -148,18 +140,11 @@ class ModelFile:
         return array
 
     def block_type(self, name: str) -> str | None:
-        """Return the name of the quantised block format in which the file stores a tensor; None for plain numbers.
-
-        It is None for a tensor that a LoRA changes. Raises KeyError if the model has no tensor `name`.
-        """
+        """Return the block format of a stored tensor; None for plain numbers and for one that a LoRA changes."""
         return self.tensors[name].block_type
 
     def blocks(self, name: str) -> Blocks | None:
-        """Read a matrix in the quantised blocks that the file stores, without converting it to plain numbers.
-
-        Returns None if it is stored otherwise, or if its conversion needs plain numbers; see `Model.blocks`. Raises as
-        `tensor` does.
-        """
+        """Read a matrix in the file's blocks, or None if it has none of use; see `Model.blocks`."""
         info, place = self.tensors[name], self._stored[name]
         if info.block_type is None:
             return None
@@ -169,11 +154,7 @@ class ModelFile:
         return place.orient_blocks(blocks)
 
     def matrix(self, name: str, *, transposed: bool = False) -> Matrix:
-        """Return a tensor for reading by rows; see `Model.matrix`.
-
-        It is read at once if that is quicker, if its rows are not stored one after another, and if a LoRA changes it.
-        Raises as `tensor` does.
-        """
+        """Return a tensor for reading by rows, or read at once if that is quicker or needed; see `Model.matrix`."""
         if self._loras_of(name):
             return self.tensor(name).T if transposed else self.tensor(name)
         info, place = self.tensors[name], self._stored[name]
@@ -263,11 +244,7 @@ _LOCATE: Final[Mapping[Library, Callable[[Iterable[str], HfConfig], Iterable[tup
 def _locate(
     path: Path, source: TensorSource, config: HfConfig | None, find_layout: FindLayout
 ) -> tuple[dict[str, StoredTensor], Layout | None]:
-    """Map BlinkDL's name of each tensor of a model to how its file, of any format, stores the tensor.
-
-    Returns the layout, too, if the names in the file show it. Raises ModelError if two stored tensors are the same
-    tensor of the model.
-    """
+    """Return how a file of any format stores tensors, by BlinkDL's names, and the layout if their names show it."""
     if isinstance(source, GgufFile | GgufParts):
         return locate_llama_cpp(source.metadata, source.tensors), None
     if isinstance(source, GgmfFile):

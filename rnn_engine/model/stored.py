@@ -20,10 +20,7 @@ class StoredStep(Protocol):
     """A step that converts a tensor from the form in which a file stores it towards the model's form."""
 
     def shape(self, stored: Shape) -> Shape:
-        """Return the shape of an array after this step, given its shape before it.
-
-        Raises ModelError for a shape that the step can't convert; its message does not name the tensor.
-        """
+        """Return an array's shape after this step. Raises ModelError, without the tensor's name, if that can't be."""
         ...
 
     def apply(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -102,10 +99,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """A step that permutes equal parts of a tensor's first dimension: part `order[i]` becomes part i.
-
-    The dimension is cut into `len(order)` parts.
-    """
+    """Cuts a tensor's first dimension into `len(order)` equal parts, of which `order[i]` becomes part i."""
 
     order: Sequence[int]
 
@@ -156,10 +150,7 @@ class StoredTensor:
         return Swap() in self.steps
 
     def describe(self, info: TensorInfo) -> TensorInfo:
-        """Return the shape and type of the model's tensor, given those of the file's tensor in `info`.
-
-        Raises ModelError if a step can't convert that shape.
-        """
+        """Return the shape and type of the tensor stored as `info`. Raises ModelError for a shape that does not fit."""
         shape, block_type = info.shape, info.block_type
         for step in self.steps:
             try:
@@ -181,10 +172,7 @@ class StoredTensor:
         return array
 
     def orient_blocks(self, blocks: Blocks) -> Blocks | None:
-        """Convert a matrix in the file's quantised blocks to the model's matrix, in blocks too, by all steps.
-
-        Returns None if a step can't be applied to blocks; `orient` must then convert the plain numbers.
-        """
+        """Convert a matrix in blocks by all steps; None if one needs plain numbers, which `orient` then converts."""
         scaled: Blocks | None = blocks
         for step in self.steps:
             if scaled is None or not isinstance(step, Scale):

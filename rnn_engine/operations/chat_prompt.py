@@ -49,10 +49,7 @@ class Tokenizing(Protocol):
 def token_positions(
     engine: Tokenizing, tokens: Sequence[int], offsets: Sequence[int], sizes: Mapping[int, int] = NO_SIZES
 ) -> tuple[int, ...]:
-    """Return, for each byte offset in the text of `tokens`, how many of the tokens end at or before it.
-
-    `sizes` maps special tokens to the bytes that they take in the text, since their texts differ from their bytes.
-    """
+    """Return how many of the `tokens` end at or before each byte offset; `sizes` has those of special tokens."""
     lengths = {token: len(engine.detokenize((token,))) for token in set(tokens)} | dict(sizes)
     ends = list(accumulate(lengths[token] for token in tokens))
     return tuple(bisect_right(ends, offset) for offset in offsets)
@@ -63,10 +60,7 @@ ToolMode: TypeAlias = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """A request's setting for tool calls: forbidden (`none`), allowed (`auto`) or required, and the allowed tools.
-
-    `names` lists the tools that may be called; None allows all.
-    """
+    """If calls are forbidden (`none`), allowed (`auto`) or required, and of which tools; `names` None is all."""
 
     mode: ToolMode
     names: tuple[str, ...] | None = None
@@ -145,11 +139,7 @@ def text_before_chat(engine: Tokenizing, initial_state: FrozenState | None, temp
 def make_chat_prompt(
     engine: Tokenizing, template: ChatTemplate, conversation: Conversation, most_characters: int, *, before: str = ""
 ) -> ChatPrompt:
-    """Render a conversation with its chat template, and tokenise it as a prompt.
-
-    The text `before` is tokenised ahead of the conversation. Raises InvalidRequestError if the template rejects the
-    conversation, or if the rendered text is longer than `most_characters`.
-    """
+    """Render a conversation and tokenise it after the text `before`. Raises InvalidRequestError as templates do."""
     special = engine.info.special_tokens
     cut = _unused_cut(conversation)
     rendered = template.render(_guard(engine, conversation, special, cut), most_characters)
@@ -194,10 +184,7 @@ def make_answer(
 
 
 def prompt_after(engine: EngineLike, initial_state: FrozenState | None, conversation: Conversation) -> ChatPrompt:
-    """Return the prompt of `conversation` by the model's own template, for a sequence that starts from a state.
-
-    It is for callers of this process, so its length is hardly limited. Raises as `make_chat_prompt` does.
-    """
+    """Return the prompt by the model's template after `initial_state`, of any length; see `make_chat_prompt`."""
     template = engine.info.chat_template
     before = text_before_chat(engine, initial_state, template)
     return make_chat_prompt(engine, template, conversation, _MAX_CHARACTERS, before=before)
@@ -278,10 +265,7 @@ def _guard_value(value: Any, guard: Callable[[str], str]) -> Any:  # noqa: ANN40
 
 
 def _tokenize(engine: Tokenizing, text: str, special: Mapping[str, int], cut: str) -> list[int]:
-    """Return the tokens of a prompt's text, whose pieces between characters `cut` are tokenised separately.
-
-    A special token that the tokenizer does not recognise in text becomes its token id.
-    """
+    """Return the tokens of a text's pieces between characters `cut`; special tokens become their ids."""
     unknown = [each for each in special if each in text and engine.tokenize(each) != [special[each]]]
     pieces = text.split(cut)
     if unknown:

@@ -104,10 +104,7 @@ class EmbeddingSettings:
                 raise InvalidRequestError(name, value, allowed)
 
     def layers(self, shape: ModelShape) -> tuple[int, ...]:
-        """Return the layers whose state becomes the embedding, counted from 0.
-
-        Raises InvalidRequestError for a layer that the model does not have.
-        """
+        """Return the layers that make the embedding, from 0. Raises InvalidRequestError for one beyond the model."""
         every = range(shape.num_layers)
         if self.layer in ("all", "mean"):
             return tuple(every)
@@ -141,10 +138,7 @@ _DEFAULT = EmbeddingSettings()
 
 
 def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
-    """Return the numbers of a recurrent state that `settings` choose, neither projected nor scaled. -> [size] f32
-
-    `settings` must have passed `check`.
-    """
+    """Return the numbers [size] f32 of a state that checked `settings` choose, neither projected nor scaled."""
     fields = settings.fields(shape)
     layers = []
     for layer in settings.layers(shape):
@@ -269,11 +263,7 @@ async def find_centre(
     *,
     initial_state: InitialState | None = None,
 ) -> tuple[F32, list[Cost]]:
-    """Return the mean of the vectors [size] f32 of all `inputs`, and for each input how many tokens it took.
-
-    The vectors are neither projected nor scaled. The mean can be subtracted as `centre` in `embed`.
-    Raises as `embed` does.
-    """
+    """Return the mean vector [size] f32, a `centre` for `embed`, and each input's tokens. Raises as `embed` does."""
     total = np.zeros(settings.size(engine.info.shape))  # [size] f64, so that the order of the sum makes no difference
     costs: dict[int, Cost] = {}
     async with aclosing(_run_vectors(engine, inputs, settings, initial_state)) as vectors:
@@ -344,10 +334,7 @@ def end_of_sentence(shape: ModelShape) -> int:
 
 
 def _closed_beginnings(name: str, tokens: Sequence[int], end: int) -> Iterator[tuple[int, ...]]:
-    """Yield the beginnings of an input that end with the token `end`; it is added to the whole input if missing.
-
-    Raises InvalidRequestError for an empty input, and for one with too many of these tokens; `name` is the input's.
-    """
+    """Yield an input's beginnings that end with `end`, which is added at last. Raises InvalidRequestError."""
     if len(tokens) == 0:
         raise InvalidRequestError(name, [], "at least one token")
     closed = tuple(tokens) if tokens[-1] == end else (*tokens, end)
@@ -364,10 +351,7 @@ async def run_states(
     initial_state: InitialState | None = None,
     wait_for_room: bool = False,
 ) -> AsyncGenerator[tuple[int, InputState], None]:
-    """Run `inputs`, lists of token ids, in parallel; yield each one's index and the state after it as soon as it ends.
-
-    Raises InvalidRequestError before anything runs. `wait_for_room` is as in `ParallelRequests`.
-    """
+    """Run lists of token ids in parallel; yield index and state as each ends. Raises InvalidRequestError at first."""
 
     def make() -> list[GenerateRequest]:
         calls = [GenerateRequest(each, initial_state=initial_state, max_tokens=0, keep_end=True) for each in inputs]
@@ -383,10 +367,7 @@ async def run_states(
 async def end_states(
     engine: EngineLike, calls: Sequence[GenerateRequest], *, wait_for_room: bool = False
 ) -> AsyncGenerator[tuple[int, InputState], None]:
-    """Run requests that keep their end, in parallel; yield each one's index and last state as soon as it ends.
-
-    Raises StepError for a state that is not finite. `wait_for_room` is as in `ParallelRequests`.
-    """
+    """Run requests in parallel; yield index and last state as each ends. Raises StepError for one not finite."""
     async with aclosing(run_each(engine, calls, wait_for_room=wait_for_room)) as ended:
         async for number, each in ended:
             assert each.finished.end is not None  # it was requested

@@ -187,10 +187,7 @@ def _begin_before(embeddings: F32, begin: InitialState | None, shape: ModelShape
 
 
 def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndState) -> FrozenState:
-    """Return the recurrent state at the end of a request in the form in which it can be stored under a name.
-
-    `initial_state` is the one from which the request began. Raises StateError if the numbers are not finite.
-    """
+    """Return a request's last state in the form for a name. Raises StateError if numbers are not finite."""
     taken_in, before = (0, ()) if initial_state is None else (initial_state.num_tokens, initial_state.last_tokens)
     return freeze_state(
         end.state,
@@ -229,10 +226,7 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldDifference:
-    """The difference of two recurrent states in one field (recurrent tensor), as norms for each layer and column.
-
-    A field of matrices has a column for each head, any other field has one column.
-    """
+    """The difference of two states in one field, as norms by layer and column: by head, or only one."""
 
     name: str
     kind: FieldKind
@@ -242,19 +236,13 @@ class FieldDifference:
 
     @property
     def relative(self) -> F64:
-        """The norms of the difference, divided by the mean of the two states' norms, [L, columns].
-
-        0 means equal; 2 means that one state is zero or that both are opposite.
-        """
+        """The norms by the mean of both states' [L, columns]: 0 is equal, 2 is opposite, or one of them zero."""
         means = (self.norms + self.other_norms) / 2
         return np.divide(self.distances, means, out=np.zeros_like(means), where=means > 0)
 
 
 def state_difference(state: State, other: State, shape: ModelShape) -> Iterator[FieldDifference]:
-    """Compare two recurrent states of a model: yield the norms of their difference for each field (recurrent tensor).
-
-    The fields come in the order of `shape.state_fields`.
-    """
+    """Yield the norms of the difference of two states, by the fields in the order of `shape.state_fields`."""
     for field in shape.state_fields:
         columns = field.shape[0] if field.kind is FieldKind.MATRIX else 1
         first, second = (

@@ -50,10 +50,7 @@ class Embedder:
         return [piece for part in _parts(text) for piece in splitter.chunks(part)]
 
     def embed(self, texts: Sequence[str]) -> F32:
-        """Return the embedding of each text, scaled to length 1. -> [len(texts), D]
-
-        Only the first MAX_TOKENS tokens of a text are used.
-        """
+        """Return the embedding of each text's first MAX_TOKENS tokens, scaled to length 1: [len(texts), D]."""
         encoded = self._tokenizer.encode_batch(list(texts))
         mask = np.array([each.attention_mask for each in encoded], np.int64)  # [texts, tokens]
         given = {
@@ -72,11 +69,7 @@ class Embedder:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Cut a text into parts of at most 16,384 characters, at ends of paragraphs, lines or words if possible.
-
-    The text splitter gets such parts because its time grows with the square of the length of a text without white
-    space.
-    """
+    """Cut a text into parts for the splitter, whose time grows with the square of a text without white space."""
     start = 0
     while len(text) - start > _PART_CHARACTERS:
         most = start + _PART_CHARACTERS
@@ -88,10 +81,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def load_embedder(folder: Path) -> Embedder:
-    """Load the embedding model in `folder`: a `tokenizer.json`, an ONNX file, and optionally a pooling config.
-
-    Raises ModelError if a file is missing or does not fit, or if the extra is not installed.
-    """
+    """Load the embedding model in a folder. Raises ModelError if a file or the extra is missing, or does not fit."""
     with needs_extra("embeds", "an embedding model", ModelError):
         import onnxruntime
         import semantic_text_splitter  # noqa: F401

@@ -126,10 +126,7 @@ class Ended:
 async def run_each(
     engine: EngineLike, requests: Sequence[GenerateRequest], *, wait_for_room: bool = False
 ) -> AsyncGenerator[tuple[int, Ended], None]:
-    """Run `requests` in parallel; yield the index and the result of each as soon as it ends.
-
-    Errors and `wait_for_room` are as for `ParallelRequests`.
-    """
+    """Run requests in parallel; yield index and result as each ends. Errors are those of `ParallelRequests`."""
     costs: dict[int, Cost] = {}
     scored: dict[int, tuple[TokenInfo, ...]] = {}
     async with ParallelRequests(engine, requests, engine.info.num_slots, wait_for_room=wait_for_room) as running:

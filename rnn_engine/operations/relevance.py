@@ -69,10 +69,7 @@ class RelevancePrompt:
 
 
 def method(engine: EngineLike) -> Method:
-    """Return how the relevance of documents is found with this engine's model.
-
-    Raises InvalidRequestError for a model made for embedding without a reranker, which can't be asked.
-    """
+    """Return how relevance is found. Raises InvalidRequestError for an embedding model without a reranker."""
     info = engine.info
     if info.embedding is None:
         return "yes_no"
@@ -116,10 +113,7 @@ def num_prompt_tokens(prompts: Sequence[RelevancePrompt]) -> int:
 async def score_relevance(
     engine: EngineLike, prompts: Sequence[RelevancePrompt], *, initial_state: InitialState | None = None
 ) -> tuple[Relevance, ...]:
-    """Return the relevance for each of `prompts`, which `relevance_prompts` made.
-
-    Raises OverloadedError if the queue is full, before anything runs.
-    """
+    """Return the relevance for `prompts`, made by `relevance_prompts`. Raises OverloadedError at first if full."""
     if method(engine) == "reranker":
         return await _read_states(engine, prompts, initial_state)
     # An answer begins with a space unless the template ends with white space.

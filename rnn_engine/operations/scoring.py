@@ -64,10 +64,7 @@ class ChoiceScore:
 
     @property
     def perplexity(self) -> float:
-        """The choice's perplexity after the context, exp(-mean); if calibrated, divided by that after token 0 alone.
-
-        Infinite if it exceeds the largest float.
-        """
+        """The perplexity after the context, exp(-mean), divided by that after token 0 if calibrated; maybe infinite."""
         try:
             return math.exp(-self.mean)
         except OverflowError:
@@ -108,10 +105,7 @@ async def score_choices(
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The tokens of a context, and the state from which they run.
-
-    The cache keeps the states at `checkpoint_positions` in the context in preference to others.
-    """
+    """A context's tokens and state. The cache prefers the states at `checkpoint_positions` to others."""
 
     tokens: Sequence[int]
     initial_state: InitialState | None = None
@@ -121,10 +115,7 @@ class Context:
 async def score_after(
     engine: EngineLike, contexts: Sequence[Context], continuations: Sequence[Sequence[int]]
 ) -> tuple[tuple[Continuation, ...], ...]:
-    """Return the scores of all `continuations`, lists of token ids, after each of `contexts`, in their order.
-
-    Errors are as for `score_choices`.
-    """
+    """Return the scores of all `continuations` after each of `contexts`. Errors are as for `score_choices`."""
 
     def make() -> list[GenerateRequest]:
         return [call for context in contexts for call in _calls(engine, context, continuations)]
@@ -171,10 +162,7 @@ def total_cost(scores: Sequence[ChoiceScore]) -> Cost:
 
 
 def shared_cost(runs: Sequence[Continuation]) -> Cost:
-    """Return the cost of `runs`, which share one context: its tokens count once.
-
-    Cached tokens are those of the run that started first, which found the fewest in the cache.
-    """
+    """Return the cost of `runs` with one context: its tokens count once, the cached ones as of the first run."""
     context = runs[0].cost.prompt_tokens - len(runs[0].tokens)
     tokens = context + sum(len(run.tokens) for run in runs)
     return Cost(tokens, min(run.cost.cached_tokens for run in runs))

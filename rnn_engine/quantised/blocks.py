@@ -57,10 +57,7 @@ class BlockFormat(Protocol):
         ...
 
     def dequantise(self, codes: Codes, figures: Figures, /) -> F32:
-        """Return the weights [..., B] of blocks with these codes and figures (scales).
-
-        Codes of less than 8 bits are unsigned.
-        """
+        """Return the weights [..., B] of blocks with these codes, unsigned below 8 bits, and figures (scales)."""
         ...
 
 
@@ -206,11 +203,7 @@ _RANGE_SHARES: Final = (1.0, 0.9, 0.8)
 
 
 def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greatest: float, nearest: Nearest) -> Halves:
-    """Return the scale [...] of each block of weights `blocks` [..., B] that gives the least squared error found.
-
-    The search starts from `scales` [...] times each of `shares`. With `scales`, the farthest weight of a block has the
-    code `greatest`, up to its sign.
-    """
+    """Return scales [...] of least error, searched from `scales` times `shares`; `greatest` is the farthest code."""
     found = np.empty(scales.shape, np.float16)
     for chunk, part in chunks(blocks):
         before = scales.reshape(-1)[part].astype(np.float32)
@@ -219,10 +212,7 @@ def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greate
 
 
 def search_ranges(blocks: F32, scales: Halves) -> Halves:
-    """Return the scale and offset [..., 2] of each block of weights [..., B] that give the least squared error found.
-
-    The codes are 0 to 15. `scales` [..., 2] reach from the least weight of a block to its greatest.
-    """
+    """Return scale and offset [..., 2] of least error for codes from 0 to 15, searched from those of the range."""
     found = np.empty(scales.shape, np.float16)
     for chunk, part in chunks(blocks):
         before = scales.reshape(-1, 2)[part].astype(np.float32)

@@ -175,10 +175,7 @@ def _join_nibbles(figures: _Bytes, codes: _Bytes) -> _Bytes:
 
 
 def _by_columns(halves: _Bytes) -> _Bytes:
-    """Return the codes of blocks [..., 16 bytes] in the order of columns, from halves of both ends of a block.
-
-    Two bytes that lie side by side have two codes of the first 16, and two of the last.
-    """
+    """Return codes [..., 16 bytes] by column: two bytes side by side have two of the first 16 and two of the last."""
     pairs = np.ascontiguousarray(halves).view("<u2")  # [..., 8]
     codes = np.empty((*halves.shape[:-1], 2), np.uint64)
     for end, shift in enumerate((0, 4)):
@@ -190,10 +187,7 @@ def _by_columns(halves: _Bytes) -> _Bytes:
 
 
 def _spread(packed: _Bytes, num_parts: int, bits: int, columns: int) -> _Bytes:
-    """Return the codes [..., parts * columns] of which each byte of `packed` [..., bytes] has several.
-
-    `columns` bytes have the codes of the first `columns` weights in their lowest `bits` bits, then of the next ones.
-    """
+    """Return the codes [..., parts * columns] of bytes that have the first `columns` in their lowest `bits`."""
     groups = packed.reshape(*packed.shape[:-1], -1, 1, columns)
     shifts = (np.arange(num_parts, dtype=np.uint8) * np.uint8(bits))[:, np.newaxis]
     return ((groups >> shifts) & np.uint8((1 << bits) - 1)).reshape(*packed.shape[:-1], -1)

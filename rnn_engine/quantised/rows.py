@@ -53,10 +53,7 @@ def read_rows(matrix: Matrix) -> NDArray[Any] | Blocks:
 
 
 def map_rows(function: Callable[[NDArray[Any] | Blocks], R], matrix: Matrix, step: int) -> Iterator[R]:
-    """Read a matrix in pieces of `step` rows, and apply `function` to each; yield the results in order.
-
-    Both are done on a thread for each core, a few pieces ahead.
-    """
+    """Apply `function` to pieces of `step` rows, a few ahead on a thread for each core; yield results in order."""
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         ahead: deque[Future[R]] = deque()
         try:

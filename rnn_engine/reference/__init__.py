@@ -34,11 +34,7 @@ _ROWS: Final = 32  # of a matrix, transposed at once
 
 
 class Weights:
-    """A model's tensors by name, for numpy: each is cast to `dtype` when it is first used, and cached.
-
-    `fetch` returns a tensor by name, a matrix perhaps in blocks. Matrices are kept as [in, out]: numpy multiplies a few
-    rows by these a third faster.
-    """
+    """A model's tensors in numpy, cast to `dtype` at first use. Matrices are [in, out], a third faster for few rows."""
 
     def __init__(
         self, shape: ModelShape, fetch: Callable[[str], Array | Blocks], dtype: DTypeLike = np.float32
@@ -241,10 +237,7 @@ class PackedRuns:
         return cls(counts, np.cumsum(counts) - counts)
 
     def shift(self, x: Array, before: Array) -> Array:
-        """Return, for each vector of `x` [T, D], the vector before it in its token run. -> [T, D]
-
-        The one before a run's first token is in `before` [B, D].
-        """
+        """Return the vector before each of `x` [T, D]; for a run's first that of `before` [B, D]."""
         previous = np.empty_like(x)
         previous[1:] = x[:-1]
         previous[self.starts] = before

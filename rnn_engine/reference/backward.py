@@ -24,10 +24,7 @@ def layer_norm_backward(dy: Array, x: Array, lookup: Lookup, name: str) -> Array
 
 
 def standardize_backward(dy: Array, x: Array, epsilon: float) -> Array:
-    """Return the gradient of x from that of y = (x - mean) / s, with s = sqrt(variance + epsilon).
-
-    dx = (dy - mean(dy) - y mean(dy y)) / s, with means along the last axis.
-    """
+    """Return the gradient of x from that of y, x standardized: (dy - mean(dy) - y mean(dy y)) / s, on the last axis."""
     centred = x - x.mean(axis=-1, keepdims=True)
     scale = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
     y = centred / scale

@@ -22,10 +22,7 @@ from rnn_engine.types import I32, DrawBiases, DrawPenalties
 
 
 class RecentTokens:
-    """The last `size` tokens of a sequence, and how often each occurs among them.
-
-    A size of -1 stands for all tokens.
-    """
+    """The last `size` tokens of a sequence, -1 for all, and how often each occurs among them."""
 
     def __init__(self, size: int, tokens: Sequence[int]) -> None:
         self.size = size
@@ -34,10 +31,7 @@ class RecentTokens:
         self.counts = Counter(kept)
 
     def places(self, vocab_size: int) -> NDArray[np.uint32]:
-        """Return an array [V] with the place of each token's last occurrence, counted from 1; 0 if it does not occur.
-
-        If the size is -1, places are not kept: every token that occurs has place 1.
-        """
+        """Return the places [V] of tokens' last occurrences, from 1, or 0; with size -1, all that occur have 1."""
         places = np.zeros(vocab_size, np.uint32)
         if self._queue is None:
             places[np.fromiter(self.counts, np.intp, len(self.counts))] = 1
@@ -47,10 +41,7 @@ class RecentTokens:
         return places
 
     def append(self, token: int) -> int | None:
-        """Append a token, dropping the oldest if there are more than `size`.
-
-        Return the dropped token if it no longer occurs, else None.
-        """
+        """Append a token, and drop the oldest beyond `size`; return that if it no longer occurs, else None."""
         self.counts[token] += 1
         if self._queue is None:
             return None
@@ -176,10 +167,7 @@ class Adjustments:
         return self.penalises_sights or self._recent is not None
 
     def for_device(self) -> DrawPenalties:
-        """Return the sequence's penalties after its tokens so far, in the form from which a device computes later ones.
-
-        Call this only if a device can draw for the sequence; see `choose_cuts`.
-        """
+        """Return the penalties so far, in a device's form, if a device can draw for the sequence; see `choose_cuts`."""
         earlier = None
         if self._seen:
             seen = np.fromiter(self._seen, np.int32, len(self._seen))
@@ -201,10 +189,7 @@ class Adjustments:
 
     @property
     def tokens(self) -> I32:
-        """The ids [A] of the tokens that have an adjustment of their logit, in any order.
-
-        They are valid until `generated` or `begin_draw`.
-        """
+        """The ids [A] of the tokens with an adjustment, in any order, until `generated` or `begin_draw`."""
         return self._tokens[: self._size]
 
     def others(self, ids: I32) -> I32:
@@ -215,10 +200,7 @@ class Adjustments:
         return others
 
     def added(self, tokens: I32, logits: F64) -> F64:
-        """Return the numbers that bias, penalties and rules add to the logits of `tokens`.
-
-        `logits` are these tokens' logits from the model.
-        """
+        """Return what bias, penalties and rules add to the model's `logits` of `tokens`."""
         if self._recent is None:
             return self._plain(tokens)
         biased = logits + self._bias[tokens] if len(self._bias) else logits

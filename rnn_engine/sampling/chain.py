@@ -38,11 +38,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The tokens that a sampling chain's steps have kept so far: n ranked ones, likeliest first, and perhaps a tail.
-
-    The tail stands for unranked tokens. A pool without one is closed: it lists all its tokens. A pool with a tail is
-    open, and has the whole ranking.
-    """
+    """The n ranked tokens that steps have kept, and a tail for unranked ones; without it the pool is closed."""
 
     ranking: Ranking
     places: Places  # [n] in the ranking
@@ -51,10 +47,7 @@ class Pool:
 
     @staticmethod
     def of(ranking: Ranking) -> Pool:
-        """Return the pool with which a chain starts: the ranked tokens of `ranking`, and the unranked ones as its tail.
-
-        There must be at least one ranked token.
-        """
+        """Return the pool with which a chain starts. There must be at least one ranked token."""
         tail = None if ranking.rest is None else Tail(ranking.rest, ranking.rest.count)
         return Pool(ranking, np.arange(len(ranking.ids)), ranking.logits, tail)
 
@@ -76,10 +69,7 @@ class Pool:
         return masses
 
     def bound_total(self, masses: F64) -> Bounds:
-        """Return bounds of the total probability of the pool's tokens, unranked ones included.
-
-        The bounds are multiples of the first token's probability. `masses` is what `masses` of this pool returned.
-        """
+        """Return bounds of the pool's total probability, in multiples of the first token's; `masses` are its own."""
         total: float = masses.item(-1)
         if self.tail is None:
             return total, total
@@ -108,11 +98,7 @@ class ChainStep(Protocol):
     """The protocol of a step of a sampling chain, such as top-k, which removes tokens or changes their logits."""
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:
-        """Apply the step to `pool`, the tokens kept so far, and return those that remain. There is at least one.
-
-        `uniforms` are the random numbers of the draw. Return None if the result depends on tokens that are not in the
-        pool.
-        """
+        """Return the tokens of `pool` that remain, at least one, or None if that depends on tokens not in it."""
         ...
 
 
@@ -167,10 +153,7 @@ class MinP:
 
 @dataclass(frozen=True, slots=True)
 class TopNSigma:
-    """The sampling step top-n-sigma, which keeps tokens at most `n` standard deviations below the greatest logit.
-
-    The standard deviation is that of all logits.
-    """
+    """The step top-n-sigma: keeps tokens at most `n` standard deviations of all logits below the greatest."""
 
     n: float
 
@@ -222,10 +205,7 @@ class TypicalP:
 
 @dataclass(frozen=True, slots=True)
 class Xtc:
-    """The sampling step XTC, which with a chance of `probability` removes all likely tokens but one.
-
-    Among the tokens with a probability of at least `threshold`, only the least likely is kept.
-    """
+    """The step XTC: with a chance of `probability`, keeps only the least likely of those above `threshold`."""
 
     probability: float
     threshold: float
@@ -297,18 +277,12 @@ class _Mirostat:
         self._limit = 2.0 * tau
 
     def drawn(self, probability: float) -> None:
-        """Change the limit of the surprise after a draw, by `eta` times `tau` minus the drawn token's surprise.
-
-        `probability` is that with which the token was drawn.
-        """
+        """Change the limit after a draw of this probability, by `eta` times `tau` minus the token's surprise."""
         self._limit = min(self._limit - self._eta * (-math.log2(probability) - self._tau), self._most)
 
 
 class MirostatV1(_Mirostat):
-    """The sampling step of mirostat 1: it keeps the likeliest tokens, as many as suit the surprise so far.
-
-    Their number is what Zipf's law predicts for a limit of the surprise, which each drawn token changes.
-    """
+    """The step of mirostat 1: keeps as many of the likeliest tokens as Zipf's law predicts for the limit."""
 
     def __init__(self, tau: float, eta: float, vocab_size: int) -> None:
         super().__init__(tau, eta)
@@ -336,10 +310,7 @@ class MirostatV1(_Mirostat):
 
 
 class MirostatV2(_Mirostat):
-    """The sampling step of mirostat 2: it removes tokens whose surprise exceeds a limit that each draw changes.
-
-    With `ai00` it keeps the first of these, too, and the limit is at most four times `tau`.
-    """
+    """The step of mirostat 2: keeps tokens up to the limit; with `ai00` one more, and at most 4 `tau`."""
 
     def __init__(self, tau: float, eta: float, *, ai00: bool = False) -> None:
         super().__init__(tau, eta, most=4.0 * tau if ai00 else math.inf)
@@ -380,10 +351,7 @@ _CUTTING: Sequence[type] = (TopK, TopP, MinP, Temperature)
 
 
 class Cuts(NamedTuple):
-    """Settings of top-k, top-p, min-p and temperature, by which a device can draw in place of a sampler.
-
-    A `top_k` of 0 and a `top_p` of 1 keep all. A `min_p` of None stands for ai00's nucleus (`Nucleus`).
-    """
+    """Settings by which a device can draw: `top_k` 0 and `top_p` 1 keep all; `min_p` None is ai00's `Nucleus`."""
 
     top_k: int
     top_p: float
@@ -407,11 +375,7 @@ class Chain:
 
     @property
     def cuts(self) -> Cuts | None:
-        """The settings by which a device can draw like this chain; None if `Cuts` can't express its steps.
-
-        It can if the steps are some of top-k, top-p, min-p and temperature, in that order, without a dynamic
-        temperature.
-        """
+        """The settings with which a device draws like this chain; None if it has other steps, or another order."""
         places = [_CUTTING.index(type(step)) if type(step) in _CUTTING else -1 for step in self._steps]
         if self._last is not None or -1 in places or places != sorted(set(places)):
             return None
@@ -472,10 +436,7 @@ class Chain:
 
 
 class LateAdjustments:
-    """The sampling step that applies penalties, used if a client's order puts other steps before them.
-
-    Steps before it see the logits without these penalties.
-    """
+    """The step that applies penalties if a client's order puts other steps, which don't see these, before it."""
 
     def __init__(self, adjustments: Adjustments) -> None:
         self.adjustments = adjustments
@@ -490,10 +451,7 @@ class LateAdjustments:
 
 
 def parse_order(value: object) -> tuple[str, ...]:
-    """Parse the order of sampling steps that a client requests: a list of names, or a string with a letter for each.
-
-    Return the steps' names as in `ORDER`. Raises InvalidRequestError, which lists the allowed names.
-    """
+    """Return the steps of `ORDER` that a client lists by names, or letters. Raises InvalidRequestError."""
     names = list(value) if isinstance(value, str) else value
     known = {**_LETTERS, **_OTHER_NAMES, **{name: name for name in ORDER}}
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):

@@ -28,10 +28,7 @@ MOST_SECONDS_EACH: Final = 0.5  # of processor time that one mask may take
 
 
 class TokenMask(Protocol):
-    """The protocol of an object that decides which tokens may come next in one text, such as a grammar.
-
-    `next` may be called on another thread than the other methods, but never two methods at a time.
-    """
+    """Decides which tokens may come next in a text. `next` may run on another thread, but beside no method."""
 
     @property
     def ended(self) -> bool:
@@ -47,10 +44,7 @@ class TokenMask(Protocol):
         ...
 
     def next(self) -> Mask | None:
-        """Return the bit mask of the tokens that may come next, at least one; None allows all.
-
-        The array must not change before `accept` is called. If a call raises, only its own request ends.
-        """
+        """Return a mask that stays the same until `accept`; None allows all. An error ends only its own request."""
         ...
 
     def accept(self, token: int) -> None:
@@ -104,11 +98,7 @@ class AllowedTokens:
 
     @property
     def count(self) -> int:
-        """The number of allowed tokens, at least 1.
-
-        It is counted when first read, since counting takes as long as making a mask.
-        Raises StepError if no bit within the vocabulary is set.
-        """
+        """The number of allowed tokens, counted when first read. Raises StepError if there is none."""
         if self._count == 0:
             self._count = count_allowed(self.mask, self._vocab_size)
         if self._count == 0:
@@ -152,10 +142,7 @@ class SequenceMask:
 
     @property
     def current(self) -> AllowedTokens | None:
-        """The tokens that may be drawn next; None if all may. Computes the mask if it is not known yet.
-
-        Raises MaskError, at every read, if the mask does not fit the vocabulary, allows no token or has taken too long.
-        """
+        """The tokens that may be drawn next, None for all. Raises MaskError if the mask is unfit or took too long."""
         self.find_out()
         if isinstance(self._current, MaskError):
             raise self._current
@@ -205,10 +192,7 @@ class SequenceMask:
             )
 
     def _with_ends(self, mask: Mask) -> Mask:
-        """Return a copy of `mask` that allows the tokens that end a text in place of token 0.
-
-        Return `mask` itself if it does not allow token 0, or allows no more and no fewer of them.
-        """
+        """Return `mask` with the tokens that end a text in place of token 0, if it allows that, or else as it is."""
         if not self._ends or len(mask) != mask_words(self._vocab_size) or not mask.item(0) & 1:
             return mask
         self._added = frozenset(token for token in self._ends if not mask.item(token >> 5) >> (token & 31) & 1)
@@ -263,10 +247,7 @@ class SequenceMask:
         return True
 
     def for_last(self, num_rows: int) -> NDArray[np.uint32] | None:
-        """Return masks [rows, ceil(V / 32)] for `num_rows` logit rows, all of which but the last allow all tokens.
-
-        The last one has the current mask. Return None if there is no current mask, even if `current` would raise.
-        """
+        """Return masks [rows, ceil(V / 32)] of which the last is the current one; None if there is none."""
         self.find_out()
         if not isinstance(self._current, AllowedTokens):
             return None
@@ -285,10 +266,7 @@ def _own_error() -> Iterator[None]:
 
 
 def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:
-    """Stack one token mask per logit row to an array [rows, ceil(V / 32)].
-
-    None allows all tokens; one mask at least must not be None.
-    """
+    """Stack masks, of which None allows all tokens and one at least is not None, to [rows, ceil(V / 32)]."""
     if len(masks) == 1 and masks[0] is not None:
         return masks[0][np.newaxis]
     known = next(mask for mask in masks if mask is not None)
@@ -333,10 +311,7 @@ class Thinking:
 
 
 class ThinkingMask:
-    """A `TokenMask` that closes an answer's thinking part once its token budget is spent.
-
-    It allows all tokens before that. In the text after it, it allows what the answer's own mask allows.
-    """
+    """Closes an answer's thinking part once its budget is spent, and then allows what the answer's mask does."""
 
     def __init__(
         self,
@@ -346,10 +321,7 @@ class ThinkingMask:
         answer: Callable[[], TokenMask] | None,
         ends: Collection[int] = (0,),
     ) -> None:
-        """Start in the thinking part. `answer` makes the mask of the text after it; None allows all tokens there.
-
-        If `answer` is given, none of `ends` is allowed among the thoughts, so that the text can't end there.
-        """
+        """Start in the thinking part. With `answer`, the mask of the text after it, none of `ends` is allowed there."""
         self._thinking = thinking
         self._token_bytes = token_bytes
         self._vocab_size = vocab_size

@@ -33,10 +33,7 @@ class Sampler(Protocol):
 
     @property
     def whole_row(self) -> bool:
-        """True if each draw needs the logits of all tokens.
-
-        If False, a draw is first tried on the few tokens that a step reads back.
-        """
+        """True if draws need all logits; if False, they are first tried on the few that a step reads back."""
         ...
 
     @property
@@ -127,10 +124,7 @@ _UNUSED = {"type", "penalty"}  # ai00's documents have `penalty`, a half-life; `
 
 
 def parse_ai00(value: object) -> Ai00Sampler:
-    """Parse the field `sampler` of a client's request, ai00's object with a `type` and settings.
-
-    Raises InvalidRequestError, which names the wrong field. A setting under two of its names must have one value.
-    """
+    """Parse ai00's object `sampler`, with equal values under both names. Raises InvalidRequestError."""
     if not isinstance(value, dict):
         raise InvalidRequestError("sampler", value, 'null or an object such as {"type": "Nucleus", "top_p": 0.5}')
     kind = next((kind for kind in _KINDS if value.get("type") == kind.TYPE), None)
@@ -195,10 +189,7 @@ def check_weights(weights: Sequence[float], kind: MixKind) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The range of values that a sampling parameter allows, both ends included, and its help sentence for clients.
-
-    For a mapping it is the range of each value.
-    """
+    """The allowed values of a parameter, or of each in a mapping, both ends included, and its help sentence."""
 
     low: float
     high: float
@@ -348,10 +339,7 @@ class SamplingParams:
         return amounts.presence_penalty != 0.0 or amounts.frequency_penalty != 0.0
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequestError if a field has a value that is not allowed.
-
-        Texts must have been replaced by tokens; see `resolved`.
-        """
+        """Raise InvalidRequestError for a value that is not allowed. Texts must be tokens already; see `resolved`."""
         for parameter in PARAMETERS:
             parameter.check(getattr(self, parameter.name), vocab_size)
         if self.sampler is not None and self.uses_chain:
@@ -359,10 +347,7 @@ class SamplingParams:
             raise InvalidRequestError("sampler", self.sampler, "null with other steps", message)
 
     def resolved(self, tokenize: Callable[[str], Sequence[int]]) -> SamplingParams:
-        """Return a copy in which the texts of `logit_bias` and `bad_words` are replaced by their tokens.
-
-        Raises InvalidRequestError if a bias is out of range or `bad_words` is a single text.
-        """
+        """Return a copy with tokens in place of texts. Raises InvalidRequestError for a bias, or a lone bad word."""
         _refuse_one_text("bad_words", self.bad_words)
         if not self.bad_words and not any(isinstance(token, str) for token in self.logit_bias):
             return self
@@ -392,10 +377,7 @@ def _bounded_bias(value: float) -> float:
 
 
 def _word_tokens(word: str | Sequence[int], tokenize: Callable[[str], Sequence[int]]) -> list[Sequence[int]]:
-    """Return the token sequences of a bad word: those of the word itself and of the word after a space.
-
-    The second one is left out if its number of tokens differs, or if it begins with the same token.
-    """
+    """Return a bad word's tokens, and those after a space if they are as many and begin otherwise."""
     if not isinstance(word, str):
         return [word]
     alone, spaced = tokenize(word.lstrip()), tokenize(" " + word.lstrip())

@@ -30,11 +30,7 @@ LOGSUMEXP_ERROR = (1e-5, 1e-6)
 
 
 def bound_rest(ranking: Ranking, ranked_mass: float) -> Bounds:
-    """Return bounds of the total mass of all unranked tokens, in multiples of the first ranked token's mass.
-
-    A token's mass is exp(logit - logits[0]). `ranked_mass` is the mass of the ranked tokens. There must be at least
-    one.
-    """
+    """Return bounds of all unranked tokens' mass, exp(logit - logits[0]); `ranked_mass` is that of the ranked."""
     rest = ranking.rest
     if rest is None:
         return 0.0, 0.0
@@ -102,10 +98,7 @@ _NOTHING.flags.writeable = False
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Ranking:
-    """A row's tokens as a sampler sees them: S ranked ones, likeliest first, and the rest, which rank below them.
-
-    The rest are all other allowed tokens.
-    """
+    """A row's tokens for a sampler: S ranked ones, likeliest first, and the rest of those allowed below them."""
 
     ids: I32  # [S]
     raw: F64  # [S] the model's logits
@@ -172,10 +165,7 @@ def rank_all(
 
 
 def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I32, F64, F64, F64]:
-    """Return the ids, logits and adjustments of a row's N tokens that were read, and the adjustments of the others.
-
-    If the adjustment of an unread token depends on its logit, bounds replace it.
-    """
+    """Return ids, logits and adjustments of the N tokens that were read, and bounds of the others' adjustments."""
     ids, known = row.ids, row.logits.astype(np.float64)
     added = adjustments.added(ids, known)
     others = adjustments.others(ids)
@@ -189,11 +179,7 @@ def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I3
 
 
 def top_logprobs(row: LogitRow, count: int) -> tuple[tuple[int, float], ...]:
-    """Return a row's `count` likeliest tokens as (id, natural-log probability), likeliest first.
-
-    Equal ones are ordered by ascending id. Of a masked row, return the likeliest of the allowed tokens, with their
-    probabilities in the whole row.
-    """
+    """Return the `count` likeliest allowed tokens as (id, log-probability in the whole row), lower ids first."""
     wide = row
     if len(row.ids) < min(count, row.num_allowed):
         wide = LogitRow.of_full(row.read_full(), count, row.mask)

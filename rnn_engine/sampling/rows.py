@@ -73,10 +73,7 @@ class LogitRow:
         return full
 
     def widened(self, full: F32, count: int) -> LogitRow:
-        """Return a copy of this logit row that has at least `count` candidates, or all allowed tokens if fewer.
-
-        `full` is the whole row, as `read_full` returns it.
-        """
+        """Return a copy with at least `count` candidates, or all allowed tokens, of the whole row `full`."""
         allowed = None if self.mask is None else allowed_tokens(self.mask, len(full))
         logits = full if allowed is None else full[allowed]
         if count < len(logits):
@@ -106,10 +103,7 @@ class RunRows:
         return self.count
 
     def row(self, index: int, allowed: AllowedTokens | None = None) -> LogitRow:
-        """Return logit row number `index` of the token run. `allowed` are the tokens that its mask allowed, or None.
-
-        Raises StepError as `LogitRow.of` does.
-        """
+        """Return logit row number `index` of the run, of which tokens were `allowed`. Raises as `LogitRow.of` does."""
         return LogitRow.of(self.readout, self.first + index, self.vocab_size, allowed)
 
     def last(self) -> LogitRow:

@@ -22,10 +22,7 @@ _LARGEST_LOG = 88.7228391  # of a penalty before `multiplier`
 
 
 class Dry:
-    """The DRY rule of one sequence, which penalises tokens that would continue a repetition in its text.
-
-    The text starts with `tokens`. The rule looks at the last `last_n` tokens; -1 means `MOST_TOKENS`.
-    """
+    """The DRY rule, which penalises tokens that continue a repetition within the last `last_n` of a text."""
 
     def __init__(
         self,
@@ -118,10 +115,7 @@ class _Breaks:
 
 
 class BadWords:
-    """The rule that forbids bad words: the last token of one is forbidden if the text ends with its other tokens.
-
-    `words` are token sequences. Only generated text counts.
-    """
+    """Forbids the last token of each of `words` if the generated text ends with its other tokens."""
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self._single = {word[0]: NEVER for word in words if len(word) == 1}

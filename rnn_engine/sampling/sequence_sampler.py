@@ -52,10 +52,7 @@ def philox(seeds: NDArray[np.uint64], counters: NDArray[np.uint32]) -> NDArray[n
 
 
 def uniforms(seeds: NDArray[np.uint64], tokens: NDArray[np.integer], kinds: NDArray[np.integer] | int = 0) -> F64:
-    """Return N random numbers from [0, 1), of 53 bits each, for tokens at the places `tokens` [N] in a text.
-
-    `seeds` is [N] or [1]. `kinds` distinguishes the random numbers of one token if a draw takes several.
-    """
+    """Return N random numbers in [0, 1) of 53 bits, for places `tokens` and `kinds`; `seeds` is [N] or [1]."""
     counters = np.zeros((4, len(tokens)), np.uint32)
     counters[0] = tokens
     counters[1] = kinds
@@ -65,10 +62,7 @@ def uniforms(seeds: NDArray[np.uint64], tokens: NDArray[np.integer], kinds: NDAr
 
 
 def uniforms_from(seed: int, first: int, count: int, num_kinds: int) -> list[float]:
-    """Return the random numbers for `count` successive tokens of a text, from place `first` on, `num_kinds` for each.
-
-    They are in one flat list, since with a list for each token the garbage collector would walk through more objects.
-    """
+    """Return `num_kinds` random numbers for each token, in one list: lists of lists would slow the collector."""
     places = np.repeat(np.arange(first, first + count), num_kinds)
     kinds = np.tile(np.arange(num_kinds), count)
     numbers: list[float] = uniforms(np.array([seed], np.uint64), places, kinds).tolist()
@@ -102,10 +96,7 @@ class SequenceSampler:
         context: SequenceContext = NO_CONTEXT,
         note_whole_row: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start a text with the sampling parameters `params` and the random `seed`.
-
-        `note_whole_row` is called each time that a whole row is read.
-        """
+        """Start a text. `note_whole_row` is called each time that a whole row is read."""
         self._sampler = make_sampler(params, context)
         self.adjustments = make_adjustments(params, context)
         self._penalises = self.adjustments.penalises
@@ -121,18 +112,11 @@ class SequenceSampler:
         self._num_on_device = 0  # how many tokens of the text are counted in these
 
     def draws_on_device(self, *, has_penalties: bool) -> bool:
-        """Return True if a device can draw the tokens of this sequence.
-
-        `has_penalties` says whether it can apply penalties in the sequence's slot. `device_draw` makes the request.
-        """
+        """Return True if a device can draw for this sequence, and apply its penalties if `has_penalties`."""
         return self._cuts is not None and (has_penalties or not self._penalises)
 
     def device_draw(self, count: int, halts: NDArray[np.uint32], ahead: int = 0) -> TokenDraw:
-        """Return the request to a device to draw the next `count` tokens, or fewer if it draws a stop token.
-
-        `halts` is the mask of stop tokens. `ahead` is the number of tokens that the device draws before, in steps still
-        in flight.
-        """
+        """Return the request to draw `count` tokens, up to a stop token of `halts`, after `ahead` in flight."""
         assert self._cuts is not None, "a device does not draw what it can't"
         top_k, top_p, min_p, temperature = self._cuts
         draw = TokenDraw(self.seed, self.index + ahead, top_k, top_p, temperature, count, halts, min_p, self._biases)

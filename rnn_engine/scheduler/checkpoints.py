@@ -56,20 +56,14 @@ FindBreak: TypeAlias = Callable[[int, int], int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The range of positions in a prompt, from `earliest` to `cut`, at which its next waypoint (a saved state) may lie.
-
-    The first run that ends at or after `earliest` makes the waypoint. No run may pass `cut`.
-    """
+    """Where the next waypoint may lie: the first run's end from `earliest` on; no run may pass `cut`."""
 
     earliest: int
     cut: int | None  # None = no run is cut for it
 
 
 class Waypoints:
-    """Chooses the waypoints of one prompt: states saved within it for later prompts that share a part of it.
-
-    They are chosen while the prompt's runs are submitted.
-    """
+    """Chooses the waypoints of one prompt, for later prompts that share a part of it, as its runs are submitted."""
 
     def __init__(self, length: int, saved: int, points: Iterable[int], step_tokens: int, find_break: FindBreak) -> None:
         """Prepare for a prompt of `length` tokens, of which the first `saved` come from the cache.
@@ -91,10 +85,7 @@ class Waypoints:
         return None if self._window is None else self._window.cut
 
     def submit(self, end: int, *, is_point: bool) -> bool:
-        """Record that the prompt was submitted up to position `end`; return True if its state there becomes a waypoint.
-
-        `is_point` says that the state is saved there anyway; it is no waypoint then.
-        """
+        """Record a run's end; return True if it becomes a waypoint, which no point that is saved anyway does."""
         is_waypoint = not is_point and self._window is not None and self._window.earliest <= end
         if is_point or is_waypoint:
             self._kept = end
@@ -136,10 +127,7 @@ class Waypoints:
 
 
 def find_break(tokens: Sequence[int], token_bytes: Callable[[int], bytes], earliest: int, latest: int) -> int | None:
-    """Return the last position from `earliest` to `latest` at which a line of the text ends, or else a sentence.
-
-    Return None if neither ends there, or if there is no tokenizer. `token_bytes` returns the bytes of a token.
-    """
+    """Return the last position at which a line ends, or else a sentence; None if neither does."""
     sentence = None
     for position in range(latest, earliest - 1, -1):
         data = token_bytes(tokens[position - 1])
@@ -236,10 +224,7 @@ class CheckpointPlan:
         points: Iterable[CheckpointPoint] = (),
         waypoints: Waypoints | None = None,
     ) -> None:
-        """Plan the checkpoints of a prompt whose first `saved` tokens come from the cache.
-
-        Other prompts may wait for this one only if its `prefix` is given.
-        """
+        """Plan checkpoints after the first `saved` tokens. Others may wait for the prompt only if it has a `prefix`."""
         self.prefix = prefix
         self.position = saved  # tokens that have been run, and whose checkpoints have been kept
         self.submitted = saved  # tokens that have been run or are in flight
@@ -259,19 +244,13 @@ class CheckpointPlan:
         return self._points.get(position)
 
     def submit(self, end: int) -> None:
-        """Record that the prompt was submitted up to position `end`. Other prompts can only claim later positions.
-
-        The end itself may become a waypoint.
-        """
+        """Record a run's end, which may become a waypoint. Other prompts can only claim later positions."""
         self.submitted = end
         if self._waypoints is not None and self._waypoints.submit(end, is_point=end in self._points):
             self._points[end] = _waypoint(end)
 
     def advance(self, position: int) -> None:
-        """Record that the prompt was run up to `position`, and that its states up to there were saved as planned.
-
-        At the end of the prefix this closes the plan.
-        """
+        """Record that states up to `position` were saved as planned. The end of the prefix closes the plan."""
         self.position = position
         self.submitted = max(self.submitted, position)
         self._points = {at: point for at, point in self._points.items() if at > position}
@@ -279,10 +258,7 @@ class CheckpointPlan:
             self.close()
 
     def claim(self, position: int, *, logits: bool) -> None:
-        """Plan to save the state at `position`, after all submitted runs, for a prompt that waits for this one.
-
-        With `logits`, the logits there are saved too.
-        """
+        """Plan to save the state at `position`, with `logits` or not, after all submitted runs, for one that waits."""
         assert self.submitted < position, f"a claim at {position} of what was submitted up to {self.submitted}"
         planned = self._points.get(position)
         kind = CheckpointKind.BRANCH if planned is None else planned.kind
@@ -295,10 +271,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """The wait of one prompt for another, until the running prompt has passed the end of their common part.
-
-    `plan` is that of the running prompt, `position` that end.
-    """
+    """One prompt's wait until the prompt of `plan` has passed `position`, the end of their common part."""
 
     plan: CheckpointPlan
     position: int
@@ -310,27 +283,17 @@ class Wait:
 
     @property
     def ready(self) -> bool:
-        """True if the wait is over: the running prompt has passed the awaited position, or it never will.
-
-        Then look in the cache again.
-        """
+        """True if the running prompt has passed the position or never will; then look in the cache again."""
         return self.passed or not self.plan.open
 
     @property
     def passed(self) -> bool:
-        """True if the running prompt has passed the awaited position.
-
-        Its state was not saved there if the cache had no room.
-        """
+        """True if the running prompt has passed the position, where its state was saved if there was room."""
         return self.plan.position >= self.position
 
 
 class SingleFlight:
-    """Keeps the plans of all running prompts, so that prompts with a common beginning run it only once.
-
-    A new prompt waits for a running one with the same beginning. Waiters hold no resources, so a cancelled one needs no
-    clean-up.
-    """
+    """The plans of running prompts: others wait for common beginnings, holding nothing that needs a clean-up."""
 
     def __init__(self, min_shared: int = MIN_SHARED) -> None:
         """Start without running prompts. A prompt waits for another only if that saves at least `min_shared` tokens."""

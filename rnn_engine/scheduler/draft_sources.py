@@ -29,16 +29,10 @@ _KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
 
 
 class Experience:
-    """Counts of correct and wrong predictions of next tokens, by the length of the match that made them.
-
-    An object is for one text or for all texts.
-    """
+    """Counts of right and wrong predictions by the length of the match, in one text or in all texts."""
 
     def __init__(self, of_all: Experience | None = None) -> None:
-        """Start with counts of zero. `of_all` is the experience with all texts, if this object is for one text.
-
-        Estimates begin at those of `of_all`, which is updated too. If it is None, little is expected of short matches.
-        """
+        """Start with no counts; estimates begin at those of `of_all`, which is updated too, or else at little."""
         self._of_all = of_all
         self._memory = _MEMORY if of_all else _MEMORY_OF_ALL
         self._seen = [0.0] * len(_CLASSES)  # tokens that were predicted
@@ -56,28 +50,19 @@ class Experience:
             self._of_all.note(length, is_right=is_right)
 
     def chance(self, length: int) -> float:
-        """Return the estimated probability that the token predicted by a match of `length` tokens is correct.
-
-        It is the share of correct predictions so far, blended with the expected share.
-        """
+        """Return the chance of a token predicted by a match of `length`: the share so far, and what was expected."""
         which = _class_of(length)
         expected = self._of_all.chance(length) if self._of_all else length / (length + 2.0)
         return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)
 
 
 class Lookup:
-    """Predicts the next tokens of one text by finding an earlier occurrence of its last tokens.
-
-    Each new token is compared with the predicted one, so the quality of drafts is known without running any.
-    """
+    """Predicts a text's next tokens from an earlier occurrence of its last ones, and checks each token that comes."""
 
     is_over = False  # a text may repeat itself at any time
 
     def __init__(self, prompt: Sequence[int], of_all: Experience | None = None) -> None:
-        """Start with the last tokens of `prompt` as the text.
-
-        `of_all` is the experience with all texts; see `Experience`.
-        """
+        """Start with the last tokens of `prompt`; for `of_all` see `Experience`."""
         self._text = array("I", prompt[-_WINDOW:])
         self._num_known = 0  # tokens of the text that can be found
         self._num_given = len(self._text)  # tokens of the prompt
@@ -89,10 +74,7 @@ class Lookup:
         self._experience = Experience(of_all)
 
     def extend(self, generated: Sequence[int], first: int = 0) -> None:
-        """Append the tokens `generated[first:]` to the text.
-
-        Each call also adds a part of a long prompt to the search index.
-        """
+        """Append `generated[first:]`, and add a part of a long prompt to the search index."""
         self._text.extend(generated[first:])
         if self._num_known < self._num_given:
             self._take_in_prompt(min(self._num_given, self._num_known + _MOST_AT_ONCE))
@@ -202,10 +184,7 @@ class EarlierText:
     """
 
     def __init__(self, find: Callable[[Sequence[int]], Sequence[int]]) -> None:
-        """Start without a prediction. `find` looks up an earlier text.
-
-        It gets all generated tokens and returns those that followed them in an earlier request, or an empty sequence.
-        """
+        """Start without a prediction. `find` returns what followed generated tokens in an earlier request, if known."""
         self._find = find
         self._ahead: Sequence[int] = ()
         self._place = 0  # in `_ahead`: the token there is thought to come next

@@ -76,10 +76,7 @@ class Drafter:
         self.is_off = False  # nothing will be drafted any more
 
     def look(self, generated: Sequence[int]) -> bool:
-        """Pass the tokens generated so far to the sources of predictions; return True if a draft can be proposed.
-
-        The longer nothing was predicted, the more tokens pass between two look-ups.
-        """
+        """Pass new tokens to the sources; return True if a draft can be proposed. Quiet texts have fewer looks."""
         num_generated = len(generated)
         if num_generated < self._next_look or self.is_off:
             return False
@@ -123,10 +120,7 @@ class Drafter:
         return True
 
     def join(self) -> None:
-        """Free the spare slot with the copy of the state, because it is not needed any more. Idempotent.
-
-        The draft was all correct, or the sequence has ended.
-        """
+        """Free the spare slot of the copy once it is not needed. Idempotent."""
         if self.spare is not None:
             self._drafts.spare.append(self.spare)
             self.spare = None
@@ -158,10 +152,7 @@ class Drafts:
         self.spare = [slot for slot in self.spare if slot < runner.num_slots]
 
     def drafter_of(self, request: GenerateRequest, find_earlier: FindEarlier) -> Drafter | None:
-        """Return a new drafter for the sequence of `request`; None if the settings or the request allow no drafts.
-
-        `find_earlier` returns the tokens that followed an equal earlier text.
-        """
+        """Return a sequence's drafter, or None if no drafts are allowed. `find_earlier` finds an equal earlier text."""
         if _OFF in (self.max_tokens, request.speculate) or request.mix is not None:
             return None
         if request.token_mask is not None and request.logprobs is not None:
@@ -169,10 +160,7 @@ class Drafts:
         return Drafter(self, request, find_earlier)
 
     def note_step(self, times: StepTimes, now: float) -> None:
-        """Update the mean durations of steps with those of one step, `times`. Ignores steps that run prompts.
-
-        `now` is the time at which the step's outcome has been processed.
-        """
+        """Update the mean durations with a step, unless it ran prompts, that was processed at the time `now`."""
         if self.max_tokens == _OFF:
             return
         self._num_noted += 1
@@ -211,10 +199,7 @@ class Drafts:
 
 @dataclass(slots=True)
 class DraftPlan:
-    """Decides which drafts are added to one step, and how long each is, so that the most tokens per second are drawn.
-
-    Drafts are added while there is room in the step and a spare slot for another.
-    """
+    """Decides which drafts are added to a step, and how long, for the most tokens a second, as far as there is room."""
 
     _find_longest: Callable[[int, int, float, int, float], int]  # that of `Drafts`
     _num_runs: int  # sequences that decode
@@ -229,10 +214,7 @@ class DraftPlan:
         return self._num_left == 0 or self.room <= 0
 
     def take(self, longest: int, chance: float) -> int:
-        """Add a draft to the step and return its length, at most `longest`, or 0 if none pays.
-
-        Each of its tokens is correct with probability `chance`.
-        """
+        """Add a draft of at most `longest` tokens, each right with `chance`; return its length, 0 if none pays."""
         longest, chance = min(longest, self.room), round(chance * _CHANCES) / _CHANCES
         if longest <= 0:
             return 0
@@ -367,10 +349,7 @@ class DraftingSequence(SamplingSequence):
         return self.drafter.propose(len(self.generated), most)
 
     def prepare(self, draft: Sequence[int]) -> None:
-        """Set the draft of the sequence's next run to as much of `draft` as the grammar allows.
-
-        If the grammar takes too long to check it, the sequence makes no more drafts.
-        """
+        """Set the next draft to what the grammar allows of it. If that takes too long, there are no more drafts."""
         if draft and self._mask is not None:
             begun = time.perf_counter()
             admitted = self._mask_threads.admit(self._mask, draft)
@@ -407,10 +386,7 @@ class DraftingSequence(SamplingSequence):
         return TokenRun(self.slot, [*certain, *draft], rows=1 + len(draft), masks=masks)
 
     def take_draft(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        """Check a draft by drawing tokens from the logit `rows` of its run; return the events that follow.
-
-        The sequence continues after the draft if all of it was correct, or else from the state before the run.
-        """
+        """Check a draft by drawing from its rows; return the events. A wrong one goes on from the state before."""
         num_certain = len(run.tokens) - len(rows) + 1
         draft, before = run.tokens[num_certain:], self.position
         num_run, goes_on = self._draw_along(draft, rows)

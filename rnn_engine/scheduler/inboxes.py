@@ -19,36 +19,24 @@ MAX_UNREAD = 4096  # tokens and their alternatives; a request with more of them 
 
 @dataclass(slots=True)  # neither frozen nor a tuple, which take twice as long to make: there is one a token
 class Delivery:
-    """An event of a request, or the error that ends it, on its way to the reader of the inbox `key`.
-
-    Nothing follows a `Finished` or an error.
-    """
+    """An event or final error for the reader of inbox `key`. Nothing follows a `Finished` or an error."""
 
     key: int
     outcome: Event | RnnEngineError
 
 
 def step_error(error: Exception) -> StepError:
-    """Return a new StepError caused by `error`, or a MaskError if `error` is one.
-
-    Each request gets its own, so that tracebacks do not mix.
-    """
+    """Return a new StepError, or MaskError, caused by `error`, so that tracebacks of requests do not mix."""
     failure = (MaskError if isinstance(error, MaskError) else StepError)(str(error) or type(error).__name__)
     failure.__cause__ = error
     return failure
 
 
 class Inbox:
-    """The queue of one request's events that its reader has not read yet, for one event loop.
-
-    A reader that is behind gets all the text so far in one event, so that it catches up at once.
-    """
+    """A request's unread events, for one event loop. A reader that is behind gets all text in one event."""
 
     def __init__(self, pause: Callable[[bool], None]) -> None:
-        """Start without events.
-
-        `pause(True)` is called when the reader falls too far behind, and `pause(False)` when it has caught up.
-        """
+        """Start empty. `pause` is called with True if the reader falls too far behind, and False once it is back."""
         self._pause = pause
         self._outcomes: deque[Event | RnnEngineError] = deque()
         self.num_tokens = 0  # that have been put
@@ -102,10 +90,7 @@ _GATHER_SECONDS = 0.001  # a delivery that follows another one sooner waits unti
 
 
 class Inboxes:
-    """The inboxes of an engine's running requests. The worker posts events for them from its own thread.
-
-    All methods except `post` are for the event loop's thread.
-    """
+    """The inboxes of running requests, for the event loop's thread; the worker calls `post`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -127,10 +112,7 @@ class Inboxes:
         del self._inboxes[key]
 
     def post(self, deliveries: list[Delivery]) -> None:
-        """Queue deliveries and have the event loop put them into their inboxes. May be called on any thread.
-
-        Wakes the loop, unless it is about to look into the outbox anyway.
-        """
+        """Queue deliveries, and wake the loop unless it will look anyway. May be called on any thread."""
         with self._lock:
             self._outbox += deliveries
             asleep, self._is_awake = not self._is_awake, True
@@ -145,11 +127,7 @@ class Inboxes:
             inbox.put(make_error())
 
     def _dispatch(self) -> None:
-        """Move posted events to their inboxes, repeatedly, until none is posted for `_GATHER_SECONDS`.
-
-        Steps that follow each other more quickly than that so share a wake-up of the loop, and their text shares an
-        event.
-        """
+        """Deliver posted events until `_GATHER_SECONDS` pass without any, so that quick steps share a wake-up."""
         if self._empty_outbox():
             self._loop.call_later(_GATHER_SECONDS, self._dispatch)
 
@@ -198,10 +176,7 @@ class Admission:
 
     @property
     def retry_after(self) -> float:
-        """Advice to a refused client: the estimated seconds until half of those that wait for a slot have one.
-
-        By then there are places for as many refused clients, who all try again at about that time.
-        """
+        """Seconds until half of the waiting requests have a slot, and as many refused clients will have places."""
         num_waiting = max(self._taken - self._num_running, 0)
         seconds = (self._seconds or 0.0) * (1 + num_waiting / 2) / self._num_running
         return min(max(seconds, RETRY_SECONDS[0]), RETRY_SECONDS[1])

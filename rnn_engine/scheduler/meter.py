@@ -92,10 +92,7 @@ class StepSeconds:
         self._host: float | None = None  # of the host between two steps, while the device had one to run
 
     def note(self, times: StepTimes, asked: float, now: float) -> None:
-        """Update the means with the durations of one step, `times`.
-
-        The host began to wait for it at `asked`; it was collected, or failed, at `now`.
-        """
+        """Update the means with a step that the host began to wait for at `asked` and that ended at `now`."""
         times.last, times.collected = self._last_collect, now
         if times.was_ahead:
             self._host = running_mean(self._host, asked - times.last)
@@ -156,10 +153,7 @@ class StepCosts:
         self._num_noted = 0
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Update the mean duration of steps of about `tokens` tokens with one that took `seconds`.
-
-        The first step of a class is left out, since kernels and plans may have been made in it.
-        """
+        """Update the mean of steps of about `tokens`, except with the first, in which kernels may be made."""
         self._num_noted += 1
         which = bisect_left(_SIZES, tokens)
         mean = self._classes.get(which)
@@ -215,10 +209,7 @@ class _Mean:
 
 
 def _interpolate(means: Sequence[_Mean], tokens: int, below: float, seconds: float) -> float:
-    """Return the estimated seconds of a step of `tokens`, between steps of `below` tokens in `seconds` and `means`.
-
-    `means` are ascending by tokens. A step greater than all of them takes as long as the greatest.
-    """
+    """Return the estimated seconds of `tokens`, between `below` in `seconds` and ascending `means`."""
     for mean in means:
         if mean.tokens >= tokens:
             return seconds + (tokens - below) / (mean.tokens - below) * (mean.seconds - seconds)
@@ -247,11 +238,7 @@ class Meter:
             self._busy_since = self._clock()
 
     def collected(self, step: StepTimes, num_ahead: int, num_accepted: int) -> None:
-        """Count a step in the engine's counters, after it was collected and its outcome was processed.
-
-        In it the device ran `num_ahead` tokens that it had drawn itself, and `num_accepted` tokens of drafts were
-        accepted.
-        """
+        """Count a step after its outcome, with `num_ahead` tokens of the device and `num_accepted` of drafts."""
         counters, last = self.counters, max(step.last, self._busy_since)
         num_steps = step.num_steps
         counters.steps += num_steps
@@ -281,10 +268,7 @@ class Meter:
         return now
 
     def left_prompt(self, arrived: float, started: float, request: GenerateRequest) -> Timing:
-        """Return the times at which a request arrived, started, and finished its prompt, which is now.
-
-        Also count the request's time to first token, if it generates any.
-        """
+        """Return a request's times, its prompt ending now; count the time to first token if it generates any."""
         now = self._clock()
         if request.max_tokens > 0:
             self.counters.first_token_seconds.add(now - arrived)

@@ -42,10 +42,7 @@ class MixedSequence(SamplingSequence):
         return self.take_row(self, rows.last())
 
     def take_row(self, sequence: SlotSequence, row: LogitRow) -> list[Event]:
-        """Store the logit row of one of the mix's sequences; once all rows have come, draw a token from their mix.
-
-        Return the events that follow, none before the draw.
-        """
+        """Hold a sequence's row; draw from the mix once all rows have come. Return the events that follow."""
         _hold_row(sequence, row.read_full().copy())
         return self._draw_mixed()
 
@@ -131,10 +128,7 @@ def _hold_row(sequence: SlotSequence, row: F32) -> None:
 
 
 def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> F32:
-    """Mix the logit rows [V] of several states by `weights`, and return the logits [V] of the mixed distribution.
-
-    A row of weight 0 takes no part. A row of weight 1 is not changed if no other takes part.
-    """
+    """Return the mixed logits [V] of rows [V]. Weight 0 takes no part; weight 1 alone leaves a row as it is."""
     parts = [(row.astype(np.float64), weight) for row, weight in zip(rows, weights, strict=True) if weight != 0.0]
     if kind == "log":
         mixed = _weighted_sum([row for row, _ in parts], [weight for _, weight in parts])

@@ -58,10 +58,7 @@ class Phase(Generic[Of]):
         return len(sequence.in_flight) > 0
 
     def run(self, sequence: Of, count: int, num_draws: int) -> TokenRun:
-        """Return a run of the sequence's next `count` tokens, for the step being submitted, and record it as in flight.
-
-        The device draws up to `num_draws` of the tokens that follow if it can.
-        """
+        """Return a run of `count` tokens, now in flight; the device draws up to `num_draws` after it if it can."""
         raise NotImplementedError
 
     def take(self, sequence: Of, run: TokenRun, rows: RunRows) -> list[Event]:
@@ -95,10 +92,7 @@ class PromptScores:
         return tuple(self._infos)
 
     def take(self, rows: RunRows) -> None:
-        """Record the log-probabilities of the next prompt tokens, each read from the logit row before the token.
-
-        A row after the prompt's last token is ignored.
-        """
+        """Record log-probabilities of the next prompt tokens, each from the row before; ignore a row after the last."""
         for index in range(len(rows)):
             self.take_row(rows.row(index), rows.target_logit(index))
 
@@ -217,10 +211,7 @@ class Decode(Phase[Of]):
 
 
 class TakeIn(Decode["SlotSequence"]):
-    """The phase in which a sequence runs the last token only to update its state, since it does not draw the next one.
-
-    Another sequence of a mix draws it, or the text is over.
-    """
+    """The phase in which the last token is run for its state alone: a mix draws the next, or the text is over."""
 
     _demand = TAKE_IN
 

@@ -54,10 +54,7 @@ class Prefixes:
         token_bytes: Callable[[int], bytes],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """Connect `cache` with `runner`. `token_bytes` returns the bytes of a token.
-
-        `wake` is called on another thread when a state that a request waits for has been read.
-        """
+        """Connect `cache` with `runner`. `wake` is called on another thread when an awaited state has been read."""
         self._runner = runner
         self._token_bytes = token_bytes
         self._wake = wake
@@ -116,10 +113,7 @@ class Prefixes:
         point: CheckpointPoint,
         read_logits: Callable[[], F32],
     ) -> None:
-        """Save the state of `slot` in the cache, if there is one, as the checkpoint `point`.
-
-        The slot has run exactly `tokens`. `read_logits` returns the logits [V] after them. An error is only logged.
-        """
+        """Save `slot`, which has run exactly `tokens`, as the checkpoint `point`. An error is only logged."""
         if self._cache is None or len(tokens) == 0:
             return
         try:

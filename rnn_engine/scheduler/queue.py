@@ -30,10 +30,7 @@ _FORMS = "eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The data by which a batching policy decides: how many sequences can run, and how long that was delayed.
-
-    Also the most sequences that a step can run.
-    """
+    """What a policy decides by: how many sequences can run, at most in a step, and how long that was delayed."""
 
     sequences: int  # at least 1
     capacity: int  # the most that a step can run
@@ -42,10 +39,7 @@ class Load:
 
 
 class BatchingPolicy(ABC):
-    """Base class of policies that decide before each step how long to wait for more requests.
-
-    A policy may learn from earlier arrivals and step durations.
-    """
+    """Decides before each step how long to wait for more requests, perhaps by earlier arrivals and steps."""
 
     def arrived(self, now: float) -> None:  # noqa: B027
         """Record that a request has arrived at the time `now`."""
@@ -60,10 +54,7 @@ class BatchingPolicy(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Gather(BatchingPolicy):
-    """A batching policy that waits until `sequences` sequences can run, for at most `seconds`.
-
-    If a step can run fewer, it waits for as many as a step can run.
-    """
+    """Waits at most `seconds` until `sequences` can run, or as many as a step can if that is less."""
 
     sequences: int | None  # None = as many as a step can run
     seconds: float
@@ -164,10 +155,7 @@ class _Share:
     rows: int
 
     def divide(self, share: float, num_prompts: int = 1, num_scored: int = 1) -> _Share:
-        """Return one prompt's share, if the fraction `share` of this is divided among `num_prompts` prompts.
-
-        The logit rows are divided among the `num_scored` prompts that want several rows.
-        """
+        """Return a prompt's share of the fraction `share` of this, with rows only for `num_scored` prompts."""
         return _Share(int(self.tokens * share) // num_prompts, int(self.rows * share) // max(num_scored, 1))
 
 
@@ -245,10 +233,7 @@ class Queued(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request that waits for its first slot, and perhaps for another prompt or the read of a stored state.
-
-    If the request mixes several states, there is one object for each state, from which one sequence will run.
-    """
+    """A request that waits for its first slot, perhaps also for a prompt or a read; one for each state of a mix."""
 
     key: int
     request: GenerateRequest
@@ -375,11 +360,7 @@ class Queue:
         return list(self._lines)
 
     def add(self, queued: Queued, *, has_begun: bool = False) -> None:
-        """Add a request to its client's queued requests, at the end.
-
-        If `has_begun`, it comes before those of the client's requests that have not begun, and the client's turn is
-        over.
-        """
+        """Add a request at its client's end, or if it `has_begun` before others, after the client's turn."""
         client = self._clients[queued.key] = queued.request.client
         line = self._lines.get(client)
         if line is None:
@@ -410,11 +391,7 @@ class Queue:
         self._drop_empty(client)
 
     def ready(self, held: Mapping[Client, int] | None = None) -> Iterator[Queued]:
-        """Yield the requests that can start, each once, in the order in which they should get slots.
-
-        The caller may take requests, or make them wait, before it asks for the next. `held` are the slots that each
-        client holds; it is read before each request. None: no client holds any.
-        """
+        """Yield ready requests in order; some may be taken meanwhile. `held` counts each client's slots, if any."""
         held = Counter() if held is None else held
         orders = [(client, line, line.ready()) for client, line in self._lines.items()]
         while orders:

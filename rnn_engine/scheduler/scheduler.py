@@ -101,10 +101,7 @@ def take_in(step: StepInFlight, readout: Readout, vocab_size: int) -> Iterator[R
 
 
 def go_on(live: SamplingSequence) -> RunOutcome:
-    """Draw the next token of a sequence after its mask, which was late, has been computed; return the outcome.
-
-    The caller concludes the outcome like that of a step.
-    """
+    """Draw a sequence's token after its late mask; return the outcome, which the caller concludes."""
     logits = live.own_logits
     assert logits is not None, "asked of one that awaits its mask"
     outcome = RunOutcome(live, partial(LogitRow.of_full, logits, 1))
@@ -125,11 +122,7 @@ def _advance(live: SlotSequence, run: TokenRun, drawn: Drawn, rows: RunRows) -> 
 
 
 class Scheduler:
-    """Runs requests on the slots of a runner by continuous batching: all that hold a slot advance in every step.
-
-    Synchronous, and owned by one thread. It waits only for the runner and, for a short time, for masks. The caller asks
-    `wait_seconds` when to call `step`.
-    """
+    """Runs requests on the slots of a runner, all in every step, on one thread; `wait_seconds` says when."""
 
     def __init__(
         self,
@@ -207,19 +200,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True if there is anything to run: a call of `step` would do something.
-
-        False if all requests are paused, await their masks, or wait for their states to be read.
-        """
+        """True if `step` would do something: not if all are paused, or await masks or states to be read."""
         return (
             bool(self._steps) or self._slots.num_advancing > 0 or self._admission.can_start or bool(self._slots.ready)
         )
 
     def wait_seconds(self) -> float | None:
-        """Return how many seconds to wait for requests before the next step; None if there is nothing to run.
-
-        Call it before each step and again after each arrival.
-        """
+        """Return the seconds to wait before the next step, after each arrival anew; None if nothing is to run."""
         if not self.has_work:
             self._ready_since = None
             self._meter.rest()
@@ -233,10 +220,7 @@ class Scheduler:
         return self._policy.wait_seconds(Load(max(sequences, 1), self.capacity, now - self._ready_since, now))
 
     def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
-        """Queue `request`, which has been checked, under `key`. No other request may ever have the same key.
-
-        `arrived` is the time by the clock at which its client asked; None is now.
-        """
+        """Queue a checked `request` under `key`, never used twice. `arrived` is when its client asked; None is now."""
         now = self._clock()
         self._policy.arrived(now)
         if not request.client.is_background:
@@ -244,10 +228,7 @@ class Scheduler:
         self._admission.add(key, request, now if arrived is None else arrived)
 
     def cancel(self, key: int) -> None:
-        """End the queued or running request `key` without any event. Does nothing if it has ended.
-
-        Its slot is free at once, even if steps in flight run there.
-        """
+        """End the request `key` without an event, if it has not ended. Its slot is free even with steps in flight."""
         self._admission.queue.discard(key)
         if (live := self._slots.live.get(key)) is not None:
             self._slots.release(live)
@@ -269,11 +250,7 @@ class Scheduler:
         return [Delivery(key, error)]
 
     def expire(self, key: int, error: RnnEngineError) -> list[Delivery]:
-        """End the request `key` at its time limit: with the text so far, or with `error` if there is none.
-
-        Return the delivery of the error as a list, or an empty list. The end with the text so far comes from a later
-        step.
-        """
+        """End a request at its time limit, with its text in a later step, or return the delivery of `error`."""
         live = self._slots.live.get(key) or self._admission.suspended(key)
         if live is None:
             return self.withdraw(key, error)
@@ -283,10 +260,7 @@ class Scheduler:
         return [Delivery(key, error)]
 
     def abort(self, make_error: Callable[[], RnnEngineError], *, queued: bool = True) -> list[Delivery]:
-        """End every request, each with a new error from `make_error`, and wait for the steps in flight.
-
-        Return the deliveries of the errors. Without `queued`, end only the requests with states on the device.
-        """
+        """End every request, or if not `queued` those on the device, with new errors; return the deliveries."""
         keys = [*self._slots.live, *(self._admission.queue.keys if queued else self._admission.keys_on_device)]
         for key in keys:
             self.cancel(key)
@@ -439,11 +413,7 @@ class Scheduler:
         return demands, allocate_tokens(demands, max_tokens, max_rows, clients)
 
     def _count_draws(self, live: Sequence[SlotSequence]) -> int:
-        """Return how many tokens of each sequence the device may draw in the next step before the host sees them.
-
-        It is more than one only if all of `live` decode and no waiting request can start. Then it is as many as are
-        drawn within a short time.
-        """
+        """Return how many tokens the device may draw at once: more than one only if all decode and nobody waits."""
         most = min(self._max_draws, self._shared.runner.max_draws)
         if most <= 1 or self._admission.can_start:
             return min(most, 1)

@@ -61,18 +61,12 @@ Next = TypeVar("Next", bound=AnyPhase)
 
 
 class SlotSequence(ABC):
-    """Base class of sequences: a prompt and the tokens generated after it, which are run in one slot.
-
-    The scheduler calls `phase.run` for each step and, when the step is done, `advance` and then `passed`.
-    """
+    """Base of sequences, run in one slot: the scheduler calls `phase.run`, then `advance` and `passed`."""
 
     scores: PromptScores | None = None
 
     def __init__(self, key: int, request: GenerateRequest, slot: int, start: Start, context: Context) -> None:
-        """Prepare to run `request`, or one part of it, in `slot`. `key` and `context` are the whole request's.
-
-        `context` is the caller's.
-        """
+        """Prepare to run a request or a part of it in `slot`; `key` and the caller's `context` are the whole's."""
         self.key = key
         self.request = request
         self.slot = slot
@@ -96,10 +90,7 @@ class SlotSequence(ABC):
 
     @abstractmethod
     def take_rows(self, rows: RunRows) -> list[Event]:
-        """Process the logit rows of a run of this sequence; return the events that follow for the client.
-
-        The next token is drawn from the last row.
-        """
+        """Process a run's rows, the last of which gives the next token; return the events that follow."""
 
     @abstractmethod
     def leave_prompt(self, run: TokenRun, num_draws: int) -> None:
@@ -185,10 +176,7 @@ class SlotSequence(ABC):
         return []
 
     def make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:  # noqa: ARG002
-        """Return a function that returns the masks for the logit rows of the next run; None if no masks are needed.
-
-        The run has `num_rows` rows. The next token is drawn from its last row.
-        """
+        """Return a function that makes the masks of the next run's rows, or None if there are none."""
         return None
 
     def check(self) -> None:
@@ -230,10 +218,7 @@ class SamplingSequence(SlotSequence):
         shared: Shared,
         note_prompt_end: Callable[[], Timing],
     ) -> None:
-        """Prepare to run `request` in `slot`, from the state described by `start`.
-
-        `note_prompt_end` is called after the prompt.
-        """
+        """Prepare to run `request` in `slot` from `start`; call `note_prompt_end` after the prompt."""
         super().__init__(key, request, slot, start, context)
         self._shared = shared
         self._note_prompt_end = note_prompt_end
@@ -422,10 +407,7 @@ class SamplingSequence(SlotSequence):
             self.enter(AwaitMask(row().read_full().copy()))
 
     def go_on(self, row: RowSource) -> list[Event]:
-        """Continue from `row`, the logit row after all known tokens; return the events that follow.
-
-        The request ends, or forced tokens are accepted, or the next token will be drawn.
-        """
+        """Continue from the row after all known tokens: end, take forced tokens or draw; return the events."""
         events = [] if self.generated else self._end_prompt()
         if self.answer.ending is not None:
             return [*events, *self.answer.events(), self._finish(self.answer.ending, row)]
@@ -457,10 +439,7 @@ class SamplingSequence(SlotSequence):
         return infos
 
     def _follow(self, row: RowSource, forced: Sequence[TokenInfo] = ()) -> list[Event]:
-        """Enter the phase that follows after tokens were added to the answer; return the events to deliver now.
-
-        The last of the tokens are `forced`. If the text has ended, the events may include its end.
-        """
+        """Enter the phase after tokens, the last of them `forced`, were added; return the events to deliver now."""
         events, ending = self.answer.events(), self.answer.ending
         if ending is None and not forced:
             return events

@@ -25,10 +25,7 @@ from rnn_engine.types import PendingState
 
 
 class Slots:
-    """Records which slots are free, and which are held by the sequences of live requests.
-
-    A slot that is taken is later either given back, or held by a sequence until its release.
-    """
+    """Which slots are free, or held by sequences. One that is taken is given back, or held until its release."""
 
     def __init__(self, count: int) -> None:
         self.live: dict[int, SamplingSequence] = {}  # by request, oldest first; none that was released
@@ -337,10 +334,7 @@ class SlotAllocator:
         return find_victims(self.queue, self._slots, self._least_tokens)
 
     def suspend(self, live: SamplingSequence) -> None:
-        """Suspend a live request that no step in flight runs: read its states, free its slots and queue it again.
-
-        The reads are only started here. Raises what the device raises.
-        """
+        """Start to read a request's states, free its slots and queue it again; none of its runs is in flight."""
         states = [self._shared.runner.start_read(sequence.slot) for sequence in live.sequences]
         paused = self._slots.is_paused(live.key)
         live.sampler.leave_device()

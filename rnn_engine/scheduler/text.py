@@ -22,10 +22,7 @@ from rnn_engine.types import TokenLogprobs, mask_words
 
 
 class TokenInfos(dict[int, TokenInfo]):
-    """A dict from token id to a `TokenInfo` without log-probabilities, made when the token first occurs.
-
-    All events share these objects, so none may be changed.
-    """
+    """Makes a `TokenInfo` without log-probabilities when a token first occurs. None may be changed."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         super().__init__()
@@ -41,10 +38,7 @@ class TokenInfos(dict[int, TokenInfo]):
 
 
 class TextStream:
-    """Decodes token bytes to text as they come, up to the first stop string.
-
-    A byte that can't be part of a character becomes U+FFFD at once and never holds up what follows.
-    """
+    """Decodes tokens' bytes up to the first stop string; bytes of no character become U+FFFD at once."""
 
     def __init__(self, stops: Sequence[bytes], tools: ToolFormat | None = None) -> None:
         """Find `stops` in the text, except in calls, if `tools` says how these are written."""
@@ -58,10 +52,7 @@ class TextStream:
         return None if self._matcher is None else self._matcher.match
 
     def feed(self, data: bytes, *, may_stop: bool = True) -> str:
-        """Add the bytes `data`; return the text that is certain now: whole characters that belong to no stop string.
-
-        If not `may_stop`, no stop string begins in `data`; only the beginning of a text may be fed so.
-        """
+        """Add bytes and return the text that is certain now. Unless `may_stop`, no stop string begins in them."""
         if self._matcher is not None and not may_stop:
             self._matcher.skip(data)
         elif self._matcher is not None:
@@ -83,11 +74,7 @@ class TextStream:
 
 
 class StopMatcher:
-    """Finds the first stop string in a stream of bytes. It holds back bytes that may be the beginning of one.
-
-    The match that ends first wins; of those that end at the same byte, the longest. How the stream is cut does not
-    change what is found.
-    """
+    """Finds the stop string that ends first, the longest of several, in a stream of bytes, however it is cut."""
 
     def __init__(self, stops: Sequence[bytes], tools: ToolFormat | None = None) -> None:
         """Find `stops` everywhere except in calls, if `tools` says how these are written."""
@@ -137,10 +124,7 @@ class StopMatcher:
 
 
 class _Automaton:
-    """The automaton of Aho and Corasick, which finds stop strings in a stream of bytes.
-
-    A node stands for the longest end of the stream that is the beginning of a stop string, node 0 for none.
-    """
+    """The automaton of Aho and Corasick: a node is the longest end of the stream that begins a stop string."""
 
     def __init__(self, stops: Sequence[bytes]) -> None:
         self._children: list[dict[int, int]] = [{}]
@@ -219,10 +203,7 @@ class Answer:
         self._new_tokens: list[TokenInfo] = []
 
     def describe(self, token: int) -> TokenInfo:
-        """Return the `TokenInfo` of the token with the id `token`, without its log-probability.
-
-        It is a new object if the request asks for log-probabilities, so that they can be set; otherwise it is shared.
-        """
+        """Return a token's `TokenInfo` without its log-probability, a new object if that will be set."""
         info = self._infos[token]
         return TokenInfo(token, info.data, None) if self._has_logprobs else info
 
@@ -234,10 +215,7 @@ class Answer:
         return self._show((info,))
 
     def take_all(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
-        """Add one or more tokens to the answer; return False if the last one ends the text. No other may end it.
-
-        `logprobs` are those of the tokens, if they were asked for. There must be no mask.
-        """
+        """Add tokens, of which only the last may end the text, with `logprobs` if any; return False if it does."""
         self._generated.extend(tokens)
         infos = [self._infos[token] for token in tokens]
         if self._has_logprobs:
@@ -267,10 +245,7 @@ class Answer:
         return self.ending is None
 
     def end(self, ending: Ending) -> None:
-        """End the answer after the tokens so far, in the way that `ending` describes.
-
-        Text that was held back for a possible stop string becomes part of it.
-        """
+        """End the answer as `ending` describes. What was held back for a stop string becomes text."""
         self.ending = ending
         self._new_text += self._text.flush()
 
@@ -296,10 +271,7 @@ class Halts:
         self._make = lru_cache(_MASKS)(partial(_make_mask, vocab_size, text))  # no method, which would keep this object
 
     def of(self, request: GenerateRequest) -> NDArray[np.uint32]:
-        """Return the bit mask [ceil(V / 32)] of the tokens that may end the text of `request`.
-
-        Equal requests get the same array, which must not be changed.
-        """
+        """Return the mask [ceil(V / 32)] of the tokens that may end the text, shared by equal requests."""
         return self._make(frozenset(request.stop_tokens), frozenset(stop[-1] for stop in request.stop_bytes))
 
 

@@ -127,10 +127,7 @@ class Questions:
         self._interrupt: asyncio.Future[RnnEngineError] = loop.create_future()
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """Run the function `question` on the worker's thread; return what it returns, or raise what it raises.
-
-        Raises the error of `end` if that is called meanwhile.
-        """
+        """Run `question` on the worker's thread and return its result. Raises the error of `end` if that is first."""
         future: Future[T] = Future()
         self._worker.call(partial(_answer, future, question))
         answer, interrupt = asyncio.wrap_future(future), self._interrupt
@@ -234,10 +231,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, key: int, request: GenerateRequest, arrived: float) -> None:
-        """Have the worker run `request`, which has been checked. `arrived` is when it came, by the scheduler's clock.
-
-        Work for this request alone is done, and logged, in the caller's context.
-        """
+        """Have the worker run a checked request, in the caller's context, that arrived by the scheduler's clock."""
         self.call(partial(copy_context().run, self._submit, key, request, arrived))
 
     def call(self, command: Command) -> None:
@@ -267,10 +261,7 @@ class Worker:
                 logger.exception("the call at the worker's end failed")
 
     def turn(self) -> None:
-        """Run the commands that have arrived, run one step, and check the device if anything failed.
-
-        For the worker's thread. Waits for commands while no step is due. Raises if the worker can't go on.
-        """
+        """Obey commands, run one step, and check the device after failures. Waits. Raises if it can't go on."""
         self._obey_and_step()
         if self._is_idle:
             self._is_idle = False
@@ -295,11 +286,7 @@ class Worker:
             self._deadline = None
 
     def _obey(self) -> None:
-        """Run the commands that have arrived. While no step is due, wait for more and run these, too.
-
-        Once a step is due, only the commands that have come by then are run before it, so that steps go on even if
-        commands keep coming.
-        """
+        """Run the commands that have come by the time that a step is due, so that steps go on whatever comes."""
         while not self._stopping:
             wait_seconds = self._scheduler.wait_seconds()
             if wait_seconds == 0.0:
@@ -410,10 +397,7 @@ class Worker:
             self._deadline = None
 
     def _note_progress(self) -> None:
-        """Run the commands that came while a part of the model was loaded, and restart the time limit for loading.
-
-        Raises EngineClosedError if the worker must stop, so that nothing is loaded in vain.
-        """
+        """Obey commands and restart the time limit of loading. Raises EngineClosedError if the worker must stop."""
         if self._deadline is not None:
             self._deadline = self._deadline._replace(begun=time.monotonic())
         self._obey_waiting()

@@ -33,11 +33,7 @@ _PIECE_STEPS: Final = frozenset({"ByteLevel", "ByteFallback", "Replace", "Metasp
 
 
 def piece_decoder(decoder: _Step | None) -> Callable[[str], bytes]:
-    """Return a function that turns one piece (token text) of a tokenizer.json's vocabulary into bytes.
-
-    `decoder` is the `decoder` object of a tokenizer.json. Raises TokenizerError if it has a step that can't be applied
-    to single pieces.
-    """
+    """Return a function from a piece of a tokenizer.json to bytes, by its `decoder`. Raises TokenizerError."""
     steps = _flatten(decoder, "decoders")
     kinds = {step["type"] for step in steps}
     if not steps or not kinds <= _PIECE_STEPS | _WHOLE_TEXT_STEPS:
@@ -59,30 +55,21 @@ def piece_decoder(decoder: _Step | None) -> Callable[[str], bytes]:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Map each character with which byte-level BPE writes bytes to the byte that it stands for.
-
-    Printable Latin-1 characters stand for their own bytes, characters from U+0100 on for the other bytes.
-    """
+    """Map the characters of byte-level BPE to bytes: printable Latin-1 to itself, those from U+0100 to the others."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
 def _flatten(step: _Step | None, parts: str) -> list[_Step]:
-    """Return the single steps of a part of a tokenizer.json, with nested sequences flattened.
-
-    `parts` is the field in which a sequence has its steps.
-    """
+    """Return the single steps of a tokenizer.json's part, in whose field `parts` sequences are nested."""
     if step is None:
         return []
     return [each for part in step[parts] for each in _flatten(part, parts)] if parts in step else [step]
 
 
 def _replacement(step: _Step) -> tuple[str, str]:
-    """Return the text that a Replace or Metaspace step of a decoder replaces, and its replacement.
-
-    Raises TokenizerError for a replacement by a regular expression.
-    """
+    """Return the text of a Replace or Metaspace step and its replacement. Raises TokenizerError for a regex."""
     if step["type"] == "Metaspace":
         return step["replacement"], " "
     if "String" not in step["pattern"]:
@@ -110,16 +97,10 @@ _LOCAL_STEPS: Final = frozenset({"ByteLevel", "Split", "Digits", "Punctuation", 
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer read from a tokenizer.json.
-
-    Raises TokenizerError if the file can't be read, or if its pieces can't be turned into bytes one by one.
-    """
+    """A tokenizer.json's tokenizer. Raises TokenizerError if it can't be read, or has pieces without bytes."""
 
     def __init__(self, path: Path, part_characters: int = _PART_CHARACTERS, *, text: str | None = None) -> None:
-        """Read the tokenizer.json at `path`, or its content `text` made of that file.
-
-        A text longer than `part_characters` will be tokenized in parts.
-        """
+        """Read the file, or its content `text`. Texts longer than `part_characters` will be tokenized in parts."""
         self.name = path.name
         self._library = _load(path, text)
         settings = json.loads(self._library.to_str())
@@ -252,10 +233,7 @@ def _load(path: Path, text: str | None) -> LibraryTokenizer:
 
 
 def _steps_before_model(path: Path, settings: Mapping[str, Any]) -> tuple[list[_Step], list[_Step]]:
-    """Return the steps of a tokenizer.json's normalizer and of its pre-tokenizer.
-
-    Raises TokenizerError if there are more than allowed; each may make a text longer.
-    """
+    """Return the steps of normalizer and pre-tokenizer. Raises TokenizerError for too many, which lengthen texts."""
     found = _flatten(settings["normalizer"], "normalizers"), _flatten(settings["pre_tokenizer"], "pretokenizers")
     for name, steps in zip(("normalizer", "pre_tokenizer"), found, strict=True):
         num_byte_levels = sum(step["type"] == "ByteLevel" for step in steps)
@@ -276,10 +254,7 @@ def _is_local_splitter(step: _Step) -> bool:
 
 
 def _read_pieces(path: Path, library: LibraryTokenizer, decoder: Any) -> dict[int, bytes]:  # noqa: ANN401
-    """Map every token id of a tokenizer.json to its bytes, which are b"" for a special token.
-
-    `decoder` is the `decoder` object of the tokenizer.json at `path`. Raises TokenizerError as `piece_decoder` does.
-    """
+    """Map a tokenizer.json's ids to bytes, b"" for special tokens, by its `decoder`. Raises TokenizerError."""
     try:
         to_bytes = piece_decoder(decoder)
     except TokenizerError as error:

@@ -34,10 +34,7 @@ _LETTERS: Final = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
 def read_gguf_tokenizer(path: Path) -> Tokenizer | None:
-    """Return the tokenizer in a GGUF file; None if `path` is no GGUF file, or has none of RWKV's or of BPE.
-
-    Raises TokenizerError if the file or its vocabulary is damaged, or if its BPE divides texts in an unknown way.
-    """
+    """Return a GGUF file's tokenizer, or None. Raises TokenizerError if it is damaged or divides texts otherwise."""
     try:
         metadata = gguf_metadata(path)
     except ModelError as error:
@@ -80,10 +77,7 @@ def _unescape(token: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class NoTokenizer:
-    """The tokenizer of a model without one: it rejects every text, so clients must send token ids.
-
-    `reason` says in the error why there is no tokenizer.
-    """
+    """A model's tokenizer if it has none, for `reason`: it rejects every text, so clients send token ids."""
 
     size: int
     reason: str
@@ -161,10 +155,7 @@ def _read(path: Path) -> Tokenizer:
 
 
 def _of_pieces(name: str, pieces: Sequence[bytes]) -> Tokenizer:
-    """Return a tokenizer for a vocabulary of byte strings, `pieces`: the bytes of every token id.
-
-    It is World's tokenizer, which is faster, if the vocabulary is World's.
-    """
+    """Return a tokenizer for the bytes of every id; World's, which is faster, if they are World's."""
     world = WorldTokenizer()
     same = all(piece == world.decode_bytes(token) for token, piece in enumerate(pieces))
     return world if same and len(pieces) >= world.size else ByteStringTokenizer(name, pieces)

@@ -122,10 +122,7 @@ class WorldTokenizer:
     special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
 
     def __init__(self, part_characters: int = _PART_CHARACTERS) -> None:
-        """Load RWKV's World vocabulary.
-
-        A text longer than `part_characters` is tokenized in parts, between which other threads can run.
-        """
+        """Load the World vocabulary. Texts longer than `part_characters` are tokenized in parts, for other threads."""
         self._library = RWKVTokenizer()
         self._pieces = read_vocabulary(Path(self._library.vocab_filepath))
         self._longest = max(map(len, self._pieces))
@@ -143,10 +140,7 @@ class WorldTokenizer:
         return ids
 
     def _drop_end(self, part: list[int]) -> int:
-        """Remove the last tokens of an encoded part of a text, since the text after the part may change them.
-
-        Returns the number of characters that the removed tokens spell; the next part begins with these.
-        """
+        """Remove the last tokens, which later text may change; return the characters that the next part begins with."""
         end = b""
         while len(end) < self._longest or end[0] & 0xC0 == 0x80:  # a byte within a character
             end = self._pieces[part.pop()] + end

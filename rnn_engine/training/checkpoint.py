@@ -27,10 +27,7 @@ _STATES: Final = ("start", "best", "state", "first", "second")
 
 
 def save_checkpoint(path: Path, progress: Progress, run: Mapping[str, object]) -> None:
-    """Write a run's progress to `path`: after a crash there is the old file or the new one.
-
-    `run` is JSON that identifies the run: its model, data and settings. Raises OSError if the file can't be written.
-    """
+    """Write a run's progress atomically, with JSON `run` that identifies it. Raises OSError."""
     training = progress.training
     states = (progress.start, progress.best, training.state, training.first, training.second)
     tensors: dict[str, NDArray[Any]] = {
@@ -52,10 +49,7 @@ def save_checkpoint(path: Path, progress: Progress, run: Mapping[str, object]) -
 
 
 def load_checkpoint(path: Path, run: Mapping[str, object]) -> Progress:
-    """Read the progress of the same run that `save_checkpoint` was given.
-
-    Raises StateError if the file can't be read, is damaged, or belongs to another run; the message says what differs.
-    """
+    """Read the progress of the same `run`. Raises StateError if the file is damaged or of another run."""
     with opened(path) as data:
         file = read_safetensors(data)
         metadata = dict(file.metadata)

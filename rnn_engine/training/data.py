@@ -150,10 +150,7 @@ def read_data(path: Path, maker: TextMaker, settings: DataSettings) -> TrainingD
 
 
 def count_held_out(num_records: int, share: float | None = None) -> int:
-    """Return how many of different records are held out: a share of them, but at least one.
-
-    None is a twentieth, but at least 8 records, or a fifth if that is fewer.
-    """
+    """Return how many records are held out: at least one; for None a twentieth or 8, but at most a fifth."""
     if share is None:
         least = min(_LEAST_HELD_OUT, round(_MOST_SHARE * num_records))
         return max(least, count_held_out(num_records, _SHARE))

@@ -38,10 +38,7 @@ _SHAREGPT: Final = {"human": Role.USER, "gpt": Role.ASSISTANT}
 
 
 def parse_example(value: object) -> Example:
-    """Return the example that a record holds; its keys decide the form, and other keys of it are ignored.
-
-    Raises InvalidRequestError for anything else than the known forms; the error names the key.
-    """
+    """Return a record's example, whose keys decide its form. Raises InvalidRequestError, which names the key."""
     record = _object(value, "the record")
     for keys, parse in _FORMS:
         if all(key in record for key in keys):

@@ -188,10 +188,7 @@ class Tuning:
 
     @property
     def is_finished(self) -> bool:
-        """True after the last update, or if the held-out loss has not become better for too long.
-
-        With few held-out documents, one that is odd decides whether the loss falls, so the run goes on to its end.
-        """
+        """True after the last update, or if the held-out loss, of enough documents, has not fallen for too long."""
         judged = self._progress.judged
         patience = self._settings.patience if len(self._data.held_out) >= _LEAST_TO_END else None
         if self.rate is None or not judged or judged[-1].step != self._progress.step:

@@ -49,10 +49,7 @@ class VersionTable:
         raise ModelError(f"no RWKV version has these tensors; expected names such as blocks.0.att.r_k, found {found}")
 
     def find_layout(self, tensors: Mapping[str, TensorInfo]) -> Layout:
-        """Return the tensor layout for a model file with these `tensors`.
-
-        Raises ModelError if no RWKV version matches.
-        """
+        """Return the layout for a file with these `tensors`. Raises ModelError if no RWKV version matches."""
         return self.recognise(tensors).layout
 
     def get(self, name: str) -> Version:

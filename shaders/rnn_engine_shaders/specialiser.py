@@ -38,11 +38,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class ShaderSource:
-    """The source text of one shader module, with its bindings and the origin of each line.
-
-    `bindings` maps a variable's name to its binding. `lines` holds the origin of each line of `text`, as file and
-    line, so that a compiler's message can be traced back.
-    """
+    """A shader module's text, its bindings by variable, and each line's file and line, for compilers' messages."""
 
     name: str
     text: str

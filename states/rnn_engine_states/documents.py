@@ -101,10 +101,7 @@ class Document:
 
     @classmethod
     def parse(cls, value: object, place: str) -> Self:
-        """Return the document that a client gives as a text, or as an object with `text` and maybe `id` and `metadata`.
-
-        Without an id it gets a random one. Raises InvalidRequestError, which names the document by `place`.
-        """
+        """Return a client's text or object as a document, maybe with a random id. Raises InvalidRequestError."""
         match {"text": value} if isinstance(value, str) else value:
             case {"text": str(text), **rest} if rest.keys() <= {"id", "metadata"}:
                 document_id, metadata = rest.get("id"), rest.get("metadata")
@@ -117,10 +114,7 @@ class Document:
         raise InvalidRequestError(place, value, allowed)
 
     def prepare(self, place: str, dimensions: int) -> NewDocument:
-        """Return what to store of the document, with a vector of `dimensions` numbers.
-
-        Raises InvalidRequestError, which names the document by `place`, for the first field that is not allowed.
-        """
+        """Return what to store of a document called `place`. Raises InvalidRequestError for the first wrong field."""
         if not (0 < len(self.id) <= MAX_ID and self.id.isprintable()):
             raise InvalidRequestError(f"{place}.id", self.id, f"1 to {MAX_ID} printable characters")
         if not self.text.strip():
@@ -183,10 +177,7 @@ class StoredCollection:
         raise NotFoundError(f"collection {self.name!r} was deleted meanwhile")
 
     def remove(self, transaction: Transaction, ids: Sequence[str]) -> tuple[list[str], Sequence[str]]:
-        """Remove the first documents of those with these ids, as many as one change may remove.
-
-        Return the ids that there were, and those that are left for the next change.
-        """
+        """Remove as many documents as one change may; return the ids that there were, and those left."""
         self.now(transaction)
         removed, rows, size, end = dict[str, None](), list[int](), 0, min(len(ids), _PART)
         for index in range(end):
@@ -326,10 +317,7 @@ class DocumentStore:
         return self._owned is not None
 
     def create(self, transaction: Transaction, owner: str, name: str, model: str, model_name: str) -> StoredCollection:
-        """Create an empty collection for vectors of the model with the fingerprint `model`, and return it.
-
-        Raises InvalidRequestError if the name is not valid or in use, or if the owner may have no more.
-        """
+        """Create an empty collection for a model's vectors. Raises InvalidRequestError for the name or another one."""
         check_name(name, "name")
         if _select(transaction, "owner = ? AND name = ?", owner, name):
             raise InvalidRequestError("name", name, "a name that is free; there is a collection of this name")
@@ -394,10 +382,7 @@ class DocumentStore:
     def page(
         self, connection: Connection, owner: str | None, after: str | None, limit: int
     ) -> tuple[list[StoredCollection], bool]:
-        """Return at most `limit` collections of an owner, ordered by owner and name, and whether there are more.
-
-        They begin after the one with the id `after`. Raises InvalidRequestError if there is no such collection.
-        """
+        """Return up to `limit` of an owner's collections after an id, and True if more. Raises InvalidRequestError."""
         condition = "?1 IS NULL" if owner is None else "owner = ?1"
         if after is not None and not _select(connection, f"{condition} AND id = ?2", owner, after):
             raise InvalidRequestError("after", after, "the id of an item in this list")
@@ -414,10 +399,7 @@ class DocumentStore:
         raise NotFoundError(f"collection {name[:80]!r} does not exist; there are: {names}")
 
     def delete(self, transaction: Transaction, owner: str, name: str) -> None:
-        """Delete a collection. Its documents are deleted afterwards, in parts, so that no other change waits for all.
-
-        Raises NotFoundError if there is none of this name.
-        """
+        """Delete a collection, its documents later in parts. Raises NotFoundError if there is none."""
         found = self.find(transaction, owner, name)
         transaction.execute("DELETE FROM collections WHERE number = ?", (found.number,))
         transaction.execute("INSERT INTO deleted VALUES (?)", (found.number,))

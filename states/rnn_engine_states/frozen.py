@@ -25,20 +25,13 @@ class Shaped(Protocol):
 
 
 def check_state(arrays: Mapping[str, NDArray[Any]], shape: ModelShape, source: str) -> dict[str, F32]:
-    """Check that `arrays` are a state of the model with finite values, and return them in f32 by field name.
-
-    Raises StateError if a field is missing, unknown or of the wrong shape, or if a value is NaN or infinite. The error
-    message begins with `source`.
-    """
+    """Return a model's state in f32. Raises StateError, beginning with `source`, for wrong or infinite values."""
     check_fields(arrays, shape, source)
     return {name: check_array(array, array.shape, f"{source}: {name}") for name, array in arrays.items()}
 
 
 def check_fields(arrays: Mapping[str, Shaped], shape: ModelShape, source: str) -> None:
-    """Raise StateError unless `arrays` has exactly the model's state fields, each [L, ...] with the field's shape.
-
-    The error message begins with `source`.
-    """
+    """Raise StateError, which begins with `source`, unless there are exactly the fields, [L, ...] each."""
     expected = {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
     if set(arrays) != set(expected):
         raise StateError(
@@ -49,10 +42,7 @@ def check_fields(arrays: Mapping[str, Shaped], shape: ModelShape, source: str) -
 
 
 def check_array(array: NDArray[Any], expected: tuple[int, ...], what: str) -> F32:
-    """Return `array` in f32. Raises StateError if its shape is not `expected` or if it has NaN or infinite values.
-
-    `what` names the array in error messages.
-    """
+    """Return `array` in f32. Raises StateError, which names it `what`, for another shape or infinite values."""
     check_shape(array.shape, expected, what)
     with np.errstate(over="ignore", invalid="ignore"):  # a value too large for f32 becomes infinity, found below
         values = np.ascontiguousarray(array, np.float32)
@@ -95,11 +85,7 @@ class Payload:
         return {name: array.astype(np.float32, copy=False) for name, array in self.state.items()}
 
     def stored_as(self, precision: Precision) -> Payload:
-        """Return a copy of a checkpoint's arrays in which the state is in `precision`, f32 or f16. Logits stay f32.
-
-        A repeated prompt takes its probabilities from the logits. A state array with a value beyond f16's range stays
-        f32, too.
-        """
+        """Return a copy with the state in f32 or f16, except for arrays beyond f16's range, and logits in f32."""
         if precision == "f32":
             return Payload(self.expand(), self.logits)
         return Payload({name: _halved(array) for name, array in self.state.items()}, self.logits)
@@ -127,10 +113,7 @@ class TokenPath:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenState:
-    """A read-only state from which sequences can start, identified by the digest of its values.
-
-    Named states, sequences and the cache share its arrays.
-    """
+    """A read-only state with a digest, from which sequences start, and whose arrays names and the cache share."""
 
     digest: str  # of the values without the logits, which follow from them; equal for equal states
     state: State

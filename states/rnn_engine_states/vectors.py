@@ -48,10 +48,7 @@ class _Held:
 
 
 class Matrices:
-    """The vectors of the collections that were searched last, within a bound on their bytes. Thread-safe.
-
-    A search waits for another one only while both need the same new vectors.
-    """
+    """The vectors of collections searched last, within a bound. Thread-safe: only common new ones are waited for."""
 
     def __init__(self, database: Database, capacity: int = _CAPACITY) -> None:
         self._database = database
@@ -67,11 +64,7 @@ class Matrices:
             return len(self._held), sum(held.num_bytes for held in self._held.values()), self._evictions
 
     def nearest(self, collection: int, changes: int, vector: F32, count: int) -> list[tuple[int, float]]:
-        """Return the rows of the `count` vectors nearest to `vector` [D], with the cosines, the nearest first.
-
-        All changes of the collection up to the one with the number `changes` are seen. Blocks. Raises ValueError if a
-        vector is damaged.
-        """
+        """Return the rows of the `count` nearest vectors, with cosines, up to `changes`. Blocks. Raises ValueError."""
         blocks = self._up_to_date(collection, changes, len(vector))
         if not blocks:
             return []

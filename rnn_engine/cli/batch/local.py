@@ -34,10 +34,7 @@ _LIMITS: Final = Limits(
 def local_batches(
     model: Path, loading: LoadSettings, states: StateSettings, slots: int, folder: Path
 ) -> Iterator[LocalBatches]:
-    """Load a model, and yield the batches that it runs and keeps in `folder`. One that was interrupted goes on.
-
-    Raises StateError if another process uses the folder.
-    """
+    """Load a model, and yield its batches, kept in `folder`. Raises StateError if another process uses that."""
     choice = EngineChoice(model, loading, slots, cache=CacheConfig(), states=with_demo_state(model, states))
     settings = ServerSettings(job_folder=folder, any_model=True, limits=_LIMITS)
     with engine_session(choice) as session:

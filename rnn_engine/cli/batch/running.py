@@ -143,10 +143,7 @@ def run_batch(batches: Batches, task: BatchTask) -> Reached:
 
 
 def end_batch(task: BatchTask, reached: Reached) -> None:
-    """Delete the folder of a batch that has ended, and print what has become of its requests.
-
-    Raises ClickException if it could not be run. Exits with code 1 if a request has no answer.
-    """
+    """Delete the folder of an ended batch and report. Raises ClickException if it could not run; may exit with 1."""
     shutil.rmtree(task.folder)
     if reached.errors:
         shown = [f"  {error}" for error in reached.errors[:_MOST_SHOWN]]

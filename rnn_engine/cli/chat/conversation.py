@@ -51,11 +51,7 @@ class KnownStates:
 
 
 class Backend(Protocol):
-    """The protocol through which a conversation uses a model: generate answers, and load and save states.
-
-    Ctrl-C in any method ends what runs and then raises KeyboardInterrupt. Every method raises RnnEngineError if it
-    can't do what is asked.
-    """
+    """How a conversation uses a model. Methods raise RnnEngineError, and KeyboardInterrupt after Ctrl-C."""
 
     @property
     def description(self) -> str:
@@ -67,33 +63,21 @@ class Backend(Protocol):
         ...
 
     def check_sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters in the form that `answer` takes.
-
-        Raises InvalidRequestError for a wrong value.
-        """
+        """Return the parameters in the form that `answer` takes. Raises InvalidRequestError for a wrong value."""
         ...
 
     def states(self) -> KnownStates: ...
 
     def load(self, path: Path, name: str | None = None) -> KnownState:
-        """Load the state in a file, so that conversations may start from it; `name` None stands for a free name.
-
-        Raises OSError if the file can't be read.
-        """
+        """Load the state in a file; `name` None stands for a free name. Raises OSError if the file can't be read."""
         ...
 
     def save(self, place: ChatPlace, path: Path) -> int:
-        """Run the messages of a conversation and write the state after them to a new file.
-
-        Return the number of tokens in the state. Raises OSError if the file can't be written.
-        """
+        """Write the state after a conversation to a new file, and return its number of tokens. Raises OSError."""
         ...
 
     def name_state(self, place: ChatPlace, name: str) -> int:
-        """Run the messages of a conversation and store the state after them under a new name.
-
-        Return the number of tokens in the state.
-        """
+        """Store the state after a conversation under a new name, and return its number of tokens."""
         ...
 
 
@@ -162,10 +146,7 @@ class Screen(ABC):
         """Show the error message `text`."""
 
     def show(self, answer: Callable[[Callable[[str], None]], bool]) -> None:
-        """Show one answer part by part, and note if it was ended early.
-
-        `answer` is called with a function that shows text; it returns True if the answer came to its end.
-        """
+        """Show the text that `answer` passes to its argument, and note if it returns False: it was ended early."""
         with self.answer() as show:
             finished = answer(show)
         if not finished:
@@ -180,10 +161,7 @@ class QuitError(Exception):
 
 
 class Talk:
-    """A conversation with a model: its messages, the state that it starts from, and saved copies to return to.
-
-    Commands show on the screen what they have done.
-    """
+    """A conversation with a model, and saved copies to return to. Commands show what they have done."""
 
     def __init__(
         self, backend: Backend, screen: Screen, sampling: SamplingParams, max_tokens: int, system: str | None
@@ -222,10 +200,7 @@ class Talk:
         self.screen.show(self._answer)
 
     def run(self, line: str) -> None:
-        """Run the command in `line`. Show an error if it is unknown or has a wrong argument.
-
-        Raises QuitError if the command ends the conversation, and what the command raises.
-        """
+        """Run a command, or show what is wrong with it. Raises QuitError at the end, and what the command raises."""
         word, _, argument = line.removeprefix("/").partition(" ")
         command, argument = COMMANDS.get(word), argument.strip()
         if command is None:
@@ -344,11 +319,7 @@ class Talk:
         self._messages = [] if system is None else [ChatMessage(Role.SYSTEM, system)]
 
     def _begin_from(self, name: str) -> bool:
-        """Start the conversation from the state called `name` from now on; return True if its messages are kept.
-
-        They are dropped if the state was itself made from a text. Raises InvalidRequestError for a name that is
-        unknown.
-        """
+        """Start from a state; return True if messages are kept. Raises InvalidRequestError if it is unknown."""
         known = {state.name: state for state in (_EMPTY, *self._find_states().states)}
         if name not in known:
             names = ", ".join(known)

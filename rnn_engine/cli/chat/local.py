@@ -31,10 +31,7 @@ def local_backend(model: Path, loading: LoadSettings, states: StateSettings) -> 
 
 
 class LocalBackend:
-    """A chat `Backend` that runs the model with an engine in this process.
-
-    The engine's cache keeps the states of what was said, so that nothing is run again when the user goes back.
-    """
+    """A chat `Backend` with an engine in this process, whose cache keeps the states of what was said."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -100,10 +97,7 @@ class LocalBackend:
         return frozen, frozen.num_tokens or len(prompt.tokens)
 
     def _initial(self, start: str | None) -> FrozenState | None:
-        """Return the state called `start`, or the engine's default state if `start` is None.
-
-        A result of None stands for the fill values.
-        """
+        """Return the state called `start`; None is the engine's default. The result None is the fill values."""
         if start is None:
             return self._session.initial
         return None if start == NO_INITIAL_STATE else self._session.run(self._engine.states.get(start)).frozen

@@ -24,10 +24,7 @@ _NUMBERS: Final = (float, int, Seed)
 
 @contextmanager
 def remote_backend(url: str, api_key: str | None, model: str | None) -> Iterator[RemoteBackend]:
-    """Yield a chat `Backend` that uses the server at `url`. If `model` is None, the server's default model answers.
-
-    Raises ServerError if the server can't be reached, or does not have the model.
-    """
+    """Yield the `Backend` of a server; `model` None is its default. Raises ServerError if it has no such model."""
     with closing(HttpClient(url, api_key, {} if model is None else {"model": model})) as client:
         names = [value_of(entry, "id", str) for entry in objects_of(client.get("/v1/models"), "data")]
         if model is None and len(names) == 1:
@@ -43,10 +40,7 @@ def remote_backend(url: str, api_key: str | None, model: str | None) -> Iterator
 
 
 class RemoteBackend:
-    """The chat `Backend` that lets a server generate the answers, and stores states on that server.
-
-    The states that it loads there belong to its own lease, which `release` ends.
-    """
+    """The chat `Backend` of a server. The states that it loads there belong to a lease, which `release` ends."""
 
     def __init__(self, client: HttpClient, model: str | None, shown: str) -> None:
         self._client = client
@@ -104,10 +98,7 @@ class RemoteBackend:
         return self._name(place, {"name": name})
 
     def _name(self, place: ChatPlace, save_as: Json) -> int:
-        """Run the messages of a conversation and store the state on the server; return the number of tokens in it.
-
-        `save_as` is the request's field that names the state.
-        """
+        """Run a conversation, store its state as the field `save_as` says, and return the state's number of tokens."""
         only_run = {"max_tokens": 0, "add_generation_prompt": False, "continue_final_message": False}
         answer = self._client.post(_CHAT, {**self._body(place), **only_run, "save_as": save_as})
         if answer.get("save_error") is not None:

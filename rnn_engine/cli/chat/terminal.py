@@ -61,10 +61,7 @@ class PlainScreen(Screen):
 
 
 class MarkdownScreen(Screen):
-    """A `Screen` that renders answers as markdown while they are generated.
-
-    Blocks that are complete are printed once and scroll away; only the last one is drawn again as it grows.
-    """
+    """A `Screen` that renders markdown as it comes: complete blocks once, the last one again as it grows."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -114,10 +111,7 @@ _PROMPT = "User: "
 
 
 def plain_lines() -> str | None:
-    """Return a line of standard input without blanks around it; None at the end of the input.
-
-    If a user types it, they are asked for it on standard error.
-    """
+    """Return a line of standard input without blanks around it, or None at its end. A user is asked for it."""
     if sys.stdin.isatty():
         sys.stderr.write(_PROMPT)
         sys.stderr.flush()

@@ -33,10 +33,7 @@ _KEPT_EVERY: Final = 16  # as in kept_gradients.wgsl
 def norm_shift_backward(
     context: BackwardContext, builder: LayerBuilder, what: str, norm_shift: NormShift, x: Buffer, d_mixes: Buffer
 ) -> KernelStage:
-    """Return the stage that adds the gradient through one of the layer's norms and its token shift to `context.dx`.
-
-    `x` is the input of the norm; `d_mixes` has the gradients of its mixes, in the layout of the mixes.
-    """
+    """Return the stage that adds a norm's and its shift's gradient to `context.dx`, from its input and mixes."""
     constants = {**norm_shift.constants(context.forward, builder.vectors), "TRAINS_SHIFT": context.trains_shifts}
     buffers = {
         "x": x,
@@ -57,10 +54,7 @@ def matmul_backward(
     input_gradients: Buffer,
     inputs: Buffer | None = None,
 ) -> TransposedMatMul:
-    """Return the stage that computes the gradients of the inputs of the stage `forward`.
-
-    `inputs`, which `forward` reads, are needed if an activation has made them; the gradients are those of its argument.
-    """
+    """Return the stage of the inputs' gradients; `inputs` is for those that an activation has made."""
     return TransposedMatMul.of(
         forward,
         context.forward.memory,
@@ -201,10 +195,7 @@ class BonusRecurrenceBackward(RecurrenceBackward):
 
 
 class GatedChannelMixBackward(GatedChannelMix):
-    """Builds the stages of the channel mix of RWKV-5 and RWKV-6, with those of its backward pass.
-
-    The value is not added to the residual by its matmul, since the gradient of the receptance needs it by itself.
-    """
+    """The channel mix of RWKV-5 and 6 with its backward pass, for which the value is kept by itself."""
 
     def __init__(self, context: BackwardContext, mixes: Buffer, d_mixes: Buffer) -> None:
         """Allocate the buffers. The stages overwrite two planes of `mixes`, and their gradients in `d_mixes`."""
@@ -258,10 +249,7 @@ class BonusLayersBackward:
         bonus: str,
         has_gate: bool,
     ) -> None:
-        """Allocate the buffers, for the activations `mixes` and `projected` of the time mix.
-
-        `bonus` is the name of u [D] in the layer's vectors.
-        """
+        """Allocate the buffers beside the time mix's activations; `bonus` is the vector's name of u [D]."""
         create = context.forward.memory.create_buffer
         self.projected = projected
         self.d_mixes = create("gradients of mixes", mixes.size)

@@ -46,10 +46,7 @@ def run_blocks_backward(
     time_mix: DifferentiableTimeMix,
     channel_mix_backward: ChannelMixBackward,
 ) -> dict[str, Array]:
-    """Run all layers of a model backward in numpy: compute each layer once more from its input, then its gradients.
-
-    For the arguments and the result see `rnn_engine.reference.RunBackward`.
-    """
+    """Run all layers backward in numpy, each once more from its input; see `rnn_engine.reference.RunBackward`."""
     runs = PackedRuns.of(lengths)
     gradients = {name: np.empty(values.shape, weights.dtype) for name, values in states.items()}
     for layer in reversed(range(weights.shape.num_layers)):
@@ -165,19 +162,13 @@ def channel_mix_with_static_mixes_backward(
 
 
 def static_mixes_backward(block: Block, part: str, d_mixed: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Return the gradients of x and of previous from those of their static mixes, by letter. All are [T, D].
-
-    `part` is att or ffn, the part of the layer to which the mix vectors belong.
-    """
+    """Return the gradients of x and of previous [T, D] from those of static mixes of att or ffn, by letter."""
     mixes = {kind: block(f"{part}.time_mix_{kind}") for kind in d_mixed}
     return mixes_backward(d_mixed, {kind: 1 - mix for kind, mix in mixes.items()})
 
 
 def mixes_backward(d_mixed: Mapping[str, Array], mixes: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Return the gradients of x and of previous from those of x + (previous - x) * mix, for mixes by their letters.
-
-    A mix is [T, D] or [D], the others are [T, D].
-    """
+    """Return the gradients of x and previous [T, D] from those of x + (previous - x) * mix, by letter."""
     dx, d_previous = (np.zeros_like(next(iter(d_mixed.values()))) for _ in range(2))
     for kind, d in d_mixed.items():
         dx += d * (1 - mixes[kind])

@@ -45,10 +45,7 @@ class RwkvShape(ModelShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsShape(RwkvShape):
-    """The sizes and the group norm epsilon of a model whose state has one matrix per head.
-
-    Besides the matrices, the state of a layer has the token shifts of time mix and channel mix.
-    """
+    """The sizes of a model whose state has token shifts and one matrix per head, and its group norm epsilon."""
 
     num_heads: int  # H
     head_size: int  # N; H * N == D
@@ -84,10 +81,7 @@ class HeadsShape(RwkvShape):
         return "" if usual else f"group norm epsilon {self.group_norm_epsilon!r}"
 
     def with_group_norm_epsilon(self, epsilon: float) -> Self:
-        """Return a copy of this shape with the group norm epsilon `epsilon`.
-
-        A value that differs from the default only by rounding is replaced by the default.
-        """
+        """Return a copy with another epsilon, or with the default if that differs only by rounding."""
         usual = isclose(epsilon, GROUP_NORM_EPSILON, rel_tol=1e-6)
         return replace(self, group_norm_epsilon=GROUP_NORM_EPSILON if usual else epsilon)
 

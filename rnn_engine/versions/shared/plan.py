@@ -33,10 +33,7 @@ def check_head_size(shape: HeadsShape) -> None:
 
 
 class LayerBuilder:
-    """A helper that builds the stages of one layer (norms, matmuls, recurrence) while a model is loaded onto a device.
-
-    Activation buffers consist of planes: a plane is [T, D] floats.
-    """
+    """Builds one layer's stages while a model is loaded. A plane of an activation buffer is [T, D] floats."""
 
     def __init__(self, context: BuildContext, layer: int, vectors: PackedVectors) -> None:
         self.context = context
@@ -49,26 +46,17 @@ class LayerBuilder:
         return f"layer {self.layer} {what}"
 
     def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
-        """Return the layer's weight matrix `name` [R, C], or [C, R] if `transposed`.
-
-        `name` lacks the prefix `blocks.N.`.
-        """
+        """Return the matrix `blocks.N.{name}` [R, C], or [C, R] if `transposed`."""
         return self.context.weights(f"blocks.{self.layer}.{name}", transposed=transposed)
 
     def norm_shift(self, what: str, norm_shift: NormShift, outputs: Buffer) -> KernelStage:
-        """Return the stage of one of the layer's norms and the token shift after it.
-
-        For `outputs` see `rnn_engine.forward.context.norm_shift_stage`.
-        """
+        """Return the stage of a norm and its token shift; see `rnn_engine.forward.context.norm_shift_stage`."""
         return norm_shift_stage(self.context, self.layer, self.label(what), self.vectors, norm_shift, outputs)
 
     def matmul(
         self, what: str, matrices: Sequence[Matrix], inputs: Buffer, outputs: Buffer, operands: Buffer | None = None
     ) -> BoundMatMul:
-        """Return the stage that multiplies the activations in `inputs` by `matrices` and writes the `outputs`.
-
-        Biases and other operands are read from `operands`, by default the layer's vectors.
-        """
+        """Return the stage that multiplies `inputs` by `matrices`; `operands` are by default the layer's vectors."""
         operands = operands or self.vectors.buffer
         return self.context.matmul_stage(self.label(what), matrices, operands, inputs, outputs)
 
@@ -83,10 +71,7 @@ class LayerBuilder:
         *,
         keeps_mixes: bool = False,
     ) -> NormedMatMul:
-        """Return the stage of one of the layer's norms with its token shift, and of the matmul that reads its mixes.
-
-        `mixes` is as in `norm_shift`. Other stages may read what this one writes there only if `keeps_mixes`.
-        """
+        """Return the stage of a norm and shift, and of the matmul of its mixes, of use to others if `keeps_mixes`."""
         context = self.context
         norm = NormBefore(
             self.norm_shift(norm_what, norm_shift, mixes),
@@ -105,19 +90,12 @@ class LayerBuilder:
         return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation, inputs_from=inputs_from)
 
     def output(self, mixed: Buffer) -> BoundMatMul:
-        """Return the stage that multiplies `mixed` [T, D] by the time mix's output matrix.
-
-        The result is added to the residual stream.
-        """
+        """Return the stage that adds the output matrix times `mixed` [T, D] to the residual stream."""
         matrix = self.alone("att.output.weight", Activation.RESIDUAL)
         return self.matmul("output", [matrix], mixed, self.context.buffers.x)
 
     def between_planes(self, name: str, source: int, target: int, activation: Activation = Activation.NONE) -> Matrix:
-        """Return the layer's weight matrix `name` [D, D], or fewer rows, for a matmul on planes of larger buffers.
-
-        It reads plane `source` of the inputs and writes plane `target` of the outputs. A bias of the matrix, if the
-        layer's vectors have one, is added.
-        """
+        """Return a matrix of D columns, with its bias if any, from plane `source` of inputs to `target` of outputs."""
         bias = self.vectors.starts.get(f"{name.removesuffix('weight')}bias")
         activation = activation if bias is None else Activation.BIASED
         places = (source * self.plane, self.width, target * self.plane, self.width)
@@ -140,10 +118,7 @@ def block_lookup(model: Model, layer: int) -> Callable[[str], F32]:
 
 
 def static_mixes(lookup: Callable[[str], F32], names: Sequence[str]) -> dict[str, F32]:
-    """Return 1 - m for each token shift vector m in `names` of an RWKV-4 or 5 layer, the form that kernels use.
-
-    These versions compute x * m + previous * (1 - m), and the kernels x + (previous - x) * (1 - m).
-    """
+    """Return 1 - m for token shift vectors m, since kernels compute x + (previous - x) * (1 - m)."""
     return {name: 1 - lookup(name) for name in names}
 
 
@@ -151,10 +126,7 @@ class GatedChannelMix:
     """Builds the stages of the channel mix of RWKV-4 to RWKV-6, whose output is gated by the receptance."""
 
     def __init__(self, context: BuildContext, mixes: Buffer) -> None:
-        """Allocate the device buffer of the channel mix's hidden activations.
-
-        The stages overwrite the buffer `mixes`, which must hold two planes, [2, T, D], at least.
-        """
+        """Allocate the hidden activations. The stages overwrite two planes of `mixes`, at least [2, T, D]."""
         shape, tokens = context.model.shape, context.limits.max_tokens
         assert isinstance(shape, RwkvShape)
         self.mixes = mixes
@@ -164,10 +136,7 @@ class GatedChannelMix:
         self.hidden = context.memory.create_buffer("ffn hidden", size)  # [T, F], then the receptance [T, D]
 
     def stages(self, builder: LayerBuilder, norm: NormShift) -> tuple[Stage, ...]:
-        """Return the two stages of one layer's channel mix: norm with key and receptance, and value.
-
-        `norm` has the mixes of the key and of the receptance.
-        """
+        """Return a layer's two stages: norm with key and receptance, whose mixes `norm` has, and value."""
         value = self.value(builder, Activation.SCALED_RESIDUAL)
         return (
             self.key(builder, norm),
@@ -205,10 +174,7 @@ class GatedChannelMix:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """The position in a device buffer of the decay factors that a wkv recurrence reads, with offsets in floats.
-
-    The factors are one vector for all tokens or one for each.
-    """
+    """Where in a buffer, in floats, a recurrence reads its decay: one vector for all tokens, or one for each."""
 
     buffer: Buffer
     start: int
@@ -249,10 +215,7 @@ def bonus_constants(builder: LayerBuilder, shape: HeadsShape, bonus: str, *, has
 
 @dataclass(frozen=True, slots=True)
 class GatedRecurrence:
-    """The stage of the second halves of a layer's adapters, and of the recurrence that reads their outputs.
-
-    If the tuning says so, the recurrence of a single token computes them itself, in place of a dispatch before.
-    """
+    """The stage of adapters' second halves and the recurrence, which of a single token may compute them itself."""
 
     gates: BoundMatMul
     recurrence: KernelStage
@@ -268,18 +231,12 @@ class GatedRecurrence:
 
 
 def can_compute_gates(context: BuildContext, gates: BoundMatMul) -> bool:
-    """Return True if the recurrence of a single token can compute `gates`, the second halves of adapters, itself.
-
-    That needs matrices in one part, in a format of one buffer: compilers keep registers in memory for two.
-    """
+    """Return True if `gates` are one part in one buffer: with two, compilers keep registers in memory."""
     return context.tuning.adapter_loads > 0 and len(gates.parts) == 1 and len(gates.parts[0][0].weights) == 1
 
 
 def adapter_constants(name: str, place: SegmentPlace | None, *, has_bias: bool) -> dict[str, Constant]:
-    """Return the constants of the adapter `name` for adapter_rows.wgsl. `place` is that of its second half.
-
-    They are 0 if the layer lacks the adapter.
-    """
+    """Return the constants of an adapter, 0 if there is none, for adapter_rows.wgsl; `place` is its second half's."""
     constants = {
         "START": place.weights_start if place else 0,
         "PANEL_BLOCKS": place.panel_blocks if place else 0,
@@ -300,10 +257,7 @@ def stage_with_adapters(
     buffers: Mapping[str, Buffer],
     includes: Mapping[str, Include],
 ) -> KernelStage:
-    """Return the stage of a wkv recurrence of a single token that computes `gates`, see `can_compute_gates`, itself.
-
-    The other arguments are those of `head_stage`.
-    """
+    """Return the stage of a single token that computes `gates` itself; see `can_compute_gates`, `head_stage`."""
     ((part, _),) = gates.parts
     tuning = builder.context.tuning
     turn = COLUMNS_AT_ONCE * tuning.adapter_loads

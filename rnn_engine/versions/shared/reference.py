@@ -97,10 +97,7 @@ class BonusTimeMix:
         wkv: Array,
         runs: PackedRuns,
     ) -> BonusTimeMix:
-        """Run the time mix from the shifted inputs [T, D] of r, k, v and, if the version has a gate, of g.
-
-        decay: [T, H, N]; u: [H, N]. wkv: [B, H, value, key], the state before the runs.
-        """
+        """Run from shifted inputs [T, D], `decay` [T, H, N], `u` [H, N] and the state `wkv` [B, H, value, key]."""
         projected = {kind: block.matmul(x, BONUS_MATRICES[kind]) for kind, x in mixed.items()}
         r, k, v = (projected[kind].reshape(decay.shape) for kind in "rkv")
         inputs, gate = BonusWkvInputs(r, decay, k, v), projected.get("g")
@@ -137,19 +134,13 @@ def run_bonus_wkv(inputs: BonusWkvInputs, u: Array, wkv: Array, runs: PackedRuns
 
 
 def bonus(r: Array, k: Array, v: Array, u: Array) -> Array:
-    """Return what a time mix adds to its output for the token itself: v times the sum of r * u * k in each head.
-
-    r, k, v and the result: [T, H, N]; u: [H, N].
-    """
+    """Return v times the sum of r * u * k in each head, for the token itself; all [T, H, N], u [H, N]."""
     added: Array = np.sum(r * u * k, axis=-1, keepdims=True) * v
     return added
 
 
 def channel_mix_with_receptance(block: Block, mixed_k: Array, mixed_r: Array) -> Array:
-    """Compute the channel mix of RWKV-4 to RWKV-6 after the token shift.
-
-    `mixed_k` and `mixed_r` are [T, D], the shifted inputs of key and receptance; so is the result.
-    """
+    """Compute the gated channel mix from the shifted inputs [T, D] of key and receptance: -> [T, D]."""
     k = np.square(np.maximum(block.matmul(mixed_k, "ffn.key.weight"), 0))
     out: Array = sigmoid(block.matmul(mixed_r, "ffn.receptance.weight")) * block.matmul(k, "ffn.value.weight")
     return out

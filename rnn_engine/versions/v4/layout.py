@@ -22,10 +22,7 @@ LEAST_EXPONENT: Final = -1e30  # of an empty sum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeV4(RwkvShape):
-    """The sizes of an RWKV-4 model, and the fields of its state.
-
-    The running sums aa and bb of the state are stored divided by e^pp, so that they don't overflow.
-    """
+    """The sizes and state of an RWKV-4 model; the sums aa and bb are divided by e^pp, so as not to overflow."""
 
     version: str = field(default="v4", init=False)
 

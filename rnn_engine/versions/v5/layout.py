@@ -43,10 +43,7 @@ class ShapeV5(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:
-    """Return the shape of an RWKV-5 model from the sizes of its tensor dimensions.
-
-    Raises ModelError if they contradict each other.
-    """
+    """Return the shape for the sizes of tensor dimensions. Raises ModelError if they contradict each other."""
     width, num_heads = sizes["D"], sizes["H"]
     if "N" in sizes:
         check_heads("blocks.0.att.time_decay", num_heads, sizes["N"], width)
@@ -66,10 +63,7 @@ def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:
 
 
 def make_decay(lookup: Callable[[str], Array], shape: ShapeV5) -> Array:
-    """Return the factors [H, N] by which an RWKV-5 layer multiplies the wkv state's key channels at each token.
-
-    `lookup` returns a tensor of the layer by its name.
-    """
+    """Return the factors [H, N] of the state's key channels, from a layer's tensors by name."""
     return _for_each_channel(double_exp_decay(lookup("att.time_decay")), shape)
 
 

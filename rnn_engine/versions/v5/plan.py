@@ -41,10 +41,7 @@ FFN_NORM: Final = NormShift("ln2", _FFN_MIXES, "ffn_shift")
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Load the layers of an RWKV-5 model onto the device one by one, and yield the stages of each.
-
-    Raises DeviceError if the head size is too large.
-    """
+    """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
     shape = context.model.shape
     assert isinstance(shape, ShapeV5)
     check_head_size(shape)

@@ -31,19 +31,13 @@ class ShapeV6(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV6:
-    """Return the shape of an RWKV-6 model from the sizes of its tensor dimensions.
-
-    Raises ModelError if they contradict each other.
-    """
+    """Return the shape for the sizes of tensor dimensions. Raises ModelError if they contradict each other."""
     check_heads("blocks.0.att.time_faaaa", sizes["H"], sizes["N"], sizes["D"])
     return ShapeV6(num_layers=num_layers, **read_sizes(sizes))
 
 
 def read_sizes(sizes: Sizes) -> dict[str, int]:
-    """Return the fields of a shape, except for the number of layers, from the sizes of the tensor dimensions.
-
-    Raises ModelError if those of the token shift's adapters contradict each other.
-    """
+    """Return a shape's fields from tensor dimensions. Raises ModelError if those of adapters contradict each other."""
     if sizes["M"] != NUM_MIXES:
         raise ModelError(f"blocks.0.att.time_maa_w2 has {sizes['M']} matrices; expected {NUM_MIXES}")
     if sizes["R_mixes"] != NUM_MIXES * sizes["R_mix"]:

@@ -61,10 +61,7 @@ _VECTORS: Final = (
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Load the layers of an RWKV-6 model onto the device one by one, and yield the stages of each.
-
-    Raises DeviceError if the head size is too large.
-    """
+    """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
     shape = context.model.shape
     assert isinstance(shape, ShapeV6)
     check_head_size(shape)
@@ -114,10 +111,7 @@ def time_mix_stages(
     traced: Buffer | None = None,
     added: Buffer | None = None,
 ) -> TimeMixStages:
-    """Return the stages of the time mix. For `traced` see `rnn_engine.versions.shared.plan.head_stage`.
-
-    With `added` [5, T, D], the adapters of the mixes write to this buffer instead of adding to the mixes.
-    """
+    """Return the time mix's stages, `traced` as in `head_stage`; adapters write to `added` [5, T, D] if given."""
     mixes, hidden, projected = scratch.mixes, scratch.mixes_hidden, scratch.projected
     if added is None:
         mixes_up = builder.matmul("mixes, second half", _mixes_up(builder, scratch), hidden, mixes)
@@ -138,10 +132,7 @@ def time_mix_stages(
 
 
 def _mixes_down(builder: LayerBuilder, scratch: Scratch) -> Matrix:
-    """Return the down-projections of a layer's five token shift adapters, stacked as one matrix.
-
-    In its output, each adapter's hidden vector starts at a multiple of 8.
-    """
+    """Return the five adapters' down-projections as one matrix, whose outputs start at multiples of 8."""
     name, stride = "att.time_maa_w1", scratch.mix_stride
     stored = builder.weights(name, transposed=True)  # [5 * R, D]
     halves = stored.numbers.reshape(NUM_MIXES, -1, builder.width)
@@ -151,10 +142,7 @@ def _mixes_down(builder: LayerBuilder, scratch: Scratch) -> Matrix:
 
 
 def _mixes_up(builder: LayerBuilder, scratch: Scratch) -> list[Matrix]:
-    """Return the up-projections of a layer's five token shift adapters.
-
-    Each output, times the difference to the token before, is added to a mix that the token shift has made.
-    """
+    """Return the five adapters' up-projections, added to mixes times the difference to the token before."""
     stored = builder.weights("att.time_maa_w2")  # [5, R, D]
     return [
         Matrix(
@@ -173,10 +161,7 @@ def _mixes_up(builder: LayerBuilder, scratch: Scratch) -> list[Matrix]:
 
 
 def _projections(builder: LayerBuilder, scratch: Scratch) -> list[Matrix]:
-    """Return a time mix's matrices for r, k, v and the gate, and the down-projection of its decay adapter.
-
-    Each of r, k, v and the gate is written to a plane [T, D] of its own, and the decay's hidden vector after these.
-    """
+    """Return the matrices of r, k, v and gate, to planes [T, D], and of the decay's first half, after these."""
     down = Matrix(
         builder.weights("att.time_decay_w1", transposed=True),  # [R, D]
         inputs_start=_W * builder.plane,

@@ -38,10 +38,7 @@ from rnn_engine.versions.v7.plan import ATT_NORM, FFN_NORM, ChannelMixStages, La
 
 
 def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
-    """Load the layers of an RWKV-7 model onto the device one by one, and yield the stages of each.
-
-    Raises DeviceError if the head size is too large.
-    """
+    """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
     shape = context.forward.model.shape
     assert isinstance(shape, ShapeV7)
     check_head_size(shape)

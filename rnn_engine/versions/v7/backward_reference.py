@@ -39,10 +39,7 @@ def run_backward(
 
 
 class _TimeMix:
-    """The time mix of RWKV-7 with its backward pass. One instance runs all layers, from the last to the first.
-
-    It adds up the gradient of the first layer's value, which the later layers use.
-    """
+    """The time mix with its backward pass, for all layers from the last, adding up the first value's gradient."""
 
     def __init__(self, shape: ShapeV7, v_first: Array) -> None:
         self._shape = shape

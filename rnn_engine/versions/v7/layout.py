@@ -39,10 +39,7 @@ AnyShapeV7 = TypeVar("AnyShapeV7", bound=ShapeV7)
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7:
-    """Return the shape of an RWKV-7 model from the sizes of its tensor dimensions.
-
-    Raises ModelError if they contradict each other.
-    """
+    """Return the shape for the sizes of tensor dimensions. Raises ModelError if they contradict each other."""
     return shape_of(ShapeV7, num_layers, sizes)
 
 

@@ -58,10 +58,7 @@ _VECTORS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """A low-rank adapter of RWKV-7's time mix: its name, and the activations after its down- and its up-projection.
-
-    Its output is written to plane `plane` of the gates' buffer.
-    """
+    """An adapter of the time mix: its activations, and the plane of the gates' buffer that it writes."""
 
     name: str
     plane: int
@@ -78,10 +75,7 @@ _ADAPTERS: Final = (
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Load the layers of an RWKV-7 model onto the device one by one, and yield the stages of each.
-
-    Raises DeviceError if the head size is too large.
-    """
+    """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
     shape = context.model.shape
     assert isinstance(shape, ShapeV7)
     check_head_size(shape)
@@ -96,10 +90,7 @@ class Scratch:
     def __init__(
         self, context: BuildContext, shape: ShapeV7, *, num_mixes: int = 6, ffn_floats: int | None = None
     ) -> None:
-        """Allocate the activation buffers. Variants of RWKV-7 may enlarge some of them.
-
-        `num_mixes` is the number of planes of `mixes`; `ffn_floats` is the size of `ffn_hidden` in floats.
-        """
+        """Allocate the buffers; variants may have more planes of `mixes`, or more floats of `ffn_hidden`."""
         tokens, width = context.limits.max_tokens, shape.width
         self.hidden_strides = {adapter.name: round_up(getattr(shape.ranks, adapter.name), 8) for adapter in _ADAPTERS}
         self.hidden_starts: dict[str, int] = {}  # of the adapters' inner vectors in `projected`
@@ -186,10 +177,7 @@ class Layer(LayerBuilder):
         )
 
     def _projections(self) -> list[Matrix]:
-        """Return the layer's matrices for r, k and v, and the down-projections of its low-rank adapters.
-
-        Each of r, k and v is written to a plane [T, D] of its own, and the adapters' hidden vectors after these.
-        """
+        """Return the matrices of r, k and v, to planes [T, D], and the adapters' first halves, after these."""
         planes = enumerate((("receptance", "x_r"), ("key", "x_k"), ("value", "x_v")))
         matrices = [
             self.between_planes(f"att.{name}.weight", _MIXES.index(mix), plane) for plane, (name, mix) in planes
@@ -215,10 +203,7 @@ class Layer(LayerBuilder):
         return matrices
 
     def _adapters(self) -> tuple[_Adapter, ...]:
-        """Return the low-rank adapters of the layer.
-
-        Layer 0 has no value residual, which mixes layer 0's value into later layers. An ARWKV may have no gate.
-        """
+        """Return the layer's adapters: layer 0 has no value residual, and an ARWKV may have no gate."""
         has, att = self.context.model.has, f"blocks.{self.layer}.att"
         own = (adapter for adapter in _ADAPTERS if has(f"{att}.{adapter.name}1"))
         return tuple(adapter for adapter in own if adapter.name != "v" or self.layer > 0)

@@ -137,10 +137,7 @@ def first_value(block: Block, x: Array, previous: Array) -> Array:
 
 
 def run_wkv(inputs: WkvInputs, wkv: Array, runs: PackedRuns) -> tuple[Array, Array]:
-    """Run the wkv recurrence of RWKV-7 token by token, all runs in parallel. Return (y [T, H, N], new `wkv`).
-
-    wkv: [B, H, value, key] is S: before the runs as an argument, after them in the result.
-    """
+    """Run RWKV-7's recurrence, all runs in parallel; return y [T, H, N] and the state [B, H, value, key]."""
     y = np.empty_like(inputs.r)
 
     def step(s: Array, tokens: Array) -> None:

@@ -26,10 +26,7 @@ class ShapeV7DeepEmbed(ShapeV7):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
-    """Return the shape of a DeepEmbed model from the sizes of its tensor dimensions.
-
-    Raises ModelError if they contradict each other.
-    """
+    """Return the shape for the sizes of tensor dimensions. Raises ModelError if they contradict each other."""
     shape = shape_of(ShapeV7DeepEmbed, num_layers, sizes)
     if (sizes["S"], sizes["E"]) != (SIDE, MATRIX_SIZE):
         raise ModelError(

@@ -32,10 +32,7 @@ _NUM_PLANES: Final = 7
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Load the layers of a model with DeepEmbed onto the device one by one, and yield the stages of each.
-
-    Raises DeviceError if the head size is too large.
-    """
+    """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
     shape = context.model.shape
     assert isinstance(shape, ShapeV7DeepEmbed)
     check_head_size(shape)
@@ -108,11 +105,7 @@ class _Layer(Layer):
         )
 
     def _key(self) -> list[Matrix]:
-        """Return the matrices that the channel mix of a layer with DeepEmbed multiplies first.
-
-        They compute the key, the inner vector of the scale, and the part of each token's matrix that depends on its
-        embedding.
-        """
+        """Return the matrices of the key, the scale's inner vector and the embedding's part of each token's matrix."""
         deep, width = self._deep, self.width
         inner, embedded = self.weights("ffn.s1", transposed=True), self.weights("ffn.s_emb_x.weight")  # [S, D], [E, D]
         return [

@@ -98,10 +98,7 @@ def _layers(num_layers: int) -> Iterator[TensorSpec]:
 
 
 def _stored_under(prefix: str, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the specs with names in files that begin with `prefix`, and with the axes that the package rwkv-emb reads.
-
-    ai00 has no such files.
-    """
+    """Return the specs under `prefix`, with axes as in the package rwkv-emb; ai00 has no such files."""
     return tuple(
         replace(
             spec,

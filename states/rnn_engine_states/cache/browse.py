@@ -39,10 +39,7 @@ _MARK = struct.Struct(f"<{_DIGEST_BYTES}s{_DIGEST_BYTES}sI")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A checkpoint's mark for a fleet's router: its length, and hashes that identify its tokens without revealing them.
-
-    The checkpoint has at least `BLOCK_TOKENS` tokens.
-    """
+    """A checkpoint's mark, of `BLOCK_TOKENS` at least: its length, and hashes that do not reveal its tokens."""
 
     blocks: bytes  # hash of its whole blocks
     path: bytes  # hash of all its tokens
@@ -51,10 +48,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class SummaryChanges:
-    """The changes of a cache's summary since an earlier version: checkpoints added and removed, or all checkpoints.
-
-    Each is given by its packed mark. Packed marks are joined without separators.
-    """
+    """A summary's changes since a version, or all of it: checkpoints added and removed, as joined packed marks."""
 
     version: int  # to pass to the next call of `changes`
     whole: bool  # `kept` has all marks
@@ -63,11 +57,7 @@ class SummaryChanges:
 
 
 class CacheSummary:
-    """A summary of a cache for a fleet's router: the checkpoints, each by hashes of its tokens, and recent changes.
-
-    The hashes and the length of a checkpoint are its mark. `keep` and `lose` are for one thread; `changes` may be
-    called on any thread.
-    """
+    """A cache's marks for a fleet's router, and recent changes. For one thread, except `changes`."""
 
     def __init__(self, most_marks: int = MOST_MARKS, most_changes: int = MOST_CHANGES) -> None:
         self._most = most_marks
@@ -115,10 +105,7 @@ def unpack_marks(packed: bytes) -> Iterator[Mark]:
 
 
 def block_digests(root: str, tokens: bytes) -> list[bytes]:
-    """Return the hashes of all prefixes of `tokens` in whole blocks. Number i is of `root` and the first i + 1 blocks.
-
-    `tokens` are packed.
-    """
+    """Return the hashes of `root` and the first i + 1 whole blocks of packed `tokens`, for each i."""
     digest = _start(root)
     found = []
     for end in range(_BLOCK_BYTES, len(tokens) + 1, _BLOCK_BYTES):
@@ -185,11 +172,7 @@ class SnapshotNode(PositionRecord):
 
 
 def snapshot(checkpoints: Iterable[Checkpoint], limit: int = 1000, head_tokens: int = 32) -> tuple[SnapshotNode, ...]:
-    """Return the `limit` positions of a cache that have the most hits, ordered by root and length.
-
-    Of positions with equally many hits, the longer ones are returned. Each has its first `head_tokens` tokens. For the
-    thread that owns the cache.
-    """
+    """Return the `limit` positions with the most hits, of equal ones the longest, by root and length. Owner only."""
     ranked = sorted(checkpoints, key=lambda checkpoint: (-checkpoint.hits, -checkpoint.length))
     shown = sorted(ranked[:limit], key=lambda checkpoint: (checkpoint.root, checkpoint.length))
     index = {checkpoint: number for number, checkpoint in enumerate(shown)}
@@ -264,10 +247,7 @@ class Listing:
 
 
 def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MOST_POSITIONS) -> Listing:
-    """Return the `most` positions of a cache that were used last, as a `Listing`.
-
-    For the thread that owns the cache. Waypoints are left out, since they say nothing about the requests.
-    """
+    """Return the `most` positions used last as a `Listing`, without waypoints. Only for the cache's thread."""
     told = [checkpoint for checkpoint in checkpoints if not checkpoint.is_waypoint]
     newest = sorted(told, key=attrgetter("used"), reverse=True)[:most]
     return Listing([(checkpoint, checkpoint.known_place()) for checkpoint in newest], len(told), now)
@@ -326,10 +306,7 @@ class _Spot:
         )
 
     def has(self, wanted: str) -> bool:
-        """Return True if the text contains `wanted`, which must be in lower case. Case is ignored.
-
-        A match may begin before the text but must end in it.
-        """
+        """Return True if the text, in any case, contains `wanted` in lower case, which may begin before it."""
         first = max(self.start - len(wanted.encode()), 0)
         before = len(self._between(first, self.start).lower())
         text = self._between(first, self.position.length).lower()
@@ -352,11 +329,7 @@ class _Spot:
 
 
 def _spots(listing: Listing, decode: Callable[[Sequence[int]], bytes]) -> list[_Spot]:
-    """Return the positions in a cache listing, each after the one above it.
-
-    They are sorted by their tokens, so all positions below a position follow it directly. A stack therefore has the
-    positions above the current one.
-    """
+    """Return a listing's positions sorted by tokens, so that a stack has those above the current one."""
     found = [(checkpoint.root, place.blocks(), checkpoint, place) for checkpoint, place in listing.places]
     found.sort(key=itemgetter(0, 1))
     spots: list[_Spot] = []
@@ -375,10 +348,7 @@ def _spots(listing: Listing, decode: Callable[[Sequence[int]], bytes]) -> list[_
 
 
 def _asked(spots: list[_Spot], under: str | None) -> list[_Spot]:
-    """Return the position with the id `under` and its descendants, parents first; all if `under` is None.
-
-    Raises NotFoundError if there is no position with the id `under`.
-    """
+    """Return the position `under` and its descendants, or all for None. Raises NotFoundError if unknown."""
     if under is None:
         return spots
     asked = [spot for spot in spots if spot.position.id == under]
@@ -390,10 +360,7 @@ def _asked(spots: list[_Spot], under: str | None) -> list[_Spot]:
 
 
 def _search(asked: Sequence[_Spot], wanted: str) -> tuple[set[_Spot], bool]:
-    """Return the positions in `asked` whose text contains `wanted`, and True if all texts were searched.
-
-    The search ends early after `MOST_SEARCHED` tokens.
-    """
+    """Return the positions with `wanted` in their text, and False if `MOST_SEARCHED` tokens ended the search."""
     if not wanted:
         return set(asked), True
     matches: set[_Spot] = set()
@@ -423,10 +390,7 @@ def _bounded(near: Sequence[_Spot], limit: int) -> set[_Spot]:
 
 
 def _down(told: set[_Spot]) -> Iterator[_Spot]:
-    """Yield the positions in `told` in the order of a tree: each position before its descendants.
-
-    Of siblings, the most recently used comes first.
-    """
+    """Yield positions as a tree, each before its descendants, the most recently used of siblings first."""
 
     def last_used_last(spots: Iterable[_Spot]) -> list[_Spot]:
         return sorted((spot for spot in spots if spot in told), key=lambda spot: -spot.position.idle_seconds)

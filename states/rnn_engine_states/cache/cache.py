@@ -39,10 +39,7 @@ from rnn_engine_states.tokens import TOKEN_BYTES, pack, unpack
 
 @dataclass(slots=True, eq=False)
 class Match:
-    """The result of a look-up: the longest usable checkpoint of a prompt, or the reason why there is none.
-
-    Its checkpoint is locked until the match is passed to the cache's `restore` or `release`.
-    """
+    """A prompt's longest usable checkpoint, locked until `restore` or `release`, or why there is none."""
 
     length: int  # tokens of the prompt
     saved: int  # tokens that need not be run
@@ -63,10 +60,7 @@ def _weightier(first: MissReason, second: MissReason) -> MissReason:
 
 
 class StateCache:
-    """The cache of one model's states, which stores and finds checkpoints by token prefix.
-
-    For the thread that owns the device, except methods that say otherwise.
-    """
+    """One model's states by token prefix. For the thread that owns the device, except where methods say so."""
 
     def __init__(
         self,
@@ -75,11 +69,7 @@ class StateCache:
         config: CacheConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a cache that stores states in `tiers`, which are ordered from the quickest to the slowest.
-
-        `upkeep` makes the tiers. `live` reads and writes the slots' states. Adds the checkpoints that earlier
-        processes left in slow tiers.
-        """
+        """Store states in `tiers`, quickest first, made by `upkeep`, with what earlier processes left there."""
         self._positions = Positions(config.max_mark_tokens, clock)
         self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
         self._tiers = TieredStore(live, tiers, self._stats, self._positions.become_ghost, config, clock)
@@ -93,11 +83,7 @@ class StateCache:
     def inquire(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
     ) -> Inquiry | None:
-        """Start to ask the shared store if it has a longer checkpoint of a prompt than this cache has.
-
-        Returns None if there is no shared store, or if a checkpoint in it would save too little. See `prefetch` for
-        `on_done`. Pass the inquiry to `learn` when it is done.
-        """
+        """Ask the shared store for a longer checkpoint, for `learn`; None if it can't pay. See `prefetch`."""
         tier = self._shared
         if tier is None:
             return None
@@ -108,10 +94,7 @@ class StateCache:
         return tier.inquire(root, pack(tokens), shortest, longest, on_done)
 
     def learn(self, inquiry: Inquiry) -> None:
-        """Add the checkpoint that a finished query to the shared store found to the cache, so that `prefetch` finds it.
-
-        Does nothing for an inquiry that was passed before.
-        """
+        """Add the checkpoint that a finished inquiry found, once, so that `prefetch` finds it."""
         answer = inquiry.take()
         if answer is None or self._shared is None:
             return
@@ -121,10 +104,7 @@ class StateCache:
         self._learn_path(answer.root, answer.known)
 
     def _learn_path(self, root: str, tokens: bytes) -> None:
-        """Record a path of packed `tokens` that another server has run, as a position without a stored state.
-
-        So a prompt that leaves this path has a branch point.
-        """
+        """Record another server's path without a state, so that a prompt that leaves it has a branch point."""
         if not tokens or self._index.is_too_long(tokens):
             return
         tree = self._positions.tree(root)
@@ -185,27 +165,17 @@ class StateCache:
         return self._missed(len(tokens), place.length, reason)
 
     def peek(self, root: str, tokens: Sequence[int], limit: int | None = None) -> int:
-        """Return how many tokens of a prompt would not have to be run if `prefetch` and `look_up` were called now.
-
-        Counts and locks nothing, reads no file.
-        """
+        """Return the tokens that `prefetch` and `look_up` would save now. Counts and locks nothing, reads no file."""
         self._tiers.settle()
         checkpoint = self._best(root, tokens, limit)
         return 0 if checkpoint is None else checkpoint.length
 
     def continuation(self, root: str, tokens: Sequence[int], count: int) -> list[int]:
-        """Return at most `count` tokens that followed `tokens` on the most recently used path under `root`.
-
-        Paths without states are searched too. Counts and locks nothing, reads no file.
-        """
+        """Return what followed `tokens` on the path used last, stored or not. Counts, locks and reads nothing."""
         return unpack(self._positions.continuation(root, pack(tokens), count))
 
     def restore(self, match: Match, slot: int) -> None:
-        """Load the state that a look-up found into `slot`, and release the match.
-
-        Copies the state to the quickest tier that accepts it. Raises StateError if the state was lost meanwhile, and
-        ValueError for a miss or a released match.
-        """
+        """Load a match into `slot`, and release it. Raises StateError if it was lost, ValueError without one."""
         if match.checkpoint is None or not match.locked:
             raise ValueError(f"nothing to restore: {match}")
         try:
@@ -215,10 +185,7 @@ class StateCache:
             self._index.trim()
 
     def release(self, match: Match) -> None:
-        """Unlock the checkpoint that `look_up` locked for a match.
-
-        Does nothing for a miss, or if it was unlocked before.
-        """
+        """Unlock the checkpoint of a match, if it has one that is locked."""
         if match.checkpoint is not None and match.locked:
             match.locked = False
             match.fetched = None
@@ -269,24 +236,15 @@ class StateCache:
         return stored and checkpoint.resumable
 
     def drop_state(self, initial_state: str) -> int:
-        """Remove all unlocked checkpoints that start from the initial state with this digest. Return their number.
-
-        They are removed in every scope.
-        """
+        """Remove unlocked checkpoints of this initial state's digest, in every scope; return their number."""
         return self._drop_all(self._positions.under(lambda root: is_of_state(root, initial_state)))
 
     def drop_all(self) -> int:
-        """Remove everything from the cache except locked checkpoints. Return how many positions were removed.
-
-        The number includes ghost entries.
-        """
+        """Remove all but locked checkpoints; return how many positions that were, ghost entries included."""
         return self._drop_all(list(self._positions))
 
     def drop_position(self, position: str) -> bool:
-        """Remove the position with this id from the cache. Return False if it is locked.
-
-        Raises NotFoundError if the id is unknown.
-        """
+        """Remove a position by its id; return False if it is locked. Raises NotFoundError if it is unknown."""
         checkpoint = self.find_position(position)
         return self._drop_all([checkpoint]) == 1
 
@@ -304,17 +262,11 @@ class StateCache:
         self._tiers.lose_device()
 
     def use_device(self, live: LiveStates, pool: SlotPool) -> None:
-        """Continue with a new device, which has the slots `live` and the slabs `pool`, after `lose_device`.
-
-        `pool` is used only if the cache has a tier on the device.
-        """
+        """Continue after `lose_device` with other slots, and with `pool` if there is a tier on the device."""
         self._tiers.use_device(live, pool)
 
     def checkpoints(self, scope: str | None = None) -> list[Checkpoint]:
-        """Return the cache's records of all known positions, including ghost entries, or of those in a scope.
-
-        Callers must not change them. See `rnn_engine_states.cache.browse`.
-        """
+        """Return the records, not to be changed, of all positions or a scope's; see the cache's `browse`."""
         return self._positions.under(lambda root: scope is None or is_within(root, scope))
 
     def find_position(self, position: str) -> Checkpoint:
@@ -326,10 +278,7 @@ class StateCache:
         return self._clock()
 
     def stats(self) -> CacheStats:
-        """Return the cache's counters and current sizes.
-
-        Thread-safe; single numbers may be from neighbouring moments.
-        """
+        """Return counters and sizes. Thread-safe; single numbers may be from neighbouring moments."""
         tiers = self._tiers.tiers
         return replace(
             self._stats,
@@ -364,10 +313,7 @@ class StateCache:
         return self._tiers.has_unwritten
 
     def write_behind(self) -> None:
-        """Write to the slow tiers the checkpoints that have reached the configured age, a few at a time.
-
-        Does not wait.
-        """
+        """Begin to write a few checkpoints of the configured age to the slow tiers, without waiting."""
         self._tiers.write_behind()
         self._index.trim()
 

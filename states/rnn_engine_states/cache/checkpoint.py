@@ -41,10 +41,7 @@ class MissReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """The record of one position on a token path: its kind, when it was used, and the sizes of its copies in the tiers.
-
-    Compared by identity: a position has one record, whatever happens to its copies.
-    """
+    """The record of one position on a path, compared by identity: its kind, use, and the sizes of its copies."""
 
     root: str
     kind: CheckpointKind
@@ -79,10 +76,7 @@ class Checkpoint:
         return self.known_place().length
 
     def tokens_to_shorter(self) -> int:
-        """Return how many tokens must be run to get from the next shorter checkpoint on the path to this one.
-
-        Waypoints are evicted before others, so they count only for other waypoints.
-        """
+        """Return the tokens from the next shorter checkpoint to this one; waypoints count only for waypoints."""
         above = (other for other in self.known_place().values_back() if self.is_waypoint or not other.is_waypoint)
         shorter = next((other for other in above if other is not self and other.resumable), None)
         return self.length - (0 if shorter is None else shorter.length)

@@ -105,11 +105,7 @@ class CacheConfig(Settings):
     fetch_capacity: int = 256 << 20  # copies read from slow tiers for requests in the queue
 
     def index_bytes(self, device_bytes: int) -> int:
-        """Return the limit in bytes of the cache's index in host memory.
-
-        The index has the tokens of prompts, records of checkpoints and ghost entries, and the logits of device copies.
-        `device_bytes` is the size of the device tier.
-        """
+        """Return the bound of tokens, records and logits in host memory, for a device tier of `device_bytes`."""
         if self.index_capacity is not None:
             return self.index_capacity
         disk = 0 if self.disk is None else self.disk.capacity

@@ -24,10 +24,7 @@ LEAST_WAYPOINTS = 4  # that a share must have room for, or else it is not used
 
 
 class EvictionQueue:
-    """The eviction queue of one tier: its checkpoints, ordered by worth, and the bytes of their copies in the tier.
-
-    Callers add only what `free` allows, so the copies take at most `capacity` bytes.
-    """
+    """One tier's checkpoints by worth, and their bytes. Callers add only what `free` allows."""
 
     def __init__(self, tier: str, capacity: int) -> None:
         self.tier = tier
@@ -74,10 +71,7 @@ class EvictionQueue:
         return len(self._waypoints)
 
     def weakest(self, *, waypoints: bool | None = None) -> Checkpoint | None:
-        """Return the checkpoint that the tier should evict first, or None if all are locked.
-
-        Considers only waypoints if `waypoints` is true, only others if it is false. Advances the clock to its worth.
-        """
+        """Return the least worthy unlocked checkpoint, of waypoints or of others, and advance the clock to it."""
         waypoint = None if waypoints is False else self._waypoints.weakest()
         return waypoint if waypoint is not None or waypoints else self._others.weakest()
 
@@ -97,10 +91,7 @@ class EvictionQueue:
 
 
 class _Ranking:
-    """A priority queue of checkpoints by worth. Worth fades with the queue's own clock.
-
-    A tier has one for waypoints and one for the others.
-    """
+    """Checkpoints by a worth that fades with the queue's own clock; a tier has one of waypoints, one of others."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -135,10 +126,7 @@ class _Ranking:
         del self._current[checkpoint]
 
     def weakest(self) -> Checkpoint | None:
-        """Return the checkpoint of least worth that is not locked, or None if all are.
-
-        Advances the clock to its worth.
-        """
+        """Return the unlocked checkpoint of least worth, or None, and advance the clock to it."""
         while self._queue:
             priority, _, checkpoint = self._queue[0]
             if self._is_current(self._queue[0]) and checkpoint.locks == 0:

@@ -59,10 +59,7 @@ class Index:
         return evicted is not None
 
     def adopt_copies(self, tier: Tier) -> None:
-        """Register in the index the copies of checkpoints that an earlier process left in a tier.
-
-        Delete those for which the tier or the index has no room.
-        """
+        """Register the copies that an earlier process left in a tier, and delete those without room."""
         copies = tier.find_copies()
         excess = sum(found.num_bytes for found in copies) - tier.queue.capacity
         for found in copies:
@@ -73,10 +70,7 @@ class Index:
             self.adopt(tier, found)
 
     def adopt(self, tier: Tier, found: FoundCopy) -> None:
-        """Register a copy that was found in a tier, if its position has no other copy and the tier has room.
-
-        Otherwise register only its path of tokens.
-        """
+        """Register a copy if it is the only one and has room, else only its path of tokens."""
         checkpoint = self._positions.record(found.root, found.tokens, found.kind)
         if checkpoint.resumable:
             return
@@ -137,10 +131,7 @@ class Positions:
         return self._trees.get(root)
 
     def continuation(self, root: str, tokens: bytes, count: int) -> bytes:
-        """Return at most `count` packed tokens that follow `tokens` on the most recently used path under `root`.
-
-        The result is empty if no longer path is known. If many are, only some of them are compared.
-        """
+        """Return up to `count` packed tokens after `tokens` on the path used last, of some that are compared."""
         tree = self._trees.get(root)
         if tree is None:
             return b""
@@ -153,10 +144,7 @@ class Positions:
         return latest.known_place().tokens()[len(tokens) : len(tokens) + count * TOKEN_BYTES]
 
     def under(self, is_wanted: Callable[[str], bool]) -> list[Checkpoint]:
-        """Return the records of all positions under the roots for which `is_wanted` returns True.
-
-        `is_wanted` is called once for each root.
-        """
+        """Return all records under the roots for which `is_wanted`, called once for each, returns True."""
         return [checkpoint for root, tree in self._trees.items() if is_wanted(root) for checkpoint in tree]
 
     def find(self, position: str) -> Checkpoint:

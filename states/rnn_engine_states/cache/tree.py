@@ -29,10 +29,7 @@ _VALUE_BYTES = 600
 
 
 class _Node(Generic[V]):
-    """A node of the trie of token sequences. Its path from the root consists of whole blocks of tokens.
-
-    `depth` is the number of these blocks; `label` is the last one.
-    """
+    """A node of the trie: `depth` whole blocks of tokens from the root, of which `label` is the last."""
 
     __slots__ = ("continuations", "depth", "label", "parent", "values")
 
@@ -55,20 +52,14 @@ class _Node(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Place(Generic[V]):
-    """A position on a token path: a node of the tree and a `tail` of fewer than a block of tokens after it.
-
-    Valid while the tree has the node.
-    """
+    """A position on a path: a node, and a `tail` shorter than a block. Valid while the tree has the node."""
 
     node: _Node[V]
     tail: bytes
     length: int  # tokens from the root
 
     def blocks(self) -> tuple[bytes, ...]:
-        """Return the packed tokens from the root to this position, as a tuple of blocks.
-
-        The last one may be shorter.
-        """
+        """Return the packed tokens from the root to here, in blocks of which the last may be shorter."""
         return (*self.node.path(), self.tail)
 
     def tokens(self) -> bytes:
@@ -90,10 +81,7 @@ class Place(Generic[V]):
 
 
 class TokenTree(Generic[V]):
-    """A map from token sequences, packed as bytes, to values. It is a trie in which each step is a block of tokens.
-
-    A path is known while it leads to a value: removing a value also forgets the path that only it used.
-    """
+    """A trie from packed tokens to values, in blocks. A path is known only while it leads to a value."""
 
     def __init__(self, block_tokens: int = 512) -> None:
         self._block = block_tokens * TOKEN_BYTES
@@ -154,10 +142,7 @@ class TokenTree(Generic[V]):
         return Place(node, rest[: known * TOKEN_BYTES], start // TOKEN_BYTES + known)
 
     def values_beyond(self, place: Place[V], most: int) -> list[V]:
-        """Return the values of token sequences that extend the one at `place`, or only some of them if there are many.
-
-        Examines at most `most` values and nodes.
-        """
+        """Return values beyond `place`, looking at no more than `most` of them and of nodes."""
         values: list[V] = []
         ahead = [(place.node, place.tail)]
         while ahead:

@@ -65,18 +65,12 @@ _WRITE_BEHIND_SECONDS = 1.0  # between two searches for states that are old enou
 
 
 class CacheUpkeep:
-    """The background work of a cache: writes states to slow tiers by age, and drops unreachable states.
-
-    For one event loop.
-    """
+    """Writes a cache's states to slow tiers by age, and drops unreachable ones, for one event loop."""
 
     def __init__(
         self, cache: StateCache, call: Callable[[Callable[[], None]], None], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Start to write states of `cache` to its slow tiers every second.
-
-        `call` runs its argument on the thread that owns `cache`.
-        """
+        """Write states to slow tiers every second; `call` runs its argument on the thread that owns `cache`."""
         self._cache = cache
         self._call = call
         self._loop = loop
@@ -96,10 +90,7 @@ class CacheUpkeep:
         self._do(partial(self._cache.drop_state, root), "states that no request can reach stay in it")
 
     def changes(self, since: int | None) -> SummaryChanges | None:
-        """Return the changes of the cache's summary after version `since`.
-
-        If there is no summary yet, create it; return None.
-        """
+        """Return the summary's changes after version `since`; at the first call, make it and return None."""
         if self._cache.summary is None:
             self._do(self._cache.summarise, "its contents are not reported")
             return None
@@ -114,10 +105,7 @@ class CacheUpkeep:
         self._next = self._loop.call_later(_WRITE_BEHIND_SECONDS, self._write_behind)
 
     def _do(self, action: Callable[[], object], consequence: str) -> None:
-        """Run `action` on the thread that owns the cache.
-
-        If it fails, log the error and its `consequence`, in words.
-        """
+        """Run `action` on the cache's thread; if it fails, log that with its `consequence` in words."""
 
         def call() -> None:
             try:

@@ -105,11 +105,7 @@ class OwnedFolder:
     """A folder that this process has locked against others. `release` or garbage collection unlocks it."""
 
     def __init__(self, path: Path, what: str, lock_name: str) -> None:
-        """Lock the folder at `path` against other processes, and create it if it is missing.
-
-        Error messages call it `what`. Raises StateError if the folder can't be used or another process has locked it.
-        `lock_name` is the lock file in it.
-        """
+        """Lock and create a folder, `what` in messages, by the file `lock_name`. Raises StateError if that fails."""
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -166,33 +162,21 @@ class StateFiles:
         self.any_model = any_model
 
     def read(self, path: Path, layout: Layout | None = None, *, any_model: bool = False) -> LoadedState:
-        """Read a state file in any supported format. Raises StateError if it is damaged or does not fit the model.
-
-        `layout` overrides the layout of a tuned state's matrices. With `any_model`, the file may name another model.
-        """
+        """Read a state file of any format, in a tuned state's `layout`. Raises StateError if it does not fit."""
         if any_model or self.any_model:
             return read_state(path, self.shape, None, layout)
         return read_state(path, self.shape, self.model, layout, self.base)
 
     def read_requested(self, requested: str) -> LoadedState:
-        """Read the state file whose path a request names. The file must be inside the configured folder.
-
-        Raises the errors of `confined_path` and `read`.
-        """
+        """Read the file that a request names in the configured folder. Raises as `confined_path` and `read` do."""
         return self.read(confined_path(self.folder, requested, "state.path"))
 
     def read_rows(self, values: Sequence[float] | F32, dims: Sequence[int]) -> LoadedState:
-        """Read a state from the numbers of ai00's prefab array. `dims` must be [D, R, L, 1] with R rows a layer.
-
-        Raises StateError if they do not fit the model.
-        """
+        """Read a state from a prefab array of `dims` [D, R, L, 1]. Raises StateError if it does not fit the model."""
         return LoadedState("inline", state_from_rows(values, dims, self.shape, "state"))
 
     def freeze(self, loaded: LoadedState, source: str) -> FrozenState:
-        """Return a loaded state as a `FrozenState`, from which sequences can start.
-
-        Raises StateError if it does not fit the model. The message begins with `source`.
-        """
+        """Return a loaded state as a `FrozenState`. Raises StateError, beginning with `source`, if it does not fit."""
         return freeze_state(
             loaded.state,
             self.shape,
@@ -203,10 +187,7 @@ class StateFiles:
         )
 
     def save(self, path: Path, name: str, frozen: FrozenState) -> None:
-        """Write a state to a full-state file at `path` atomically: after a crash there is the old file or the new one.
-
-        `name` is stored in the file.
-        """
+        """Write a state, called `name` in it, to a full-state file atomically."""
         write_file(path, *full_state_file(self._saved(name, frozen), self.shape.version))
 
     def export(self, form: ExportForm, name: str, key: uuid.UUID, frozen: FrozenState) -> Iterator[bytes | memoryview]:

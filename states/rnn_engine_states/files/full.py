@@ -36,11 +36,7 @@ _HEADER_LIMIT = 1 << 20  # bytes; the header of a whole model has some 0.2 MB
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryFile]:
-    """Open a state file for reading in a `with` block. Raises StateError if the file can't be read.
-
-    Also raises StateError in place of any ModelError from the block. The message has the file's name and not its path,
-    which clients must not see.
-    """
+    """Open a state file in a `with` block. Raises StateError, also for a ModelError, with its name, not its path."""
     with as_state_errors(str(path)), closing(BinaryFile(path)) as file:
         yield file
 
@@ -60,11 +56,7 @@ def read_safetensors(file: ByteSource) -> SafetensorsFile:
 
 
 def read_pth(file: BinaryFile, shape: ModelShape) -> TensorSource:
-    """Open a .pth file and read its tensors' names and shapes. Raises ModelError if it is damaged.
-
-    The returned source's `close` closes `file`. At most twice the bytes of a state of this `shape` are inflated for a
-    tensor.
-    """
+    """Open a .pth file for tensors of twice a state's bytes at most; closing it closes `file`. Raises ModelError."""
     if file.read(0, min(2, file.stamp.size)).tobytes() != b"PK":
         return read_source(file)  # which finds out what else it is
     return PthFile(file, most_inflated=2 * shape.state_bytes)  # tensors in f64 have twice the bytes
@@ -125,10 +117,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The description of the state in a full-state file: its origin, its tokens if known, and if there are logits.
-
-    Has no arrays.
-    """
+    """What a full-state file says without arrays: origin, tokens if known, and if there are logits."""
 
     origin: Origin
     tokens: bytes | None  # packed; None if they are not known
@@ -147,11 +136,7 @@ class SavedState:
 def full_state_file(
     saved: SavedState, model_version: str, *, checksums: bool = True
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return the tensors and the metadata of the full-state file of `saved`.
-
-    `model_version` is the RWKV version, such as "v7". Without `checksums`, the metadata has as many bytes, and the
-    arrays' values are not read.
-    """
+    """Return a full-state file's tensors and metadata, of the same size but unread without `checksums`."""
     tensors: dict[str, NDArray[Any]] = {}
     if saved.tokens is not None:
         # the tokens come first in the file, so that `read_summary` reads only its beginning
@@ -178,39 +163,26 @@ def full_state_file(
 
 
 def read_summary(path: Path, model: str | None) -> Summary:
-    """Read the metadata and the tokens of a full-state file, but not the arrays of its state and logits.
-
-    Raises StateError if the file is of another format, or if the part that is read is damaged. Unless `model` is None,
-    also raises StateError if the file's model has another fingerprint.
-    """
+    """Read a full-state file without arrays. Raises StateError if it is damaged, or of another `model`, if given."""
     with opened(path) as data:
         file = read_safetensors(data)
         return _summary(file, _checked_metadata(file, path), path, model)
 
 
 def read_full_state(path: Path, shape: ModelShape, model: str | None) -> SavedState:
-    """Read a whole full-state file. Raises StateError if it is damaged or does not fit the model.
-
-    Unless `model` is None, also raises StateError if the file's model has another fingerprint.
-    """
+    """Read a full-state file. Raises StateError if it is damaged, does not fit, or is of another `model`, if given."""
     with opened(path) as data:
         return full_state_of(read_safetensors(data), path, shape, model)
 
 
 def parse_full_state(data: bytes, name: str, shape: ModelShape, model: str) -> SavedState:
-    """Parse the bytes of a full-state file that is in memory. Error messages call the file `name`.
-
-    Raises the errors of `read_full_state`.
-    """
+    """Parse a full-state file in memory, called `name` in errors, which are those of `read_full_state`."""
     with as_state_errors(name):
         return full_state_of(read_safetensors(MemoryFile(name, data)), Path(name), shape, model)
 
 
 def full_state_of(file: SafetensorsFile, path: Path, shape: ModelShape, model: str | None) -> SavedState:
-    """Read the state, logits and metadata of a full-state file that is already open as safetensors.
-
-    Raises StateError as `read_full_state` does, or ModelError if the safetensors file is damaged.
-    """
+    """Read an open full-state file. Raises StateError as `read_full_state`, or ModelError if it is damaged."""
     metadata = _checked_metadata(file, path)
     summary = _summary(file, metadata, path, model)
     fields = {name.removeprefix(_STATE_PREFIX): name for name in file.tensors if name.startswith(_STATE_PREFIX)}
@@ -263,11 +235,7 @@ def _summary(file: SafetensorsFile, metadata: Mapping[str, str], path: Path, mod
 
 
 def check_model(name: str, found: str | None, expected: str | None) -> None:
-    """Raise StateError if a file says that its state was made for another model than the `expected` one.
-
-    `found` is None if the file names no model, and `expected` is None if any is accepted. The error calls the file
-    `name`.
-    """
+    """Raise StateError if a file, called `name`, was made for another model; None is any, or unknown."""
     if found is not None and expected is not None and found != expected:
         raise StateError(
             f"{name}: the state belongs to model {show(found)}; the loaded model is {expected}. If you know that they "

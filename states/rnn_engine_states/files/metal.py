@@ -30,10 +30,7 @@ def is_metal_state(metadata: Mapping[str, str]) -> bool:
 
 
 def metal_file(frozen: FrozenState, shape: ModelShape, base: str | None) -> tuple[dict[str, F32], dict[str, str]]:
-    """Return the tensors and the metadata of a state's file; `base` is rwkv-metal's fingerprint of the model.
-
-    Raises StateError if rwkv-metal does not have such models, which have no fingerprint then.
-    """
+    """Return a file's tensors and metadata. Raises StateError without `base`, rwkv-metal's fingerprint."""
     if base is None:
         raise StateError(
             f"rwkv-metal has no fingerprint of this RWKV {shape.version}; expected RWKV-7 in plain numbers"

@@ -40,20 +40,14 @@ class Prefab:
 
 
 def prefab_dims(shape: ModelShape) -> tuple[int, int, int, int]:
-    """Return the dimensions [D, R, L, 1] of the prefab array of a model's state, the fastest-varying first.
-
-    Raises StateError if a state of this model does not fill whole rows of D numbers.
-    """
+    """Return the dimensions [D, R, L, 1] of a prefab array. Raises StateError if fields do not fill whole rows."""
     return (shape.width, sum(_num_rows(field) for field in _fields(shape, "prefab")), shape.num_layers, 1)
 
 
 def state_from_rows(
     values: Sequence[float] | NDArray[np.float32], dims: Sequence[int], shape: ModelShape, source: str
 ) -> dict[str, F32]:
-    """Return the state in the prefab array `values`, [L * R * D], as f32 arrays by field name.
-
-    Raises StateError if `dims` or `values` do not fit the model. The message begins with `source`.
-    """
+    """Return the state in `values` [L * R * D] by field. Raises StateError, which begins with `source`."""
     fields = _fields(shape, source)
     expected = prefab_dims(shape)
     if tuple(dims) != expected:
@@ -92,10 +86,7 @@ def rows_from_state(state: State, shape: ModelShape) -> F32:
 
 
 def decode_prefab(file: ByteSource, shape: ModelShape, source: str) -> Prefab:
-    """Read a prefab file, ai00's CBOR file of a state.
-
-    Raises ModelError if it is damaged, and StateError if it does not fit the model.
-    """
+    """Read ai00's CBOR file of a state. Raises ModelError if it is damaged, StateError if it does not fit."""
     content = read_items(file, _MOST_ITEMS)
     fields = _map_with(content, {"name": str, "id": ByteString, "default": bool, "data": dict}, source)
     tensor = _map_with(fields["data"], {"shape": list, "data": ByteString}, f"{source}: data")
@@ -132,10 +123,7 @@ def _num_rows(field: StateField) -> int:
 
 
 def _fields(shape: ModelShape, source: str) -> tuple[StateField, ...]:
-    """Return the fields of a model's state, if the prefab format can hold them.
-
-    Raises StateError, whose message begins with `source`, if a field does not fill whole rows of D numbers.
-    """
+    """Return the state's fields. Raises StateError, beginning with `source`, if one does not fill whole rows."""
     for field in shape.state_fields:
         sizes = (field.shape[0] * field.shape[1],) if field.kind is FieldKind.MATRIX else field.shape
         if sizes != (shape.width,):

@@ -59,10 +59,7 @@ def is_time_state(name: str) -> bool:
 
 
 def check_tuned(tensors: Mapping[str, Shaped], shape: ModelShape, source: str) -> None:
-    """Raise StateError unless `tensors` has one time_state tensor of the right shape for each layer of the model.
-
-    Tensors with other names are ignored. The message begins with `source`.
-    """
+    """Raise StateError, beginning with `source`, unless each layer has one time_state tensor of its shape."""
     field = _matrix_field(shape, source)
     layers = _layers(tensors, source)
     if layers != set(range(shape.num_layers)):
@@ -77,11 +74,7 @@ def check_tuned(tensors: Mapping[str, Shaped], shape: ModelShape, source: str) -
 def state_from_tuned(
     tensors: Mapping[str, NDArray[Any]], shape: ModelShape, layout: Layout, source: str
 ) -> dict[str, F32]:
-    """Return the initial state that is made of a file's time_state tensors, with all token shifts zero.
-
-    Ignores tensors with other names. Raises StateError if there are too few or too many layers, or if a tensor does not
-    fit the model. The message begins with `source`.
-    """
+    """Return the state of time_state tensors, with zero shifts. Raises StateError, which begins with `source`."""
     check_tuned(tensors, shape, source)
     field = _matrix_field(shape, source)
     state = shape.initial_state()
@@ -93,10 +86,7 @@ def state_from_tuned(
 
 
 def tuned_from_state(state: State, shape: ModelShape, layout: Layout) -> dict[str, F32]:
-    """Return the wkv matrices of a state as time_state tensors by name. The token shifts are left out.
-
-    Raises StateError if the model's state has no such matrix.
-    """
+    """Return the wkv matrices as time_state tensors, without shifts. Raises StateError if the model has none."""
     wkv = state[_matrix_field(shape, "export").name]  # [L, H, value, key]
     ordered = wkv if layout == "value_key" else wkv.transpose(0, 1, 3, 2)
     return {tensor_name(layer): np.ascontiguousarray(ordered[layer]) for layer in range(shape.num_layers)}

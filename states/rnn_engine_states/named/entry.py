@@ -20,10 +20,7 @@ MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class NamedState:
-    """A state under a name at one moment. Two are equal if their ids and versions are equal.
-
-    It stays usable after the name was deleted or stands for another state.
-    """
+    """A state under a name at one moment, equal by id and version, and of use after the name is gone."""
 
     id: uuid.UUID  # stays the same when the name moves or the state advances
     version: int  # greater after each change; no two states of a store have the same
@@ -78,11 +75,7 @@ class Retention:
 
 
 def check_changeable(entry: NamedState, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, if a named state is read-only.
-
-    States that the operator loads at every start are read-only for everybody, because the next start would undo a
-    change.
-    """
+    """Raise InvalidRequestError for a state that the operator loads at every start, which would undo a change."""
     if entry.read_only:
         raise InvalidRequestError(
             field,

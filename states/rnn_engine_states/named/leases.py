@@ -14,10 +14,7 @@ from rnn_engine_states.named.quota import DEFAULT_TTL, Quota
 
 
 class ReferenceCounts:
-    """Counts how many names each state has, and the bytes of all states.
-
-    A state with several names counts its bytes once.
-    """
+    """Counts the names of each state, and the bytes of all, once for each state."""
 
     def __init__(self) -> None:
         self._names: Counter[FrozenState] = Counter()
@@ -47,10 +44,7 @@ class ReferenceCounts:
         return True
 
     def growth(self, added: Iterable[FrozenState], removed: Iterable[FrozenState]) -> int:
-        """Return how `num_bytes` would change if each state in `added` got a name and each in `removed` lost one.
-
-        The change is in bytes, and negative if the states would take less.
-        """
+        """Return the change of `num_bytes` if states in `added` got a name and those in `removed` lost one."""
         change = Counter(added)
         change.subtract(removed)
         before = self._names
@@ -84,10 +78,7 @@ class Quotas:
         return self._counts.get(namespace, ReferenceCounts())
 
     def check_room(self, namespace: str, num_bytes: int, num_names: int, retry_after: float) -> None:
-        """Raise OverloadedError if `num_bytes` more bytes and `num_names` more names would exceed a namespace's quota.
-
-        `retry_after` is the number of seconds that the error advises to wait.
-        """
+        """Raise OverloadedError, which advises `retry_after`, if more would exceed a namespace's quota."""
         counts = self.of(namespace)
         for added, what, used, most in (
             (num_names, "names", counts.num_names, self._quota.names),
@@ -144,10 +135,7 @@ class Leases:
         self._soonest = math.inf  # seconds by `clock`: no lease expires before
 
     def renew(self, owner: str, ttl: float | None = None) -> Lease:
-        """Restart the time to live of the owner's lease, or create a lease if there is none. Return the lease.
-
-        `ttl` replaces the lease's time to live; None leaves it unchanged, or is `DEFAULT_TTL` for a new lease.
-        """
+        """Restart or create an owner's lease, and return it; `ttl` None is the lease's own, at first `DEFAULT_TTL`."""
         now = self._clock()
         lease = self._by_owner.get(owner)
         if lease is None:
@@ -161,10 +149,7 @@ class Leases:
         return lease
 
     def restore(self, owner: str, number: int, ttl: float, used: float) -> None:
-        """Add a copy of a lease from another table of named states, under the number that it has there.
-
-        It replaces the owner's lease, if there is one. `used` is the clock's time when the lease was last renewed.
-        """
+        """Add or replace a lease of another table with its number there, renewed last at the time `used`."""
         lease = self._by_owner[owner] = Lease(owner, number, ttl, used + ttl)
         self._last_number = max(self._last_number, number)
         self._soonest = min(self._soonest, lease.expires)

@@ -59,10 +59,7 @@ class SavedStates:
                     _log.warning("a persistent state is skipped: %s", error)
 
     def save(self, entry: NamedState) -> None:
-        """Write the file of a persistent state, replacing an earlier file of its id.
-
-        Raises StorageError if it can't be written; an earlier file is then unchanged.
-        """
+        """Write a persistent state's file. Raises StorageError, and leaves an earlier file, if that fails."""
         try:
             self._files.save(self._path(entry.id), entry.name, entry.frozen)
         except OSError as error:
@@ -104,10 +101,7 @@ class LocalTable:
         quota: Quota = _QUOTA,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Store at most `capacity` bytes of states and `max_names` names, with `quota` as the limits of each namespace.
-
-        `saved` is the folder of persistent states; None allows no persistent states.
-        """
+        """Store at most `capacity` bytes and `max_names` names; persistent ones only with a folder `saved`."""
         self.files = files
         self.locks = KeyedLocks()
         self._saved = saved
@@ -121,10 +115,7 @@ class LocalTable:
         self._disk_lock = threading.Lock()  # always taken before `_lock`
 
     def on_forgotten(self, forget: Callable[[str], None]) -> None:
-        """Register `forget`, which is called with a state's digest once no name stands for a state with this digest.
-
-        It is called on any thread, and must not block.
-        """
+        """Have `forget` called with a digest, on any thread, without blocking, once no name stands for it."""
         self._listeners.append(forget)
 
     def add_file(self, path: Path, name: str | None = None, key: uuid.UUID | None = None) -> NamedState:
@@ -151,10 +142,7 @@ class LocalTable:
         return entry
 
     def add(self, loaded: LoadedState, name: str, source: str) -> NamedState:
-        """Add a read-only state that the operator loads at every start, and return it.
-
-        The folder gets no file of it.
-        """
+        """Add a read-only state that the operator loads at every start, without a file in the folder."""
         frozen = self.files.freeze(loaded, source)
         with self.locked() as table:
             table.check_free(name, "state name")
@@ -162,10 +150,7 @@ class LocalTable:
             return table.enter(replace(named, read_only=True))
 
     def load_saved(self) -> None:
-        """Add the persistent states of earlier runs, which are files in the folder.
-
-        If there is no room for one, or its name is in use, it is skipped with a warning in the log.
-        """
+        """Add the persistent states of earlier runs; skip and log those without room or with a name in use."""
         for found in () if self._saved is None else self._saved.load():
             try:
                 with self.locked() as table:
@@ -175,10 +160,7 @@ class LocalTable:
                 _log.warning("a persistent state is skipped: %s: %s", found.source, error)
 
     def set_default(self, name: str | None) -> None:
-        """Make a persistent state the default. `name` may also be an id; None removes the default.
-
-        Raises NotFoundError if there is no such state, and InvalidRequestError if it is not persistent.
-        """
+        """Make a state, by name or id, the default; None for none. Raises NotFoundError, or InvalidRequestError."""
         with self.locked() as table:
             entry = None if name is None else table.find(name)
             if name is not None and entry is None:
@@ -190,10 +172,7 @@ class LocalTable:
 
     @contextmanager
     def locked(self) -> Iterator[NamedStateTable]:
-        """Lock the table of named states in a `with` block, and first remove expired leases with their states.
-
-        For any thread. The block must not await anything.
-        """
+        """Lock the table, without expired leases, on any thread. The block must not await anything."""
         with self._lock:
             self._table.end_expired()
             self._table.clear_records()
@@ -230,11 +209,7 @@ class LocalTable:
             return table.usage(self._failed_writes)
 
     def _write(self, changes: Sequence[Change], default: str | None) -> None:
-        """Write or delete the files of states that were changed in the table.
-
-        If that fails, undo the change, unless one of the states was changed meanwhile, and raise the error. `default`
-        was the default state before the change.
-        """
+        """Write the files of changed states. If that fails, undo what is not changed again, and raise."""
         try:
             for change in changes:
                 self._sync(change.id)
@@ -249,10 +224,7 @@ class LocalTable:
             raise
 
     def _sync(self, key: uuid.UUID) -> None:
-        """Make the file of the persistent state with id `key` match the table of named states.
-
-        Write the file, or delete it if the table has no persistent state with this id.
-        """
+        """Write the file of the persistent state with id `key`, or delete it if the table has none."""
         if self._saved is None:
             return
         with self._disk_lock:

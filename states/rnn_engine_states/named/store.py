@@ -39,17 +39,11 @@ class TableAccess(Protocol):
         ...
 
     async def ask(self, question: Callable[[NamedStateTable], T], first: str = "") -> T:
-        """Return what `question` returns for the table. It changes nothing.
-
-        If the operator's own states include one that is called `first` or has this id, the table may have no others.
-        """
+        """Return what `question` returns. If the operator has a state `first`, the table may have only such."""
         ...
 
     async def use(self, require: Callable[[NamedStateTable], NamedState], first: str) -> NamedState:
-        """Return the state that `require` returns, with its arrays, and renew its owner's lease.
-
-        `first` is as in `ask`. Raises NotFoundError if the arrays are lost.
-        """
+        """Return the state of `require` with its arrays, and renew its lease. Raises NotFoundError if they are lost."""
         ...
 
     async def change(
@@ -73,10 +67,7 @@ class TableAccess(Protocol):
 
 
 class Viewer:
-    """Who uses the named states, and what they may see and change. This one may do all, and says full names.
-
-    A subclass translates between the names that its client says and the full names of the table.
-    """
+    """Who uses named states: this one may do all. A subclass translates its client's names to full ones."""
 
     home: str = ""  # the namespace in which names are looked up first
     listed: str | None = None  # the namespace whose states and leases are listed, with the shared states; None = all
@@ -102,10 +93,7 @@ class Viewer:
         retention: Retention,
         moved: NamedState | None = None,  # noqa: ARG002
     ) -> tuple[str, Retention]:
-        """Return the full name and the retention of a new state called `name`, or of the state `moved`.
-
-        Raises ForbiddenError or InvalidRequestError if this viewer may not make it.
-        """
+        """Return the full name and retention of a new or `moved` state. Raises ForbiddenError, InvalidRequestError."""
         return name, retention
 
     def owner(self, table: NamedStateTable, owner: str) -> str:  # noqa: ARG002
@@ -134,18 +122,12 @@ class StateStore:
         return StateStore(self._access, viewer)
 
     async def get(self, name_or_id: str) -> NamedState:
-        """Return the state whose id or, if no id matches, whose name is `name_or_id`, and renew its owner's lease.
-
-        Raises NotFoundError if there is none. The error lists the existing names, and says why the state was deleted.
-        """
+        """Return the state of an id, or else name, and renew its lease. Raises NotFoundError, which says why."""
         require = partial(self._require, name_or_id=name_or_id)
         return self._viewer.shown(await self._access.use(require, full_name(self._viewer.home, name_or_id)))
 
     async def find(self, name_or_id: str) -> NamedState | None:
-        """Return the state whose id or, if no id matches, whose name is `name_or_id`; None if there is none.
-
-        Renews no lease.
-        """
+        """Return the state of an id, or else name, or None. Renews no lease."""
 
         def look(table: NamedStateTable) -> NamedState | None:
             found = self._find(table, name_or_id)
@@ -164,10 +146,7 @@ class StateStore:
         return self._access.usage()
 
     async def default(self) -> NamedState | None:
-        """Return the default initial state of requests, or None if they start from the state before any token.
-
-        Raises ModelNotFoundError if the viewer has a default state of its own and this does not exist.
-        """
+        """Return the default state, or None. Raises ModelNotFoundError if the viewer's own does not exist."""
         if self._viewer.default is not None:
             try:
                 return await self.get(self._viewer.default)
@@ -177,10 +156,7 @@ class StateStore:
         return None if default is None else self._viewer.shown(default)
 
     async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
-        """Raise the error that `put` would raise for a state of `num_bytes` bytes under `name`, if there is one.
-
-        Reserves no room.
-        """
+        """Raise the error that `put` would raise for `num_bytes` under `name`, if any. Reserves no room."""
         await self._access.ask(lambda table: table.check_place(*self._viewer.place(table, name, retention), num_bytes))
 
     async def put(
@@ -226,10 +202,7 @@ class StateStore:
         return replace(await self._access.change(swap, frozen), frozen=frozen)
 
     async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        """Add copies of a state under `names`, either all of them or none, and return them.
-
-        Raises the errors of `get` and `put`.
-        """
+        """Add copies of a state under `names`, all or none. Raises the errors of `get` and `put`."""
 
         def copy(table: NamedStateTable) -> tuple[NamedState, ...]:
             check_names(names)
@@ -241,10 +214,7 @@ class StateStore:
         return await self._access.change(copy, name=name_or_id)
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        """Change a state's name or owner, or both at once, and return the changed state.
-
-        Raises the errors of `get` and `put`, and InvalidRequestError if the state is read-only.
-        """
+        """Change a state's name, owner or both. Raises as `get` and `put` do, and InvalidRequestError if read-only."""
 
         def move(table: NamedStateTable) -> NamedState:
             held = self._require_changeable(table, name_or_id)
@@ -271,10 +241,7 @@ class StateStore:
         return tuple(map(self._viewer.shown_lease, leases))
 
     async def end_lease(self, owner: str) -> OwnerLease:
-        """End an owner's lease and delete its states. Sequences that started from them continue.
-
-        Raises NotFoundError if the owner has no lease.
-        """
+        """End a lease and delete its states, of which sequences continue. Raises NotFoundError if there is none."""
         ended = await self._access.change(lambda table: table.end_lease(self._viewer.owner(table, owner)))
         return self._viewer.shown_lease(ended)
 
@@ -287,10 +254,7 @@ class StateStore:
         return self._access.locks.hold(str(key))
 
     def _find(self, table: NamedStateTable, name_or_id: str) -> NamedState | None:
-        """Return the state with this name or id, or None if the viewer sees no such state.
-
-        The states of the viewer's own namespace come before shared ones.
-        """
+        """Return the state with this name or id, of the viewer's own namespace first, or None if unseen."""
         candidates = dict.fromkeys((full_name(self._viewer.home, name_or_id), name_or_id))
         found = (table.find(name) for name in candidates)
         return next((entry for entry in found if entry is not None and self._viewer.sees(entry)), None)

@@ -114,10 +114,7 @@ _MOST_TOMBSTONES = 1024  # names of deleted states that are remembered, with the
 
 
 class NamedStateTable:
-    """The table of named states in memory, with their leases and quotas and the names that were deleted last.
-
-    Names are full names. Every method that changes states or leases also records that. Not thread-safe.
-    """
+    """The named states in memory by full names, with leases, quotas, deleted names and changes. Not thread-safe."""
 
     def __init__(
         self,
@@ -170,10 +167,7 @@ class NamedStateTable:
         return self._index.by_id.get(key)
 
     def missing(self, name_or_id: str, namespace: str = "") -> NotFoundError:
-        """Return the error for a state that does not exist. It says why the state was deleted, if that is known.
-
-        The error also lists the names of the namespace and the shared names.
-        """
+        """Return the error for a missing state, with the reason if known, and the names of the namespace."""
         reason = self._tombstones.get(full_name(namespace, name_or_id))
         fate = "does not exist" if reason is None else f"is gone: {reason}"
         known = sorted(entry.plain_name for entry in self._seen_in(namespace))
@@ -182,10 +176,7 @@ class NamedStateTable:
         return NotFoundError(f"state {name_or_id!r} {fate}; there are: {names}")
 
     def shown(self, entry: NamedState) -> NamedState:
-        """Return a copy of the named state `entry` that shows how many seconds remain until its lease expires.
-
-        They are in `expires_in`, which is None without a lease.
-        """
+        """Return a copy with `expires_in`, the seconds until its lease expires, None without one."""
         lease = None if entry.owner is None else self.leases.find(entry.owner)
         return replace(entry, expires_in=None if lease is None else self.leases.seconds_left(lease))
 
@@ -230,10 +221,7 @@ class NamedStateTable:
             self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
 
     def end_lease(self, owner: str) -> OwnerLease:
-        """End an owner's lease and remove all its states. Return the description of the lease before its end.
-
-        Raises NotFoundError if the owner has no lease.
-        """
+        """End a lease and remove its states; return what it was. Raises NotFoundError if the owner has none."""
         lease = self.leases.find(owner)
         if lease is None:
             raise NotFoundError(f"owner {split_name(owner)[1]!r} has no lease")
@@ -249,10 +237,7 @@ class NamedStateTable:
         return entry
 
     def check_place(self, name: str, retention: Retention, num_bytes: int, num_names: int = 1) -> None:
-        """Raise the error that `put` would raise for a state of `num_bytes` bytes under `name`, if there is one.
-
-        Changes nothing. `num_names` is how many names would be added.
-        """
+        """Raise the error that `put` would raise, if any, for these bytes and new names. Changes nothing."""
         self._check_retention(name, retention)
         self.check_free(name, "name")
         check_new_name(split_name(name)[1], "name")
@@ -273,10 +258,7 @@ class NamedStateTable:
         return self.enter(self.make(name, self._renew(retention, name), self._hold(frozen), form, source, key))
 
     def fork(self, origin: NamedState, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        """Add copies of the state `origin` under `names`, all or none, and return them.
-
-        The copies share the state's arrays.
-        """
+        """Add copies of `origin`, which share its arrays, under `names`, all or none, and return them."""
         frozen = self._hold(self.use(origin).frozen)
         self._check_room(0, None, len(names))
         for namespace, num_names in Counter(split_name(name)[0] for name in names).items():
@@ -318,10 +300,7 @@ class NamedStateTable:
         source: str,
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        """Return a new named state without adding it to the table. Its id is `key`, or random if `key` is in use.
-
-        Without `key`, the id is computed from the name and the values, so that it is the same at every start.
-        """
+        """Return a new state of id `key`, if free, or else computed from name and values, outside of the table."""
         key = key or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}\n{frozen.digest}")
         if self.of_id(key) is not None or self.named(str(key)) is not None:
             key = uuid.uuid4()
@@ -333,11 +312,7 @@ class NamedStateTable:
         return self.last_version
 
     def enter(self, entry: NamedState) -> NamedState:
-        """Add the named state `entry` to the table, and return it. Its name must be free.
-
-        End newer leases of its namespace if that is needed for room. Raises OverloadedError if there is no room even
-        then.
-        """
+        """Add a state under a free name; end newer leases for room. Raises OverloadedError if there is none."""
         self._check_names(1)
         self._make_room(entry.owner, entry.frozen)
         self._replace(None, entry)
@@ -354,17 +329,11 @@ class NamedStateTable:
         return entry
 
     def restore(self, entry: NamedState) -> None:
-        """Add a named state from another table, replacing the state with the same id, if there is one.
-
-        Room and leases are not checked: the other table has done so.
-        """
+        """Add a state of another table, which has checked room and leases, in place of one with its id."""
         self._replace(self.of_id(entry.id), entry)
 
     def _replace(self, old: NamedState | None, new: NamedState | None, reason: str = "") -> None:
-        """Replace `old`, a state of the table, by `new`, and record the change. None stands for no state.
-
-        `reason` says why the name of `old` is gone.
-        """
+        """Replace `old` by `new`, None for none, and record that; `reason` says why a name is gone."""
         if old is not None and (new is None or new.name != old.name):
             self._index.remove(old)
             self._tombstones.pop(old.name, None)
@@ -400,10 +369,7 @@ class NamedStateTable:
         self.leases.touched.clear()
 
     def undo(self, changes: Sequence[Change], default: str | None, reason: str) -> None:
-        """Undo `changes` if none of their states has been changed since. `default` was the default state before them.
-
-        Errors for the name of a state that is removed again show `reason`.
-        """
+        """Undo `changes` and the default, unless a state was changed since; `reason` is for names removed again."""
         if any(self.of_id(change.id) != change.after for change in changes):
             return
         if any(change.before is not None and self._is_taken(change.before) for change in changes):
@@ -427,10 +393,7 @@ class NamedStateTable:
             )
 
     def _renew(self, retention: Retention, name: str) -> str | None:
-        """Renew the owner's lease that keeps a state called `name`, or create it if there is none.
-
-        `retention` has the owner. Return the lease's owner, or None for a persistent state, which has no lease.
-        """
+        """Renew or create the lease of `retention` for `name`; return its owner, None for a persistent state."""
         owner = retention.owner_of(name)
         if owner is not None:
             self.leases.renew(owner, retention.ttl)
@@ -454,10 +417,7 @@ class NamedStateTable:
             )
 
     def _check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
-        """Raise OverloadedError if the table has no room for `num_names` more names and `num_bytes` more bytes.
-
-        Counts the bytes of leases that would end to make room for a state of `owner`.
-        """
+        """Raise OverloadedError without room for bytes and names, after leases that would end for `owner`."""
         self._check_names(num_names)
         self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
@@ -469,11 +429,7 @@ class NamedStateTable:
     def _find_victims(
         self, owner: str | None, num_bytes: int, growth: Callable[[list[FrozenState]], int]
     ) -> list[Lease]:
-        """Return the leases to end, newest first, so that `owner` can get `num_bytes` more bytes of states.
-
-        `growth` returns by how many bytes the table would grow if the states in its argument were removed. Raises
-        OverloadedError if ending all newer leases would not free enough.
-        """
+        """Return newer leases to end, newest first, until `growth` fits. Raises OverloadedError if it never does."""
         used = self._counts.num_bytes
         victims: list[Lease] = []
         going: list[FrozenState] = []
@@ -491,10 +447,7 @@ class NamedStateTable:
         return victims
 
     def _newer_than(self, owner: str | None) -> list[Lease]:
-        """Return the leases in the owner's namespace that are newer than the owner's own lease, the newest first.
-
-        Returns none if the owner has no lease.
-        """
+        """Return the leases newer than the owner's, in its namespace, the newest first; none without one."""
         own = None if owner is None else self.leases.find(owner)
         if own is None:
             return []

@@ -6,10 +6,7 @@ from rnn_engine_states.shared.client import StoreClient
 
 
 class Bodies:
-    """A store of bodies, the state files of checkpoints, by key. This one is the shared store itself.
-
-    Methods raise the errors of `StoreClient.run`, and run on the client's thread.
-    """
+    """The state files of checkpoints by key, here in the shared store; on the client's thread, which may raise."""
 
     def __init__(self, client: StoreClient, ttl: int) -> None:
         """Store state files by `client` in the shared store. One expires if it was not used for `ttl` seconds."""
@@ -21,10 +18,7 @@ class Bodies:
         await self._client.command(self._client.writing, "SET", key, data, "EX", self._ttl)
 
     async def get(self, key: str) -> bytes | None:
-        """Return a checkpoint's state file, which is stored under `key`, and mark it as used.
-
-        Return None if it does not exist.
-        """
+        """Return and mark as used a checkpoint's state file, or None if there is none."""
         data: bytes | None = await self._client.command(self._client.reading, "GETEX", key, "EX", self._ttl)
         return data
 

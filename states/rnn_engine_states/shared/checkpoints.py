@@ -79,25 +79,16 @@ class StoreAnswer:
 
 
 class CheckpointStore:
-    """Reads and writes the checkpoints of one model in a shared store.
-
-    All methods run on the client's thread, and raise the errors of `StoreClient.run`.
-    """
+    """A model's checkpoints in a shared store. For the client's thread; raises as `StoreClient.run` does."""
 
     def __init__(self, client: StoreClient, bodies: Bodies, ttl: int) -> None:
-        """Store the files of checkpoints in `bodies`, and their records in the store of `client`.
-
-        A checkpoint expires when it was not used for `ttl` seconds.
-        """
+        """Store files in `bodies` and records by `client`; both expire `ttl` seconds after their last use."""
         self._client = client
         self._bodies = bodies
         self._ttl = ttl
 
     async def find(self, path: PathKeys, shortest: int, longest: int) -> StoreAnswer:
-        """Find the longest checkpoint on a token path, of at least `shortest` and at most `longest` tokens.
-
-        A checkpoint at the very end of the path is usable only with logits.
-        """
+        """Find the longest checkpoint of `shortest` to `longest` tokens; one at the very end needs logits."""
         blocks = path.blocks()
         keys = [block.lengths_key for block in blocks]
         bitmaps: list[bytes | None] = await self._client.command(self._client.reading, "MGET", *keys)
@@ -108,10 +99,7 @@ class CheckpointStore:
         return StoreAnswer(path.root, known, await self._longest_of(path, wanted))
 
     async def _longest_of(self, path: PathKeys, lengths: Sequence[int]) -> FoundCopy | None:
-        """Return the record of the longest usable checkpoint with one of these lengths, or None if there is none.
-
-        A length may come from a bitmap that still lists a checkpoint which the store has dropped.
-        """
+        """Return the longest usable checkpoint of these lengths, some of which may be gone, or None."""
         if not lengths:
             return None
         keys = path.checkpoints(lengths)[::-1]
@@ -127,10 +115,7 @@ class CheckpointStore:
         return FoundCopy(keys[number - 1], path.root, tokens, CheckpointKind(kind.decode()), logits == b"1", int(size))
 
     async def get(self, path: PathKeys) -> bytes | None:
-        """Return the state file of the checkpoint at the end of a token path, or None if it is missing.
-
-        Also restarts the checkpoint's time to live. If only that fails, the checkpoint expires earlier.
-        """
+        """Return a path's state file, or None, and restart its time to live if that succeeds."""
         data, _ = await asyncio.gather(
             self._bodies.get(_file_of(path)), self._renew_record(path, has_logits=False), return_exceptions=True
         )
@@ -140,18 +125,11 @@ class CheckpointStore:
         return data
 
     async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
-        """Restart the time to live of the checkpoint at the end of a token path in the shared store.
-
-        Return False if it is missing, or if it has no logits although `has_logits` asks for them.
-        """
+        """Restart a checkpoint's time to live; return False if it, or the logits asked for, are missing."""
         return await self._bodies.renew(_file_of(path)) and await self._renew_record(path, has_logits=has_logits)
 
     async def _renew_record(self, path: PathKeys, *, has_logits: bool) -> bool:
-        """Restart the time to live of a checkpoint's record and of the bitmaps that list its path's checkpoints.
-
-        The state file is renewed separately. Return False if the record is missing, or if it has no logits although
-        `has_logits` asks for them.
-        """
+        """Restart the time to live of a record and bitmaps; return False if it, or logits asked for, are missing."""
         keys, arguments = _keys_of(path), (self._ttl, bit_of(path.length), int(has_logits))
         return bool(await self._client.script(self._client.reading, _RENEW, keys, *arguments))
 

@@ -40,11 +40,7 @@ class CircuitBreaker:
         first_pause: float = 1.0,
         longest_pause: float = 30.0,
     ) -> None:
-        """Make a closed circuit breaker, which opens after `most_failures` failures in a row.
-
-        It opens first for `first_pause`, later for up to `longest_pause` seconds. `clock` returns seconds and never
-        goes back.
-        """
+        """Open after `most_failures`, at first for `first_pause`, later up to `longest_pause` seconds."""
         self._clock = clock
         self._most_failures = most_failures
         self._first_pause = first_pause
@@ -66,10 +62,7 @@ class CircuitBreaker:
         return until is not None and self._clock() < until
 
     def allow(self) -> bool:
-        """Return True if an operation may start now. While the circuit is open, allow one operation after each pause.
-
-        The caller must then call `note_success` or `note_failure`.
-        """
+        """Return True if an operation, which must note its outcome, may start: after each pause, only one."""
         if self.refuses:
             return False
         if self._open_until is not None:
@@ -114,16 +107,10 @@ class Lane(CircuitBreaker):
 
 
 class StoreClient:
-    """The client of a shared store. It runs coroutines that use the store on an event loop in its own thread.
-
-    `submit` and `close` may be called on any thread except the client's; `run` is for coroutines that were submitted.
-    """
+    """Runs coroutines that use the store on a thread of its own. `submit` and `close` are for other threads."""
 
     def __init__(self, url: StoreUrl, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start the client's thread. The first operation connects to the store; each one may take `timeout` seconds.
-
-        `clock` returns seconds and never goes back.
-        """
+        """Start the thread. Operations, of which the first connects, take at most `timeout` seconds."""
         self.url = url
         self._timeout = timeout
         self._counters = StoreCounters()
@@ -147,26 +134,17 @@ class StoreClient:
         self._thread.start()
 
     def add_lane(self, name: str, most: int, *, reads: bool = False) -> Lane:
-        """Add and return a lane: a class of operations on the store of which at most `most` run at a time.
-
-        `name` describes the operations in the log, as in "reading from". `reads` is True if prompts wait for them.
-        """
+        """Return a lane of at most `most` operations at a time, called `name` in the log; `reads` if prompts wait."""
         lane = Lane(name, most, self._clock, reads=reads)
         self._lanes.append(lane)
         return lane
 
     def refuses(self, *, reading: bool = False) -> bool:
-        """Return True if the client rejects some operations on the store now because earlier ones failed.
-
-        With `reading`, considers only operations that prompts wait for. For any thread.
-        """
+        """Return True if some operations, with `reading` those that prompts wait for, are rejected. Any thread."""
         return any(lane.refuses for lane in self._lanes if lane.reads or not reading)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the client's thread, and return its future. Cancelling the future cancels the coroutine.
-
-        Raises EngineClosedError if the client is closed. The future raises it if the client is closed meanwhile.
-        """
+        """Run a coroutine on the client's thread; return its future. Raises EngineClosedError, as that does."""
         if self._closing:
             coroutine.close()
             raise EngineClosedError(_CLOSED)
@@ -191,10 +169,7 @@ class StoreClient:
         self._counters.written_bytes += written
 
     def note_unreadable(self, what: str, reason: object) -> None:
-        """Count and log a value of the store that can't be parsed and is treated as missing. For any thread.
-
-        `what` describes the value, and `reason` the error.
-        """
+        """Count and log `what` can't be parsed, for a `reason`, and so counts as missing. For any thread."""
         with self._counting_unreadable:
             self._counters.unreadable += 1
         _log.warning(

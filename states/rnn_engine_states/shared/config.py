@@ -34,10 +34,7 @@ class StoreUrl:
 
     @classmethod
     def parse(cls, text: str) -> StoreUrl:
-        """Check and parse the address of a store.
-
-        Raises InvalidRequestError, whose message does not have the password.
-        """
+        """Parse a store's address. Raises InvalidRequestError, whose message does not have the password."""
         try:
             parts = urlsplit(text)
             _check(parts)
@@ -146,10 +143,7 @@ def _is_of_objects(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig(Settings):
-    """The settings of a shared store: its address, time limits and bounds.
-
-    Its size is bounded by its own `maxmemory`.
-    """
+    """A shared store's address, time limits and bounds; its size is bounded by its own `maxmemory`."""
 
     url: StoreUrl = field(
         metadata=described(
@@ -186,10 +180,7 @@ class StoreOutcome(Enum):
 
 @dataclass(slots=True)
 class StoreCounters:
-    """The counters of a store client since its start: operations by outcome, bytes, time and openings of circuits.
-
-    Written by the client's thread; single numbers may be read on any thread.
-    """
+    """A store client's counters since its start, written by its thread; others read single numbers."""
 
     outcomes: dict[StoreOutcome, int] = field(default_factory=lambda: dict.fromkeys(StoreOutcome, 0))
     read_bytes: int = 0  # of states

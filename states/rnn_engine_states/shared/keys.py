@@ -22,10 +22,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block of a path's tokens, and the shared store's key of the bitmap of checkpoints in this block.
-
-    The path's last block may be shorter than `BLOCK_TOKENS`.
-    """
+    """A block of a path, the last perhaps shorter, and the key of its bitmap of checkpoints."""
 
     start: int  # tokens before it
     size: int  # tokens
@@ -36,10 +33,7 @@ class PathKeys:
     """Computes the shared store's keys of the checkpoints and bitmaps along one path of tokens."""
 
     def __init__(self, model: str, root: str, tokens: bytes) -> None:
-        """Compute the shared store's keys for the path of packed `tokens` under `root`.
-
-        `model` is the fingerprint of all settings that must be equal for a state to be continued.
-        """
+        """Compute the keys of packed `tokens` under `root`, for all settings with the fingerprint `model`."""
         self._space = space_of(model)
         self.root = root
         self.tokens = tokens
@@ -58,10 +52,7 @@ class PathKeys:
         ]
 
     def checkpoints(self, lengths: Sequence[int]) -> list[str]:
-        """Return the store's keys of the checkpoints on the path that have these lengths in tokens.
-
-        The lengths must ascend.
-        """
+        """Return the keys of the checkpoints with these ascending lengths in tokens."""
         digests = self._digests(lengths)
         return [f"{self._space}:checkpoint:{digest}:{length}" for digest, length in zip(digests, lengths, strict=True)]
 
@@ -79,10 +70,7 @@ def bit_of(length: int) -> int:
 
 
 def lengths_in(block: StoredBlock, bitmap: bytes | None) -> Iterator[int]:
-    """Yield the lengths in tokens of the checkpoints that a block's bitmap lists, in ascending order.
-
-    Bit 0 is the highest bit of the first byte.
-    """
+    """Yield the lengths, ascending, that a block's bitmap lists; bit 0 is the highest of the first byte."""
     for bit in range(block.size if bitmap else 0):
         byte = bit // 8
         if bitmap and byte < len(bitmap) and bitmap[byte] & (0x80 >> bit % 8):

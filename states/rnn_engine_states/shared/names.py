@@ -130,10 +130,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class NamesRead:
-    """The result of reading the named states in a shared store: the changes since a known revision, or all states.
-
-    All states are a single change. Texts and keys in the result have not been checked.
-    """
+    """The changes since a revision, or all states as one change, of which texts and keys are unchecked."""
 
     revision: Revision
     last_version: int
@@ -161,10 +158,7 @@ class Commit(Enum):
 
 
 class SharedNames:
-    """Reads and changes the named states of one model in the store. Methods run on the client's thread.
-
-    They raise the errors of `StoreClient.run`.
-    """
+    """A model's named states in the store, on the client's thread. Raises as `StoreClient.run` does."""
 
     def __init__(self, client: StoreClient, model: str) -> None:
         """Access, by `client`, the named states in the shared store of the model with the fingerprint `model`."""
@@ -173,10 +167,7 @@ class SharedNames:
         self._keys = [f"{space_of(model)}:names:{part}" for part in ("head", "entries", "leases", "used", "changes")]
 
     async def read(self, known: Revision) -> NamesRead:
-        """Return the changes of the named states since the revision `known`, or all states if those changes are lost.
-
-        They are lost if the store no longer logs them, or if they can't be parsed.
-        """
+        """Return the changes since `known`, or all states if those are no longer logged or can't be parsed."""
         arguments = (known.mark, known.number, repr(known.read_at))
         now, mark, number, version, complete, first, leases, used = await self._client.script(
             self._client.reading, _READ, self._keys, *arguments
@@ -194,10 +185,7 @@ class SharedNames:
         return NamesRead(revision, int(version), bool(complete), changes, when)
 
     async def change(self, known: Revision, pending: Pending) -> tuple[Commit, Revision]:
-        """Apply changes to the named states if these still have the revision `known`.
-
-        Return the outcome and the new revision. Arrays that are needed must be in the store, and no longer expire.
-        """
+        """Apply changes if the names are as `known`; return outcome and new revision. Needed arrays are kept."""
         follows = Revision(secrets.token_hex(8).encode(), known.number + 1, known.read_at)
         keys = [*self._keys, *(_value_key(self._model, value) for value in (*pending.needed, *pending.unneeded))]
         change, num_needed = pending.change.encode(), len(pending.needed)
@@ -211,16 +199,10 @@ class SharedNames:
 
 
 class SharedValues:
-    """Reads and writes the arrays of named states in the shared store, and caches some of them in memory.
-
-    For one event loop; no method blocks.
-    """
+    """Named states' arrays in the store, some also in memory. For one event loop; no method blocks."""
 
     def __init__(self, client: StoreClient, files: StateFiles, model: str, capacity: int) -> None:
-        """Cache at most `capacity` bytes of named states' arrays in memory.
-
-        `model` is the fingerprint that state files must have.
-        """
+        """Cache at most `capacity` bytes of arrays of the model with the fingerprint `model`."""
         self._client = client
         self._files = files
         self._model = model
@@ -230,20 +212,13 @@ class SharedValues:
         self._unreadable: set[ValueKey] = set()  # values that the store has, damaged
 
     async def put(self, frozen: FrozenState) -> None:
-        """Write a state's arrays to the shared store, unless it has them.
-
-        The arrays expire if no name uses them. Raises StorageError if the store has no room, and UnavailableError if it
-        does not answer.
-        """
+        """Write arrays that the store lacks, which expire unused. Raises StorageError or UnavailableError."""
         key = key_of(frozen)
         await self._client.call(self._put(key, frozen))
         self._hold(key, frozen)
 
     async def get(self, unread: UnreadState) -> FrozenState | None:
-        """Return a named state with its arrays, or None if the shared store lacks them or they are damaged.
-
-        Raises UnavailableError if the store does not answer.
-        """
+        """Return a state with its arrays, or None if they are missing or damaged. Raises UnavailableError."""
         key = key_of(unread)
         if (held := self.held(key)) is not None:
             return held

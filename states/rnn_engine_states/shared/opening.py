@@ -59,10 +59,7 @@ def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic)
 
 
 def _check(client: StoreClient, place: str, check: Coroutine[Any, Any, T]) -> T | None:
-    """Wait for the coroutine `check`, which checks that a store can be used, and return its result.
-
-    If the store does not answer, log a warning and return None. `place` is the store's address, for the log.
-    """
+    """Return the result of `check`; if the store at `place` does not answer, log a warning and return None."""
     try:
         return client.submit(check).result()
     except UnavailableError as error:

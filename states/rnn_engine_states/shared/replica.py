@@ -62,10 +62,7 @@ class StoreReplica:
         self.revision = Revision()
 
     def take_in(self, read: NamesRead) -> None:
-        """Apply named states or changes that were read from the store to the server's copy.
-
-        Texts that can't be parsed count as missing. Then end the leases that have expired.
-        """
+        """Apply what was read, except for texts that can't be parsed, and end expired leases."""
         self.revision = Revision()  # until all of it is applied
         before, noted = set[str](), self._unreadable
         if read.complete:
@@ -130,10 +127,7 @@ class StoreReplica:
         return table
 
     def _replay(self, change: Change, noted: Set[str]) -> None:
-        """Apply a change of named states that was read from the store to the server's copy.
-
-        Report texts that can't be parsed, except those in `noted`.
-        """
+        """Apply a change, and report texts that can't be parsed unless they are among `noted`."""
         table = self.table
         for removed in change.removed:
             held = table.of_id(removed)
@@ -169,10 +163,7 @@ class StoreReplica:
         self.table.last_version = max(self.table.last_version, entry.version)
 
     def _renew_lost_leases(self, used: Mapping[str, float]) -> None:
-        """Renew the leases that the store lacks, or whose last use it lacks, for owners with states in the copy.
-
-        `used` has the time of each lease's last use, by owner.
-        """
+        """Renew leases of owners with states for which the store lacks the lease or its last use in `used`."""
         table = self.table
         for owner in {entry.owner for entry in table.entries()}:
             if owner is not None and (owner not in used or table.leases.find(owner) is None):
@@ -180,10 +171,7 @@ class StoreReplica:
 
     @contextmanager
     def _noting(self, text: str, what: str, noted: Set[str]) -> Iterator[None]:
-        """Suppress the error of an invalid text in a `with` block, and report it unless `noted` has the text.
-
-        `what` describes the text.
-        """
+        """Suppress the error of an invalid text, `what`, in a block, and report it unless it is in `noted`."""
         try:
             yield
         except (StorageError, InvalidRequestError) as error:

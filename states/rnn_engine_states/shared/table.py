@@ -128,10 +128,7 @@ class SharedTable:
             raise
 
     async def _put_again(self, needed: Sequence[ValueKey], values: FrozenState | None, name: str) -> None:
-        """Write the arrays that a change needs to the shared store again, because the store has lost them.
-
-        Raises NotFoundError, which calls the state `name`, if they are not `values` and not in this server's memory.
-        """
+        """Write needed arrays that the store has lost again. Raises NotFoundError for `name` if nobody has them."""
         with self._own.locked() as own:
             operators = {key_of(entry.frozen): entry.frozen for entry in own.entries()}
         for key in needed:
@@ -161,20 +158,14 @@ class SharedTable:
         self._last_read = self._begun
 
     async def _undo(self) -> None:
-        """Discard a local change of the named states that failed before it was sent to the store.
-
-        If only leases were renewed, send the renewals to the store instead.
-        """
+        """Discard a change that failed before it was sent, or send renewals of leases if it was only that."""
         if self._replica.table.changes():
             self._replica.lose_track()
         else:
             await self._commit()
 
     async def _commit(self) -> tuple[Commit, Sequence[ValueKey]]:
-        """Send local changes of the named states to the store, if there are any.
-
-        Return the outcome, and the keys of the arrays that the changed states need.
-        """
+        """Send local changes, if any; return the outcome, and the keys of the arrays that they need."""
         pending = self._replica.pending()
         if pending is None:
             return Commit.DONE, ()

@@ -22,19 +22,12 @@ class _Slab:
 
 
 class DeviceTier(Tier):
-    """The cache's tier on the device. It copies states from and to live slots: it has `save` and `load`, not `put`.
-
-    It stores each copy in a slab, a preallocated place for one state. The queue counts the bytes of the copies; their
-    logits in host memory are bounded too.
-    """
+    """The tier in slabs of device memory, copied from and to slots by `save` and `load`; logits are bounded apart."""
 
     name = "device"
 
     def __init__(self, pool: SlotPool, max_logits_bytes: int) -> None:
-        """Store copies of states in the slabs of `pool`, with their logits beside them.
-
-        If the logits take `max_logits_bytes` or more, copies are evicted before a new one is added.
-        """
+        """Use the slabs of `pool`; once logits take `max_logits_bytes`, copies are evicted before new ones."""
         self._pool = pool
         self._slabs: dict[Checkpoint, _Slab] = {}
         self.queue = EvictionQueue(self.name, pool.num_slabs * pool.slab_bytes)

@@ -57,20 +57,14 @@ class InlineExecutor(Executor):
 
 
 class DiskTier(SlowTier):
-    """The cache's tier on disk. It stores copies of states in files, which two other threads read and write.
-
-    `_write` runs on the writer's thread, `_read` and `_end_read` on the reader's thread.
-    """
+    """The tier of files. `_write` is for the writer's thread, `_read` and `_end_read` for the reader's."""
 
     name = "disk"
 
     def __init__(
         self, config: DiskConfig, model: str, shape: ModelShape, writer: Executor, reader: ThreadPoolExecutor
     ) -> None:
-        """Store copies of states as files in the folder of `config`. `writer` and `reader` must have one thread each.
-
-        `close` shuts both down.
-        """
+        """Store states in the folder of `config`; `writer` and `reader` have one thread each until `close`."""
         super().__init__(config, model, shape, capacity=config.capacity, patience=None)
         config.folder.mkdir(parents=True, exist_ok=True)
         self._folder = config.folder
@@ -98,10 +92,7 @@ class DiskTier(SlowTier):
         self._delete_unused(found.key)
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read a checkpoint's file on the reader's thread.
-
-        The future raises StateError if the file can't be used.
-        """
+        """Start to read a checkpoint's file on the reader's thread. The future raises StateError if that fails."""
         name = self._names[checkpoint]
         with self._lock:
             self._reads[name] += 1
@@ -164,10 +155,7 @@ class DiskTier(SlowTier):
         self._delete_unused(name)
 
     def _delete_unused(self, name: str) -> None:
-        """Delete a state file unless a checkpoint has it or it is being read. For any thread.
-
-        If that fails, the file stays: the next start finds it and checks it again.
-        """
+        """Delete a file that no checkpoint has or reads, for any thread; if that fails, the next start tries again."""
         with self._lock:
             if name in self._used or name in self._reads:
                 return

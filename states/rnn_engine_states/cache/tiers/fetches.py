@@ -31,26 +31,17 @@ class Fetch:
 
     @property
     def failed(self) -> bool:
-        """Whether the read of the checkpoint has ended without a copy, because the copy is missing or damaged.
-
-        The caller should then prefetch again, for the next best checkpoint.
-        """
+        """Whether the copy turned out missing or damaged, so that the caller should prefetch again."""
         return self.done and self.payload_of(self._read.checkpoint) is None
 
     def payload_of(self, checkpoint: Checkpoint) -> Payload | None:
-        """Return the copy of `checkpoint` if this fetch has read it, else None.
-
-        It is None if the read has not ended or failed, if this was released, or if the read is of another checkpoint.
-        """
+        """Return the copy of `checkpoint` if this fetch, not yet released, has read it, else None."""
         if self._released or not self.done or checkpoint is not self._read.checkpoint or self._read.error is not None:
             return None
         return self._read.ended.result()
 
     def release(self) -> None:
-        """Unlock the checkpoint. If no other fetch shares the read, cancel the read or drop the copy that was read.
-
-        Idempotent.
-        """
+        """Unlock the checkpoint, and end a read that no other fetch shares. Idempotent."""
         if not self._released:
             self._released = True
             self._fetches.leave(self._read)
@@ -77,10 +68,7 @@ class Fetches:
     """The queued and running reads of checkpoints from slow tiers, started in the order of their requests."""
 
     def __init__(self, max_bytes: int, on_unlock: Callable[[Checkpoint], None]) -> None:
-        """Bound the copies that are read ahead to `max_bytes` in all. One read is always allowed, even if it has more.
-
-        `on_unlock` is called when the last fetch of a checkpoint has been released.
-        """
+        """Bound what is read ahead to `max_bytes`, or one read; call `on_unlock` after a checkpoint's last release."""
         self._max_bytes = max_bytes
         self._on_unlock = on_unlock
         self._reads: dict[Checkpoint, _Read] = {}
@@ -108,10 +96,7 @@ class Fetches:
         return Fetch(self, read)
 
     def leave(self, read: _Read) -> None:
-        """Remove one fetch from a read of a checkpoint, and end the read if it was the last.
-
-        Only for `Fetch.release`.
-        """
+        """Remove a fetch from its read, and end the read after the last. Only for `Fetch.release`."""
         read.checkpoint.locks -= 1
         read.num_fetches -= 1
         if read.num_fetches > 0:

@@ -39,10 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Inquiry:
-    """A running or finished query to the shared store for checkpoints of a prompt.
-
-    For the cache's thread; `done` may be read on any thread.
-    """
+    """A query to the shared store for a prompt's checkpoints, for the cache's thread; `done` for any."""
 
     _future: Future[StoreAnswer]
     _taken: bool = False
@@ -53,10 +50,7 @@ class Inquiry:
         return self._future.done()
 
     def take(self) -> StoreAnswer | None:
-        """Return the shared store's answer to the query, at the first call after it has arrived.
-
-        Return None later, or if the query failed or has not ended.
-        """
+        """Return the answer at the first call after it has arrived, else None."""
         if self._taken or not self._future.done() or self._future.cancelled():
             return None
         self._taken = True
@@ -71,10 +65,7 @@ class Inquiry:
 
 
 class SharedTier(SlowTier):
-    """The cache's tier in a shared store. It stores copies of states that other servers use, too.
-
-    Store operations run on the client's thread, all else on the cache's thread.
-    """
+    """The tier in a store that servers share. Store operations run on the client's thread, all else on the cache's."""
 
     name = "shared"
     shared = True
@@ -82,11 +73,7 @@ class SharedTier(SlowTier):
     def __init__(
         self, store: OpenStore, checkpoints: CheckpointStore, model: str, shape: ModelShape, max_record_bytes: int
     ) -> None:
-        """Store copies of states by `checkpoints` in `store`.
-
-        When this tier's records in host memory take `max_record_bytes`, a new copy is recorded only after others have
-        been evicted.
-        """
+        """Store states in `store`; beyond `max_record_bytes` of records in memory, others are evicted first."""
         config = store.config
         super().__init__(config, model, shape, capacity=store.capacity or _UNBOUNDED, patience=config.timeout)
         self.min_tokens = config.min_tokens
@@ -102,10 +89,7 @@ class SharedTier(SlowTier):
     def inquire(
         self, root: str, tokens: bytes, shortest: int, longest: int, on_done: Callable[[], None]
     ) -> Inquiry | None:
-        """Ask the shared store for the longest checkpoint along packed `tokens` with `shortest` to `longest` tokens.
-
-        See `StateCache.inquire`. Returns None while the store is not used because it has failed.
-        """
+        """Ask for the longest checkpoint of packed `tokens`; None after failures. See `StateCache.inquire`."""
         if self._client.refuses(reading=True):
             return None
         path = PathKeys(self._model, root, tokens)
@@ -128,10 +112,7 @@ class SharedTier(SlowTier):
         return self._client.submit(self._write(saved))
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read a checkpoint's copy from the shared store.
-
-        The future raises StateError or UnavailableError if the copy can't be used.
-        """
+        """Start to read a copy from the store. The future raises StateError or UnavailableError."""
         tokens = checkpoint.known_place().tokens()
         return self._client.submit(self._read(checkpoint.root, tokens, checkpoint.has_logits))
 

@@ -42,10 +42,7 @@ class SlotPool:
         self._unused = list(range(first_slot, first_slot + num_slabs))
 
     def save(self, slot: int) -> int:
-        """Copy the live state of `slot` into an unused slab, and return the slab's handle.
-
-        There must be an unused slab.
-        """
+        """Copy the state of `slot` into an unused slab, of which there is one, and return its handle."""
         handle = self._unused[-1]
         self._runner.copy_state(slot, handle)
         return self._unused.pop()
@@ -201,10 +198,7 @@ class Tier(ABC):
         """Start to read the tier's copy of `checkpoint`. The copy may be dropped right after the call."""
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read a copy of a state from a slow tier. The future raises an exception if the copy is damaged.
-
-        Only for a copy that is not in memory. The copy stays until the future is done or cancelled.
-        """
+        """Start to read a copy that is not in memory; it stays until the future, which may raise, is done."""
         raise NotImplementedError
 
     @abstractmethod
@@ -212,24 +206,15 @@ class Tier(ABC):
         """Remove the copy of `checkpoint` from the tier and from its queue."""
 
     def take_failed(self) -> Sequence[Checkpoint]:
-        """Return the checkpoints whose copies could not be written since the last call.
-
-        The caller must drop these copies.
-        """
+        """Return the checkpoints, for the caller to drop, that could not be written since the last call."""
         return ()
 
     def find_copies(self) -> Sequence[FoundCopy]:
-        """Return the copies that earlier processes left in the tier, least recently used first.
-
-        Called once, before any `put`.
-        """
+        """Return earlier processes' copies, least recently used first; once, before any `put`."""
         return ()
 
     def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
-        """Register `found`, a copy in the tier that another process has written, as the copy of `checkpoint`.
-
-        The queue must have room for it.
-        """
+        """Register a copy of another process as that of `checkpoint`; the queue must have room."""
         raise NotImplementedError
 
     def discard(self, found: FoundCopy) -> None:
@@ -238,7 +223,4 @@ class Tier(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for the copies that are being written, and free the tier's resources.
-
-        No method may be called afterwards.
-        """
+        """Wait for copies being written, and free the tier. No method may be called afterwards."""

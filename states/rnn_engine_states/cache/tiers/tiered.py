@@ -52,11 +52,7 @@ class TieredStore:
         config: CacheConfig,
         clock: Callable[[], float],
     ) -> None:
-        """Store copies of states in `tiers`, ordered from the quickest to the slowest, and count operations in `stats`.
-
-        `live` are the device's slots. `on_lost` is called with each checkpoint that has just lost its last copy.
-        `clock` returns seconds.
-        """
+        """Store states in `tiers`, quickest first; `on_lost` is called with each that loses its last copy."""
         self.tiers = tuple(tiers)
         self._live = live
         self._stats = stats
@@ -106,10 +102,7 @@ class TieredStore:
         return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
 
     def start_fetch(self, checkpoint: Checkpoint, on_done: Callable[[], None]) -> Fetch:
-        """Start to read a checkpoint that only a slow tier has. If its copy is damaged, `settle` drops it.
-
-        For `on_done`, see `Fetches.begin`.
-        """
+        """Start to read what only a slow tier has; `settle` drops a damaged copy. `on_done`: see `Fetches.begin`."""
         tier = self.quickest(checkpoint)
         return self._fetches.begin(
             checkpoint, checkpoint.sizes[tier.name], lambda: tier.start_fetch(checkpoint), on_done
@@ -137,10 +130,7 @@ class TieredStore:
         return self.quickest(checkpoint).logits(checkpoint) if move is None else move.source.logits
 
     def load(self, checkpoint: Checkpoint, slot: int, fetched: Payload | None) -> None:
-        """Load a checkpoint's state into `slot`, from `fetched` or a copy that can be used at once.
-
-        Copy it to a quicker tier. Raises StateError if its copy has been lost.
-        """
+        """Load a state into `slot`, and copy it to a quicker tier. Raises StateError if its copy is lost."""
         payload = fetched or self._arrive(checkpoint)
         tier = self.quickest(checkpoint) if checkpoint.resumable else None
         if isinstance(tier, DeviceTier):
@@ -175,10 +165,7 @@ class TieredStore:
         return sum(tier.queue.num_waypoints for tier in self.tiers)
 
     def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> bool:
-        """Register a copy found in a tier as the copy of `checkpoint`.
-
-        Return False if the tier can't make room for it.
-        """
+        """Register a copy found in a tier; return False if there is no room for it."""
         if not self.make_room(tier, found.num_bytes):
             return False
         tier.adopt(checkpoint, found)
@@ -230,10 +217,7 @@ class TieredStore:
                 self._tell_if_lost(checkpoint)
 
     def use_device(self, live: LiveStates, pool: SlotPool) -> None:
-        """Continue with another device, which has the slots `live` and the slabs `pool`.
-
-        The tier on the device must be empty.
-        """
+        """Continue with other slots and slabs. The tier on the device must be empty."""
         self._live = live
         for tier in self.tiers:
             if isinstance(tier, DeviceTier):
@@ -279,10 +263,7 @@ class TieredStore:
     # How copies are added, moved and dropped
 
     def _add(self, tier: Tier, checkpoint: Checkpoint, source: CopySource) -> bool:
-        """Copy a checkpoint from `source` into a tier, now or in the background.
-
-        Returns False if the tier does not want the checkpoint or can't make room for it.
-        """
+        """Copy a checkpoint into a tier, perhaps later; return False if it is not wanted or has no room."""
         if not tier.wants(checkpoint):
             return False
         make_room = partial(self.make_room, tier, for_waypoint=checkpoint.is_waypoint)
@@ -310,10 +291,7 @@ class TieredStore:
                 return
 
     def make_room(self, tier: Tier, size: int, *, for_waypoint: bool = False) -> bool:
-        """Make room for `size` bytes in a tier, by evicting copies of checkpoints. Return False if that fails.
-
-        `for_waypoint` is True if the room is for a waypoint.
-        """
+        """Evict copies until a tier has room for `size` bytes, perhaps of a waypoint; return False if that fails."""
         queue = tier.queue
         if size > queue.capacity:
             return False
@@ -325,10 +303,7 @@ class TieredStore:
         return True
 
     def evict_copy(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint's copy from a tier, after copying it to a slower tier.
-
-        It is not copied if a slower tier of this machine has a copy already.
-        """
+        """Remove a copy from a tier, after copying it to a slower one unless this machine has another."""
         self._stats_of[tier.name].evictions += 1
         move = self._moves.get(checkpoint)
         arriving = move is not None and move.tier is tier
@@ -356,19 +331,13 @@ class TieredStore:
         tier.queue.remove(checkpoint)
 
     def _finish_moves(self, *, wait: bool) -> None:
-        """Add the checkpoints' copies whose transfers have ended to the tiers that they were transferred to.
-
-        With `wait`, wait for all transfers first.
-        """
+        """Add copies whose transfers have ended, with `wait` all, to the tiers that they go to."""
         for checkpoint, move in list(self._moves.items()):
             if (wait or move.pending.done()) and self._moves.get(checkpoint) is move:
                 self._arrive(checkpoint)
 
     def _arrive(self, checkpoint: Checkpoint) -> Payload | None:
-        """Wait for the transfer of a checkpoint's copy, put the copy into its target tier, and return it.
-
-        Returns None if the read failed or no transfer is in progress.
-        """
+        """Wait for a copy in transfer, put it into its tier and return it; None if that failed or there is none."""
         move = self._moves.pop(checkpoint, None)
         if move is None:
             return None
@@ -431,10 +400,7 @@ class Keeper:
             self._since.setdefault(checkpoint, self._clock())
 
     def run(self, store: TieredStore) -> None:
-        """Start to read the checkpoints of `store` that are old enough, and write the copies whose reads have ended.
-
-        Does not wait.
-        """
+        """Start to read checkpoints that are old enough, and write those that were read, without waiting."""
         for checkpoint, pending in list(self._reads.items()):
             if pending.done():
                 del self._reads[checkpoint]
@@ -454,10 +420,7 @@ class Keeper:
                 self._reads[checkpoint] = store.quickest(checkpoint).start_read(checkpoint)
 
     def flush(self, store: TieredStore, checkpoints: Sequence[Checkpoint]) -> None:
-        """Write to the slow tier those of `checkpoints`, which `store` has, that no slow tier has, as many as fit.
-
-        Waits until the tier accepts them.
-        """
+        """Write to the slow tier those checkpoints that no slow tier has, as many as fit, waiting for it."""
         tier, budget = self._tier, self._tier.queue.capacity
 
         def make_room(size: int) -> bool:
@@ -496,10 +459,7 @@ class Keeper:
             self.note(checkpoint)  # the writer is too far behind
 
     def _make_room_for(self, store: TieredStore, checkpoint: Checkpoint, size: int) -> bool:
-        """Evict checkpoints of less value than `checkpoint` from the slow tier, until it has `size` free bytes.
-
-        Return False if that fails. In a shared tier, any checkpoints may be evicted.
-        """
+        """Evict lesser checkpoints, in a shared tier any, until `size` bytes are free; return False if that fails."""
         queue = self._tier.queue
         if self._tier.shared:
             return store.make_room(self._tier, size)
