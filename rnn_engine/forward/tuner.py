@@ -81,10 +81,6 @@ class _Task:
     rejected: set[MatMulVariant] = field(default_factory=set)  # by the device
 
     @property
-    def best_predicted(self) -> float:
-        return min(self.predicted.values())
-
-    @property
     def work_seconds(self) -> float:
         """The predicted seconds of all dispatches of this class of matmuls in a step, with the default variant."""
         return len(self.parts) * self.predicted[self.default]
@@ -217,7 +213,7 @@ class KernelTuner:
         fitting: defaultdict[tuple[bool, str, MatMulVariant], list[_Task]] = defaultdict(list)
         for task in tasks:
             for variant, seconds in task.predicted.items():
-                times = seconds / task.best_predicted
+                times = seconds / min(task.predicted.values())
                 if variant == task.default or (times > _WORTH_A_TRIAL and not exhaustive):
                     continue
                 key = task.tokens not in usual, task.kind.weights, variant

@@ -174,7 +174,11 @@ def main() -> None:
     """Run the child process: compile each grammar that comes on standard input, and print a line with the verdict."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # so that output of a library does not mix with the answers
-    _limit_memory()
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=_try_all, args=(sys.stdin.buffer, answers))
     thread.start()
@@ -205,14 +209,6 @@ def _try(grammar: Grammar, vocabulary: Vocabulary) -> Verdict:
     num_bytes = max(process.memory_info().rss - bytes_before, 0)
     found = None if fitted is grammar else (fitted.kind, fitted.text)
     return Verdict(None, time.process_time() - begun, num_bytes, found, left_out)
-
-
-def _limit_memory() -> None:
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _open(stream: IO[bytes] | None) -> IO[bytes]:

@@ -90,7 +90,15 @@ def load_runner(
     """
     size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows)
     if device == "cpu":
-        return _load_cpu_runner(model, size, versions)
+        shape = model.shape
+        return CpuRunner(
+            model,
+            versions.get(shape.version).run_layers,
+            num_slots=size.num_slots + _spare_slots(size.spare_bytes, shape.state_bytes),
+            max_tokens=size.max_tokens or 64,
+            max_rows=size.rows_of(shape),
+            num_candidates=size.candidates_of(shape),
+        )
     format_of, activations = parse_weights(weights, model.shape)
     if activations == "int8" and not has_bytes(model, format_of):
         message = "activations=int8 needs a matrix in int8 or q8_0, and this model has none with these weights"
@@ -182,18 +190,6 @@ def _load_gpu_runner(
         )
         undo.pop_all()
     return runner, matmuls
-
-
-def _load_cpu_runner(model: Model, size: RunnerSize, versions: VersionTable) -> CpuRunner:
-    shape = model.shape
-    return CpuRunner(
-        model,
-        versions.get(shape.version).run_layers,
-        num_slots=size.num_slots + _spare_slots(size.spare_bytes, shape.state_bytes),
-        max_tokens=size.max_tokens or 64,
-        max_rows=size.rows_of(shape),
-        num_candidates=size.candidates_of(shape),
-    )
 
 
 def spare_slot_bytes(shape: ModelShape) -> int:

@@ -268,7 +268,10 @@ class Worker:
             if not self._device_answers():  # found before the next request comes
                 self._recover("it did not run a token while it was idle")
         elif self._scheduler.failure is not None:
-            self._check_device(self._scheduler.failure)
+            if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
+                self._recover(self._scheduler.failure)
+            else:
+                self._set_health(Health())
 
     def _obey_and_step(self) -> None:
         try:
@@ -308,13 +311,6 @@ class Worker:
         self._deadline = Deadline("work between two steps", time.monotonic(), STEP_SECONDS)
         command()
         self._deadline = None
-
-    def _check_device(self, failure: str) -> None:
-        """Run one token after a failure; open the device again if that, or too many steps in a row, have failed."""
-        if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
-            self._recover(failure)
-        else:
-            self._set_health(Health())
 
     def _recover(self, failure: str) -> None:
         """Open the failed device again, and end the requests that have states on it. Queued requests wait.

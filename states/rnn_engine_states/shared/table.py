@@ -89,7 +89,7 @@ class SharedTable:
             if entry == without:  # else it may have been changed meanwhile
                 raise _without_values(entry.plain_name)
             without = entry
-        raise _busy()
+        raise UnavailableError("other servers change the states in the store too often; try again", 1.0)
 
     async def change(
         self, action: Callable[[NamedStateTable], T], values: FrozenState | None = None, name: str = ""
@@ -101,7 +101,10 @@ class SharedTable:
                 try:
                     result = action(table)
                 except RnnEngineError:
-                    await self._undo()
+                    if self._replica.table.changes():
+                        self._replica.lose_track()
+                    else:
+                        await self._commit()
                     raise
                 except BaseException:
                     self._replica.lose_track()
@@ -111,7 +114,7 @@ class SharedTable:
                 return result
             if outcome is Commit.MISSING:
                 await self._put_again(needed, values, name)
-        raise _busy()
+        raise UnavailableError("other servers change the states in the store too often; try again", 1.0)
 
     async def default(self) -> NamedState | None:
         return await self._own.default()
@@ -157,13 +160,6 @@ class SharedTable:
         await self._commit()
         self._last_read = self._begun
 
-    async def _undo(self) -> None:
-        """Discard a change that failed before it was sent, or send renewals of leases if it was only that."""
-        if self._replica.table.changes():
-            self._replica.lose_track()
-        else:
-            await self._commit()
-
     async def _commit(self) -> tuple[Commit, Sequence[ValueKey]]:
         """Send local changes, if any; return the outcome, and the keys of the arrays that they need."""
         pending = self._replica.pending()
@@ -179,7 +175,3 @@ class SharedTable:
 
 def _without_values(name: str) -> NotFoundError:
     return NotFoundError(f"state {name!r} is gone: its values in the store are missing or damaged")
-
-
-def _busy() -> UnavailableError:
-    return UnavailableError("other servers change the states in the store too often; try again", 1.0)
