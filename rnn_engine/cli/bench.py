@@ -105,7 +105,7 @@ def tune_kernels_command(
     uses them. For each choice, the table shows the predicted and the measured time of a dispatch in microseconds,
     beside those of the fixed choice. On a software device, a time is that of all processors together.
     """
-    from rnn_engine.cli.tuning import forget_choices, show_choices, tune
+    from rnn_engine.cli.benchmark import forget_choices, show_choices, tune
 
     if show:
         show_choices()

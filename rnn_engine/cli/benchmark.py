@@ -1,4 +1,4 @@
-"""Measure the speed of a model's steps for `rnn-engine bench`, and show it as tables, JSON or a page of HTML.
+"""Measure the speed of a model's steps as tables, JSON or a page of HTML, and find its fastest kernels.
 
 A step is measured from the token ids to the candidates on the host. Sampling, text and HTTP are not measured.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,12 +22,15 @@ from rnn_engine.cli.bench import Runs
 from rnn_engine.cli.options import describe_shape
 from rnn_engine.cli.reports import share, write_page
 from rnn_engine.errors import DeviceError
+from rnn_engine.files import delete_file
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.cost import cost_on, describe_cost, predict_dispatches
 from rnn_engine.forward.step import StepSize
+from rnn_engine.forward.tuner import Choice
+from rnn_engine.forward.tuning import MatMulClass
 from rnn_engine.gpu import DevicePeaks, Dispatch, measure_peaks, time_dispatches
 from rnn_engine.llm.progress import progress_bar
-from rnn_engine.loading.kernel_choices import TuneOrder
+from rnn_engine.loading.kernel_choices import TuneOrder, kept_records, kernels_version, read_choices
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.loading.settings import LoadSettings
@@ -328,3 +331,62 @@ def _kernel_table(kernels: Sequence[KernelTime], peaks: DevicePeaks) -> Table:
 def write_report(benchmark: Benchmark, path: Path) -> None:
     """Write the results as one page of HTML that needs no other file. Raises OSError."""
     write_page(path, "report.html", benchmark=benchmark, describe_peaks=describe_peaks, describe_times=describe_times)
+
+
+# Find the fastest kernels for a model's matrices on a device, and show or delete the choices that are kept.
+
+
+def tune(model: Path, loading: LoadSettings, *, seconds: float, exhaustive: bool, half: bool) -> None:
+    """Search for the fastest kernels, and show the choices. Raises DeviceError if the device has none."""
+    device = loading.device
+    if device == "cpu":
+        raise DeviceError("the device 'cpu' has no kernels to choose from; choose another --device")
+    found: dict[tuple[MatMulClass, int], Choice] = {}
+    order = TuneOrder(seconds, anew=True, exhaustive=exhaustive, half=half, on_found=found.update)
+    with progress_bar("opening the model") as progress, open_model(model, loading.loras) as opened:
+        memory = loading.device_memory
+        plan = plan_memory(opened, device, RunnerSize(), weights=loading.weights, device_memory=memory)
+        load_runner(opened, device, weights=plan.weights, tune=order, progress=progress).close()
+    _show_choices(found.values())
+
+
+def show_choices() -> None:
+    """Show the choices that are kept for all devices."""
+    for path, record in kept_records():
+        _show_record(path, record)
+
+
+def forget_choices() -> None:
+    """Delete the choices that are kept for all devices."""
+    for path, _ in kept_records():
+        delete_file(path)
+
+
+def _show_record(path: Path, record: Mapping[str, Any] | None) -> None:
+    try:
+        choices = list(read_choices(record or {}))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        click.echo(f"{path}: damaged, so it is not used\n")
+        return
+    assert record is not None
+    now = "" if record["kernels"] == kernels_version() else ", of another version of rnn-engine"
+    click.echo(f"{record['device']} ({record['backend']}, {record['driver']}){now}\n{path}")
+    _show_choices(choices)
+
+
+def _show_choices(choices: Iterable[Choice]) -> None:
+    table = Table(
+        "matrices", "tokens", "kernel", "predicted us", "measured us", "fixed choice", "its us", "gain", box=None
+    )
+    for choice in sorted(choices, key=lambda choice: (choice.tokens, choice.kind)):
+        table.add_row(
+            str(choice.kind),
+            str(choice.tokens),
+            str(choice.variant),
+            f"{1e6 * choice.predicted:.0f}",
+            f"{1e6 * choice.measured:.0f}",
+            str(choice.default),
+            f"{1e6 * choice.default_measured:.0f}",
+            f"{choice.gain:.2f}",
+        )
+    Console(width=max(160, Console().width)).print(table)

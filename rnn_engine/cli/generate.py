@@ -140,7 +140,7 @@ def logits_command(
     token, and the state after the last token: for each layer L the fields of the version's state, from RWKV-5 on
     `state.L.att_shift` [D], `state.L.wkv` [H, value, key] and `state.L.ffn_shift` [D].
     """
-    from rnn_engine.cli.logits import write_logits
+    from rnn_engine.cli.generation import write_logits
 
     check_outputs(context, {"-o": output})
     write_logits(output, tokens, model, loading, chunk=chunk, state=state, any_model=states.any_model)

@@ -2,16 +2,152 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from llguidance.gbnf_to_lark import is_lark_syntax
 
 from rnn_engine.errors import InvalidGrammarError, InvalidRequestError
-from rnn_engine.grammar.position import error_position
+
+# Where an error is in a grammar's text, from the messages of the libraries.
+
+
+_LINE_COLUMN: Final = re.compile(r"^(?:at )?(\d+)\((\d+)\)|\bline (\d+),? column (\d+)")
+_GBNF_CONTEXT: Final = re.compile(
+    r"at line (\d+), ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\") \^ ('.*'|\".*\")$", re.DOTALL
+)
+_MISSING_RULE: Final = re.compile(r"Rule '([^']+)' not found|the nonterminal `([^`]+)` is not defined")
+_REGEX_CARET: Final = re.compile(r"regex parse error:\n    (.*)\n    ( *)\^")
+_POINTER: Final = re.compile(r"\(at #(.*)\)$", re.DOTALL)
+_LITERALS: Final = {
+    "gbnf": re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]'),
+    "kbnf": re.compile(r"""\(\*.*?\*\)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL),
+}
+
+
+class TextPosition(NamedTuple):
+    """A position in a text, as line and column. The column counts characters."""
+
+    line: int  # from 1
+    column: int  # from 1
+
+
+def error_position(kind: str, text: str, message: str) -> TextPosition | None:
+    """Return where the error that a library reported as `message` is in the grammar; None if it does not say."""
+    match kind:
+        case "regex":
+            return _in_regex(text, message)
+        case "json_schema":
+            return _in_json(text, message)
+        case "gbnf":
+            return _in_gbnf(text, message) or _missing_rule(kind, text, message)
+        case "kbnf":
+            return _told(text, message) or _missing_rule(kind, text, message)
+        case "lark":
+            return _told(text, message, in_bytes=True)
+    return None
+
+
+def _told(text: str, message: str, *, in_bytes: bool = False) -> TextPosition | None:
+    """Return the line and column in `message`, in characters, or bytes if `in_bytes`; None if it has none."""
+    if (found := _LINE_COLUMN.search(message)) is None:
+        return None
+    line, column = (int(number) for number in found.groups() if number is not None)
+    lines = text.split("\n")
+    if not 0 < line <= len(lines):
+        return _at(text, len(text))
+    if in_bytes:
+        column = len(lines[line - 1].encode(errors="replace")[: max(column - 1, 0)].decode(errors="ignore")) + 1
+    return TextPosition(line, max(1, min(column, len(lines[line - 1]) + 1)))
+
+
+def _in_regex(text: str, message: str) -> TextPosition | None:
+    """Return where the caret in `message` is in a regular expression, which is escaped there; None without one."""
+    if (found := _REGEX_CARET.search(message)) is None:
+        return None
+    shown, column = found[1], len(found[2])
+    place = index = 0
+    while index < column and place < len(text):
+        if text[place] == "\\" and shown[index : index + 2] == text[place : place + 2]:
+            place, index = place + 2, index + 2
+            continue
+        index += 1 if shown[index : index + 1] == text[place] else 2
+        place += 1
+    return _at(text, min(place, len(text)))
+
+
+def _in_json(text: str, message: str) -> TextPosition | None:
+    if (found := _POINTER.search(message)) is None:
+        return _told(text, message)
+    keys = [key.replace("~1", "/").replace("~0", "~") for key in found[1].split("/")[1:]]
+    offset = json_offset(text, keys)
+    return None if offset is None else _at(text, offset)
+
+
+def json_offset(text: str, keys: list[str]) -> int | None:
+    """Return the offset of the value at the path `keys`, indices as texts, in JSON; None if there is none."""
+    try:
+        offset = _space(text, 0)
+        for key in keys:
+            offset = _member(text, offset, key)
+    except (ValueError, IndexError, KeyError, RecursionError):
+        return None
+    return offset
+
+
+def _member(text: str, offset: int, wanted: str) -> int:
+    """Return the offset of a member, a key or an index as text, of the JSON at `offset`. Raises KeyError for none."""
+    decoder, is_object, number = json.JSONDecoder(), text[offset] == "{", 0
+    offset = _space(text, offset + 1)
+    while text[offset] not in "]}":
+        key = str(number)
+        if is_object:
+            key, offset = decoder.raw_decode(text, offset)
+            offset = _space(text, _space(text, offset) + 1)
+        if key == wanted:
+            return offset
+        _, offset = decoder.raw_decode(text, offset)
+        offset = _space(text, offset)
+        if text[offset] == ",":
+            offset = _space(text, offset + 1)
+        number += 1
+    raise KeyError(wanted)
+
+
+def _space(text: str, offset: int) -> int:
+    while text[offset] in " \t\r\n":
+        offset += 1
+    return offset
+
+
+def _in_gbnf(text: str, message: str) -> TextPosition | None:
+    """Return the position of an error for which `message` gives the line and the text before and after it, or None."""
+    if (found := _GBNF_CONTEXT.search(message)) is None:
+        return None
+    line, before, after = int(found[1]), ast.literal_eval(found[2]), ast.literal_eval(found[3])
+    places = [match.start() + len(before) for match in re.finditer(f"(?={re.escape(before + after)})", text)]
+    return next((at for place in places if (at := _at(text, place)).line == line), None)
+
+
+def _missing_rule(kind: str, text: str, message: str) -> TextPosition | None:
+    """Return the position of the first use of a rule that `message` reports as undefined; None if it reports none."""
+    if (found := _MISSING_RULE.search(message)) is None:
+        return None
+    bare = _LITERALS[kind].sub(lambda literal: re.sub(r"[^\n]", " ", literal[0]), text)
+    name = re.escape(found[1] or found[2])
+    place = re.search(rf"(?<![\w-]){name}(?![\w-])", bare)
+    return None if place is None else _at(text, place.start())
+
+
+def _at(text: str, offset: int) -> TextPosition:
+    """Return the line and column of the character at `offset` in `text`."""
+    return TextPosition(text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset))
+
 
 GrammarKind: TypeAlias = Literal[
     "json_schema", "json_object", "regex", "choice", "tagged", "lark", "gbnf", "kbnf", "tokens"

@@ -17,8 +17,7 @@ from rnn_engine.backward import TrainingDocument
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.chat_prompt import make_answer, make_chat_prompt
-from rnn_engine.training.examples import Chat, Text, parse_example
-from rnn_engine.training.records import BadRecord, read_records
+from rnn_engine.training.records import BadRecord, Chat, Text, parse_example, read_records
 from rnn_engine.types import Tokenizer
 
 BadLines: TypeAlias = Literal["error", "skip"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from rnn_engine.forward.gpus import GPUS
+from rnn_engine.forward.cost import GPUS
 from tools.bench.predict import LoadedModel, main
 
 

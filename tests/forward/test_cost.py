@@ -8,17 +8,19 @@ import pytest
 
 from rnn_engine.forward.cost import (
     DISPATCH,
+    GPUS,
     LATENCY,
     NORM_WAITS,
     NOT_HIDDEN,
     REACHED,
     UNPACKING,
+    Gpu,
     HardwareCost,
     SoftwareCost,
     cost_on,
     describe_cost,
+    gpu_of,
 )
-from rnn_engine.forward.gpus import GPUS, Gpu, gpu_of
 from rnn_engine.forward.tuning import MatMulClass, tuning_for
 from rnn_engine.forward.variants import MatMulWork, StreamVariant
 from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS

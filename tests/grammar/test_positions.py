@@ -6,7 +6,7 @@ import pytest
 
 from rnn_engine.grammar import Grammar, GrammarError, GrammarKind, choice_grammar, json_grammar
 from rnn_engine.grammar.compiled import check_start, compile_grammar
-from rnn_engine.grammar.position import json_offset
+from rnn_engine.grammar.grammar import json_offset
 from tests.support.grammars import byte_vocabulary
 
 WRONG: list[tuple[GrammarKind, str]] = [

@@ -14,8 +14,7 @@ import click
 import numpy as np
 
 from rnn_engine.forward import GpuRunner
-from rnn_engine.forward.cost import DISPATCH, LATENCY, NORM_WAITS, HardwareCost, predict_dispatches
-from rnn_engine.forward.gpus import GPUS, Gpu
+from rnn_engine.forward.cost import DISPATCH, GPUS, LATENCY, NORM_WAITS, Gpu, HardwareCost, predict_dispatches
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import tuning_for

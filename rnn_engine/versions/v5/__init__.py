@@ -3,11 +3,9 @@
 The names are those of BlinkDL's `rwkv` package. rwkv.cpp calls 5.0 "5.1".
 """
 
-from rnn_engine.versions.v5.backward_plan import load_backward
-from rnn_engine.versions.v5.backward_reference import run_backward
 from rnn_engine.versions.v5.layout import ShapeV5, VersionV5, find_version, make_layout
-from rnn_engine.versions.v5.plan import load_layers
-from rnn_engine.versions.v5.reference import run_layers
+from rnn_engine.versions.v5.plan import load_backward, load_layers
+from rnn_engine.versions.v5.reference import run_backward, run_layers
 
 __all__ = [
     "ShapeV5",

@@ -1,4 +1,4 @@
-"""The forward pass of RWKV-5 on a device: the buffers and the stages of its layers.
+"""The forward and backward passes of RWKV-5 on a device: the buffers and the stages of its layers.
 
 A layer has seven dispatches:
 
@@ -18,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from rnn_engine.backward.context import BackwardContext, BackwardLayer
 from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
 from rnn_engine.forward.matmul import BoundMatMul, NormedMatMul
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.gpu import Buffer
+from rnn_engine.versions.shared.backward_plan import BonusLayersBackward, matmul_backward
 from rnn_engine.versions.shared.plan import (
     Decay,
     GatedChannelMix,
@@ -114,3 +116,33 @@ def time_mix_stages(
 
 def _projections(shape: ShapeV5) -> tuple[str, ...]:
     return _PROJECTIONS if shape.has_gate else _PROJECTIONS[:3]
+
+
+# The backward pass. On the way back, a layer has the dispatches of RWKV-6 without those of adapters: twelve in all.
+
+
+def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
+    """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
+    shape = context.forward.model.shape
+    assert isinstance(shape, ShapeV5)
+    check_head_size(shape)
+    scratch = make_scratch(context.forward, shape)
+    layers = BonusLayersBackward(
+        context,
+        shape,
+        mixes=scratch.mixes,
+        projected=scratch.projected,
+        bonus="bonus",
+        has_gate=shape.has_gate,
+    )
+    for layer in range(shape.num_layers):
+        builder = make_builder(context.forward, shape, layer)
+        stages = time_mix_stages(builder, shape, scratch, layers.traced)
+        to_mixes = _mixes_backward(context, layers, stages)
+        norms = att_norm(shape), FFN_NORM
+        yield layers.layer(builder, stages, stages.output, layer_decay(builder), to_mixes, norms)
+
+
+def _mixes_backward(context: BackwardContext, layers: BonusLayersBackward, forward: TimeMixStages) -> Iterator[Stage]:
+    """Yield the stage from the gradients of r, k, v and the gate to those of the mixes. The decay has no input."""
+    yield matmul_backward(context, forward.projections.matmul, layers.d_projected, layers.d_mixes)

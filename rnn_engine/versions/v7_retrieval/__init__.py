@@ -4,14 +4,15 @@ Their layers are those of RWKV-7. In place of logits, a row of theirs is the las
 small heads, which run in numpy, turn it into a vector or a score.
 """
 
-from rnn_engine.versions.v7_retrieval.heads import ScoreHead, TaskHeads
 from rnn_engine.versions.v7_retrieval.layout import (
     EMBEDDING_LAYOUT,
     LAYER_INDEX,
     RERANKER_LAYOUT,
     TASKS,
+    ScoreHead,
     ShapeV7Embedding,
     ShapeV7Reranker,
+    TaskHeads,
 )
 
 __all__ = [

@@ -17,7 +17,7 @@ from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, 
 from obstore.store import from_url
 
 from rnn_engine.errors import StateError, hide_credentials
-from rnn_engine_states.shared.bodies import Bodies
+from rnn_engine_states.shared.checkpoints import Bodies
 from rnn_engine_states.shared.client import Lane, StoreClient
 from rnn_engine_states.shared.keys import PREFIX
 

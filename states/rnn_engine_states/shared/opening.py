@@ -12,7 +12,7 @@ from rnn_engine.errors import RnnEngineError, StateError, UnavailableError, need
 from rnn_engine_states.shared.config import StoreConfig
 
 if TYPE_CHECKING:
-    from rnn_engine_states.shared.bodies import Bodies
+    from rnn_engine_states.shared.checkpoints import Bodies
     from rnn_engine_states.shared.client import StoreClient
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic)
     the packages of an extra are missing.
     """
     with needs_extra("store", "a shared store", StateError):
-        from rnn_engine_states.shared.bodies import Bodies
+        from rnn_engine_states.shared.checkpoints import Bodies
         from rnn_engine_states.shared.client import StoreClient
     client = StoreClient(config.url, config.timeout, clock)
     try:
