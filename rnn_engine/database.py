@@ -263,7 +263,6 @@ class Database:
         return result, transaction
 
     def _connect(self) -> sqlite3.Connection:
-        """Return the connection of this thread."""
         found: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if found is None:
             with self._opening:

@@ -49,7 +49,6 @@ class EngineInfo:
 
     @property
     def end_of_text(self) -> int:
-        """The token that ends a text."""
         return end_of_text(self.special_tokens)
 
     @property

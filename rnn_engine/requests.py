@@ -106,7 +106,6 @@ class GenerateRequest:
 
     @property
     def stop_bytes(self) -> tuple[bytes, ...]:
-        """The stop strings, encoded as bytes."""
         stops = (self.stop,) if isinstance(self.stop, str | bytes) else self.stop
         return tuple(stop.encode() if isinstance(stop, str) else stop for stop in stops)
 

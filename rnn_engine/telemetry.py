@@ -57,13 +57,11 @@ class Histogram:
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Add `value` to the histogram `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     @property
     def count(self) -> int:
-        """The number of values that were added to the histogram."""
         return sum(self.counts)
 
 

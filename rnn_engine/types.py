@@ -550,5 +550,4 @@ class ReadyState:
 
 
 def run_step(runner: Runner, batch: Batch) -> Readout:
-    """Submit `batch` to `runner`, wait for the step, and return its results."""
     return runner.collect(runner.submit(batch))

@@ -62,9 +62,7 @@ class Trainer(Protocol):
         ...
 
     @property
-    def max_documents(self) -> int:
-        """The most documents of one call."""
-        ...
+    def max_documents(self) -> int: ...
 
     def loss(self, documents: Sequence[TrainingDocument]) -> float:
         """Return the loss of `documents`. Raises InvalidRequestError for too many of them, or for wrong tokens."""

@@ -150,7 +150,6 @@ class AnswerReader:
         return self._take(end if last else len(self._held[:end].rstrip()), AnswerPart.CONTENT)
 
     def _is_cut_call(self, start: int, match: _Match) -> bool:
-        """Return True if the end of an answer, from `start` on, is a call that was cut, as far as can be known."""
         if self._form.must_call:
             return True
         if self._form.tools is not None and self._form.tools.opening:

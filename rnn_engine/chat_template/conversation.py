@@ -72,7 +72,6 @@ class Conversation:
 
     @property
     def num_leading_system(self) -> int:
-        """The number of system messages at the beginning of the conversation."""
         roles = [message.role for message in self.messages]
         return next((count for count, role in enumerate(roles) if role is not Role.SYSTEM), len(roles))
 
@@ -257,7 +256,6 @@ def clean(content: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return Jinja code that writes `text`."""
     return "{{- " + json.dumps(text) + " -}}"
 
 

@@ -351,13 +351,11 @@ def tune(model: Path, loading: LoadSettings, *, seconds: float, exhaustive: bool
 
 
 def show_choices() -> None:
-    """Show the choices that are kept for all devices."""
     for path, record in kept_records():
         _show_record(path, record)
 
 
 def forget_choices() -> None:
-    """Delete the choices that are kept for all devices."""
     for path, _ in kept_records():
         delete_file(path)
 

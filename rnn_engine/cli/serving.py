@@ -36,7 +36,6 @@ def serve(load: LoadChoice, options: ServeOptions) -> None:
 
 
 def _first_choice(options: ServeOptions) -> EngineChoice:
-    """Return the settings with which the first model is loaded."""
     model, limits = options.models[0].path, options.settings.limits
     return EngineChoice(
         model,

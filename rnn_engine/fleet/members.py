@@ -213,7 +213,6 @@ class Members:
 
     @property
     def takers(self) -> list[Member]:
-        """The replicas that take new requests."""
         return [member for member in self if member.takes_requests]
 
     @property

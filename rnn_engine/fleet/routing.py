@@ -70,7 +70,6 @@ class PrefixRouter:
         return {name: kept.version for name, kept in self._replicas.items() if kept.version is not None}
 
     def forget(self, replica: str) -> None:
-        """Remove all records of a replica that is gone."""
         if (kept := self._replicas.pop(replica, None)) is not None:
             kept.clear()
 

@@ -159,7 +159,6 @@ class SegmentPart:
 
     @property
     def num_weights(self) -> int:
-        """The number of weights in all segments of the part, without padding."""
         return sum((s.end - s.start) * s.matrix.num_columns for s in self.segments)
 
     @property

@@ -41,7 +41,6 @@ class KernelStage:
 
 
 def plan_of(stages: Iterable[Stage], step: StepSize) -> Plan:
-    """Return the dispatches of all `stages` in a step of size `step`."""
     return Plan(tuple(dispatch for stage in stages for dispatch in stage.dispatches(step)))
 
 
@@ -80,7 +79,6 @@ class QuantisedInputs:
 
     @property
     def num_blocks(self) -> int:
-        """The number of quantised blocks that the inputs of each token take."""
         return sum(source.num_blocks for source in self.sources)
 
     @property

@@ -85,7 +85,6 @@ class Tuning:
         return tiled or fixed[-1]
 
     def normed_matmul(self, kind: MatMulClass) -> StreamVariant:
-        """Return the variant of `normed` for matmuls of this class."""
         return self.normed[0 if kind.rows <= _FEW_ROWS else -1]
 
     def weight_includes(self, weights: WeightFormat, number: str = "f32") -> dict[str, Include]:

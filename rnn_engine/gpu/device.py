@@ -146,12 +146,10 @@ class Device:
 
     @property
     def allocated_bytes(self) -> int:
-        """The total size in bytes of all buffers that are allocated on the device."""
         with self._lock:
             return sum(group.allocated_bytes for group in self._groups)
 
     def allocate(self) -> Memory:
-        """Return a new, empty group of buffers on the device."""
         memory = Memory(self.wgpu_device, self.info.name, self.max_binding_bytes, self._remove)
         with self._lock:
             self._groups.add(memory)

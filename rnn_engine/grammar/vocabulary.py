@@ -46,7 +46,6 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: _Tokenizer, size: int) -> Self:
-        """Return the vocabulary of a model with `size` tokens, made from its `tokenizer`."""
         return cls([tokenizer.decode_bytes(token) for token in range(size)], tokenizer.encode)
 
     @property

@@ -43,7 +43,6 @@ class Download:
     files: tuple[RemoteFile, ...]
 
     def target(self, file: RemoteFile) -> Path:
-        """Return the path to which a file is downloaded."""
         return self.folder / file.path
 
     def num_done(self, file: RemoteFile) -> int:

@@ -94,7 +94,6 @@ def choose_device(
 
 
 def _recall(record: Path, model: ModelFile) -> DeviceChoice | None:
-    """Return the choice that an earlier load of `model` wrote to `record`; None if there is none."""
     kept = read_record(record) or {}
     if kept.get("model") != model.fingerprint:
         return None

@@ -57,7 +57,6 @@ class Reranker:
 
     @property
     def memory(self) -> DeviceMemory | None:
-        """The device's memory that the reranker takes; None on the CPU."""
         return self._runner.memory if isinstance(self._runner, GpuRunner) else None
 
     def reopen(self, progress: Progress) -> None:

@@ -49,7 +49,6 @@ class TrainerSize:
                 raise InvalidRequestError(name, getattr(self, name), "at least 1")
 
     def limits(self, shape: ModelShape) -> StepLimits:
-        """Return the limits of a step for a model of this `shape`."""
         rows = min(self.max_tokens, max(8, _LOGITS_BYTES // (4 * shape.vocab_size)))
         return StepLimits(self.max_documents, self.max_tokens, rows, num_candidates=1)
 

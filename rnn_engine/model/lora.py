@@ -211,7 +211,6 @@ class Lora:
         return f"{fingerprint('lora', self._source.tensors, self._source.read)} {scales}"
 
     def changes(self, name: str) -> bool:
-        """Return True if the LoRA changes the tensor that BlinkDL calls `name`."""
         return name in self._changes
 
     def merge(self, name: str, weight: F32) -> None:

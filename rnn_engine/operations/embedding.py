@@ -86,7 +86,6 @@ class EmbeddingSettings:
             raise InvalidRequestError("dimensions", None, f"a number from 1 to {longest}, since {given}")
 
     def _check_part(self, shape: ModelShape) -> None:
-        """Check the settings for a model whose vectors are parts of its state."""
         if self.task is not None:
             raise InvalidRequestError("task", self.task, "null, since the model was not made for embedding")
         if self.part is not None:

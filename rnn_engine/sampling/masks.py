@@ -62,7 +62,6 @@ class ListedTokens:
     ended = False
 
     def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
-        """Allow `tokens`, which are ids of a vocabulary with `vocab_size` tokens."""
         self._mask = mask_of(tokens, vocab_size)
 
     def forced(self) -> Sequence[int]:
@@ -275,7 +274,6 @@ def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:
 
 
 def mask_of(tokens: Collection[int], vocab_size: int) -> Mask:
-    """Return the bit mask that allows only `tokens`."""
     mask: Mask = np.zeros(mask_words(vocab_size), np.uint32)
     for token in tokens:
         mask[token >> 5] |= np.uint32(1 << (token & 31))

@@ -271,7 +271,6 @@ _ADJUSTING = ORDER[:2]  # the steps that change logits and remove no tokens
 
 
 def make_sampler(params: SamplingParams, context: SequenceContext) -> Sampler:
-    """Make the sampler for one sequence, as the sampling parameters `params` describe it."""
     if (own := params.make_sampler(context)) is not None:
         return own
     match params.sampler:
@@ -358,7 +357,6 @@ def _adjust(
 
 
 def _make_step(params: SamplingParams, context: SequenceContext, name: str) -> ChainStep | None:
-    """Make the step `name` of a sampling chain; None if it would change nothing."""
     match name:
         case "top_n_sigma":
             return TopNSigma(params.top_n_sigma) if params.top_n_sigma > 0.0 else None

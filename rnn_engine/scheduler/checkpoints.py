@@ -206,7 +206,6 @@ class PromptPrefix:
 
     @property
     def length(self) -> int:
-        """The number of tokens in this prefix of a prompt."""
         return len(self.packed) // TOKEN_BYTES
 
 

@@ -258,7 +258,6 @@ class Admission:
                 place.set_result(None)
 
     async def _wait(self, client: Client) -> None:
-        """Wait until a request of `client` is admitted."""
         place = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(place)
         try:

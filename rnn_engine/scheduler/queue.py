@@ -217,9 +217,7 @@ class Queued(Protocol):
     def request(self) -> GenerateRequest: ...
 
     @property
-    def num_slots(self) -> int:
-        """The number of slots that the request needs."""
-        ...
+    def num_slots(self) -> int: ...
 
     @property
     def ready(self) -> bool:
@@ -356,7 +354,6 @@ class Queue:
 
     @property
     def clients(self) -> list[Client]:
-        """The clients with at least one queued request."""
         return list(self._lines)
 
     def add(self, queued: Queued, *, has_begun: bool = False) -> None:
@@ -371,7 +368,6 @@ class Queue:
             line.turn = next(self._turns)
 
     def find(self, key: int) -> Queued | None:
-        """Return the queued request with the key `key`; None if there is none."""
         client = self._clients.get(key)
         return None if client is None else self._lines[client].find(key)
 

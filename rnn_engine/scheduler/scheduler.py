@@ -425,7 +425,6 @@ class Scheduler:
         return self._step_seconds.count_draws(most, within, is_background=is_background)
 
     def _is_background(self, live: Sequence[SlotSequence]) -> bool:
-        """Return True if all of the sequences `live` are in the background."""
         return self._slots.num_background > 0 and all(one.request.client.is_background for one in live)
 
     def _is_restrained(self) -> bool:

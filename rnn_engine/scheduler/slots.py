@@ -69,7 +69,6 @@ class Slots:
         return self._free[0] if self._free else None
 
     def take(self) -> int:
-        """Take a free slot and return its number; there must be one."""
         return heapq.heappop(self._free)
 
     def give_back(self, slot: int) -> None:
@@ -118,7 +117,6 @@ class Slots:
         return self._taking_part(runnable)
 
     def is_paused(self, key: int) -> bool:
-        """Return True if the request `key` is live and paused."""
         return key in self._paused
 
     def tokens_since(self, live: SamplingSequence) -> int:
@@ -314,7 +312,6 @@ class SlotAllocator:
         return isinstance(self.queue.find(key), Waiting)
 
     def suspended(self, key: int) -> SamplingSequence | None:
-        """Return the sequence of the suspended request `key`; None if no suspended request has this key."""
         queued = self.queue.find(key)
         return queued.live if isinstance(queued, Suspended) else None
 

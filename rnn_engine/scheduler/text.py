@@ -33,7 +33,6 @@ class TokenInfos(dict[int, TokenInfo]):
         return info
 
     def data(self, token: int) -> bytes:
-        """Return the bytes of the token with the id `token`."""
         return self[token].data
 
 

@@ -167,7 +167,6 @@ class Tuning:
 
     @property
     def state(self) -> State:
-        """A copy of the present initial state."""
         return self._trainer.read().state
 
     @property
@@ -314,7 +313,6 @@ class Tuning:
         return total
 
     def _calls(self, documents: Sequence[TrainingDocument]) -> Iterator[list[TrainingDocument]]:
-        """Divide documents into calls of the trainer."""
         call: list[TrainingDocument] = []
         num_tokens = 0
         for document in documents:

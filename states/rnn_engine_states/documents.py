@@ -171,7 +171,6 @@ class StoredCollection:
     changes: int  # how often documents were added or removed
 
     def now(self, connection: AnyConnection) -> StoredCollection:
-        """Return the present form of the collection."""
         for found in _select(connection, "number = ?", self.number):
             return found
         raise NotFoundError(f"collection {self.name!r} was deleted meanwhile")
@@ -228,11 +227,9 @@ class StoredCollection:
         return found
 
     def damaged(self, reason: ValueError) -> StorageError:
-        """Return the error for documents or vectors that are damaged."""
         return StorageError(f"collection {self.name!r} can't be read: {reason}")
 
     def unknown(self, document_id: str) -> NotFoundError:
-        """Return the error for an id that no document has."""
         return NotFoundError(f"collection {self.name!r} has no document {document_id[:80]!r}")
 
     def _row(self, connection: Connection, document_id: str) -> Row:

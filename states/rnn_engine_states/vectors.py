@@ -77,7 +77,6 @@ class Matrices:
         return [(int(rows[index]), float(np.clip(cosines[index], -1.0, 1.0))) for index in best]
 
     def forget(self, collection: int) -> None:
-        """Drop the vectors of a collection that was deleted."""
         with self._lock:
             self._held.pop(collection, None)
 

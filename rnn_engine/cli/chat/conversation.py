@@ -330,7 +330,6 @@ class Talk:
         return not known[name].remembers_text
 
     def _load_file(self, path: Path, name: str | None) -> str:
-        """Load the state in a file and start over from it; return its name, which is `name` if that is not None."""
         self._start = self.backend.load(path, name).name
         self._begin_with(None)
         self._find_states()

@@ -56,7 +56,6 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of an RWKV-4 model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}"))
 
 

@@ -99,7 +99,6 @@ def make_layout(version: VersionV5) -> Layout:
 
 
 def list_tensors(num_layers: int, version: VersionV5) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of an RWKV-5 model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}", version))
 
 

@@ -61,7 +61,6 @@ def make_scratch(context: BuildContext, shape: ShapeV5) -> ScratchBuffers:
 
 
 def make_builder(context: BuildContext, shape: ShapeV5, layer: int) -> LayerBuilder:
-    """Upload the vectors of a layer, and return the builder of its stages."""
     lookup = block_lookup(context.model, layer)
     vectors = {
         **static_mixes(lookup, (*att_norm(shape).mixes, *_FFN_MIXES)),

@@ -63,7 +63,6 @@ def read_sizes(sizes: Sizes) -> dict[str, int]:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of an RWKV-6 model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
 
 

@@ -75,7 +75,6 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
 
 def make_builder(context: BuildContext, layer: int) -> LayerBuilder:
-    """Upload the vectors of a layer, and return the builder of its stages."""
     vectors = PackedVectors.load(context, f"layer {layer} vectors", f"blocks.{layer}.", _VECTORS)
     return LayerBuilder(context, layer, vectors)
 

@@ -65,7 +65,6 @@ def shape_of(kind: type[AnyShapeV7], num_layers: int, sizes: Sizes) -> AnyShapeV
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of an RWKV-7 model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
 
 
@@ -80,7 +79,6 @@ def _layer_specs(layer: int) -> Iterator[TensorSpec]:
 
 
 def list_time_mix(layer: int) -> Iterator[TensorSpec]:
-    """Yield the specs of a layer's time mix."""
     block = f"blocks.{layer}"
     for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a"):
         yield TensorSpec(f"{block}.att.{name}", ("D",))

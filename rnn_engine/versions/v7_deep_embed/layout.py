@@ -42,7 +42,6 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of an RWKV-7 model with DeepEmbed and `num_layers` layers."""
     added = [
         spec
         for block in (f"blocks.{layer}.ffn" for layer in range(num_layers))

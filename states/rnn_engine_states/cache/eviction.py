@@ -33,7 +33,6 @@ class EvictionQueue:
 
     @property
     def used(self) -> int:
-        """The bytes of all copies in the tier."""
         return self._waypoints.num_bytes + self._others.num_bytes
 
     @property
@@ -67,7 +66,6 @@ class EvictionQueue:
 
     @property
     def num_waypoints(self) -> int:
-        """The number of waypoints that have a copy in the tier."""
         return len(self._waypoints)
 
     def weakest(self, *, waypoints: bool | None = None) -> Checkpoint | None:
@@ -121,7 +119,6 @@ class _Ranking:
             heapq.heapify(self._queue)
 
     def remove(self, checkpoint: Checkpoint, size: int) -> None:
-        """Remove a checkpoint whose copy has `size` bytes from the queue."""
         self.num_bytes -= size
         del self._current[checkpoint]
 

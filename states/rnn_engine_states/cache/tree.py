@@ -92,7 +92,6 @@ class TokenTree(Generic[V]):
         self.num_bytes = _TREE_BYTES  # an estimate of the memory, including the records that are the values
 
     def __len__(self) -> int:
-        """Return the number of token sequences that have a value."""
         return self._size
 
     def __iter__(self) -> Iterator[V]:

@@ -93,7 +93,6 @@ def tuned_from_state(state: State, shape: ModelShape, layout: Layout) -> dict[st
 
 
 def tensor_name(layer: int) -> str:
-    """Return the name of the time_state tensor of layer number `layer`."""
     return f"blocks.{layer}.att.time_state"
 
 

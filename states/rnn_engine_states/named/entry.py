@@ -45,7 +45,6 @@ class NamedState:
 
     @property
     def plain_name(self) -> str:
-        """The state's name without its namespace."""
         return split_name(self.name)[1]
 
 

@@ -63,11 +63,9 @@ class Quotas:
         self._counts: defaultdict[str, ReferenceCounts] = defaultdict(ReferenceCounts)
 
     def add(self, entry: NamedState) -> None:
-        """Add the state `entry` to the counts of its namespace."""
         self._counts[entry.namespace].add(entry.frozen)
 
     def remove(self, entry: NamedState) -> None:
-        """Subtract the state `entry` from the counts of its namespace."""
         counts = self._counts[entry.namespace]
         counts.remove(entry.frozen)
         if counts.num_names == 0:
@@ -155,7 +153,6 @@ class Leases:
         self._soonest = min(self._soonest, lease.expires)
 
     def find(self, owner: str) -> Lease | None:
-        """Return the owner's lease, or None if it has none."""
         return self._by_owner.get(owner)
 
     def end(self, owner: str) -> None:
@@ -164,7 +161,6 @@ class Leases:
         self.touched.add(owner)
 
     def end_expired(self) -> list[Lease]:
-        """Remove and return the leases that have expired."""
         now = self._clock()
         if now < self._soonest:
             return []

@@ -57,9 +57,7 @@ class TableAccess(Protocol):
         """
         ...
 
-    async def default(self) -> NamedState | None:
-        """Return the default initial state of requests, or None if there is none."""
-        ...
+    async def default(self) -> NamedState | None: ...
 
     def usage(self) -> StateUsage:
         """Return how many named states, leases and bytes are stored, with the limits on them."""
@@ -118,7 +116,6 @@ class StateStore:
         self._viewer = viewer
 
     def seen_by(self, viewer: Viewer) -> StateStore:
-        """Return the store of the same states for another viewer."""
         return StateStore(self._access, viewer)
 
     async def get(self, name_or_id: str) -> NamedState:

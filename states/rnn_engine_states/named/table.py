@@ -56,7 +56,6 @@ class NameIndex:
             self._groups.setdefault(group, {})[entry.name] = entry
 
     def remove(self, entry: NamedState) -> None:
-        """Remove a named state from the index. It must be in the index."""
         del self.by_name[entry.name]
         self._unlink(entry)
 
@@ -159,11 +158,9 @@ class NamedStateTable:
         return (None if key is None else self.of_id(key)) or self.named(name_or_id)
 
     def named(self, name: str) -> NamedState | None:
-        """Return the named state called `name`, or None if there is none."""
         return self._index.by_name.get(name)
 
     def of_id(self, key: uuid.UUID) -> NamedState | None:
-        """Return the named state with the id `key`, or None if there is none."""
         return self._index.by_id.get(key)
 
     def missing(self, name_or_id: str, namespace: str = "") -> NotFoundError:

@@ -88,7 +88,6 @@ class _Text(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
     def encode(self) -> str:
-        """Return the JSON text for the shared store."""
         return self.model_dump_json()
 
     @classmethod

@@ -83,7 +83,6 @@ class SharedTier(SlowTier):
         self._record_bytes = 0
 
     def counters(self) -> StoreCounters:
-        """Return the counters of the client by which the tier uses the shared store."""
         return self._client.counters()
 
     def inquire(

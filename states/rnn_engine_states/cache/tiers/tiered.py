@@ -98,7 +98,6 @@ class TieredStore:
         return self._moves.get(checkpoint)
 
     def quickest(self, checkpoint: Checkpoint) -> Tier:
-        """Return the quickest tier that has a copy of `checkpoint`."""
         return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
 
     def start_fetch(self, checkpoint: Checkpoint, on_done: Callable[[], None]) -> Fetch:
@@ -156,12 +155,10 @@ class TieredStore:
 
     @property
     def num_copies(self) -> int:
-        """The number of copies in all tiers."""
         return sum(len(tier.queue) for tier in self.tiers)
 
     @property
     def num_waypoints(self) -> int:
-        """The number of copies of waypoints in all tiers."""
         return sum(tier.queue.num_waypoints for tier in self.tiers)
 
     def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> bool:
