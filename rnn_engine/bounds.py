@@ -72,7 +72,6 @@ class Settings:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError, which names the field."""
         for each in fields(self):  # type: ignore[arg-type]
             value = getattr(self, each.name)
             if isinstance(value, int | float) and not isinstance(value, bool):

@@ -53,7 +53,6 @@ class EngineInfo:
 
     @property
     def device_bytes(self) -> int | None:
-        """The bytes of the device's memory that the model takes; None on the CPU."""
         return None if self.device_memory is None else self.device_memory.total
 
 
@@ -72,14 +71,10 @@ class EngineLike(Protocol):
     def info(self) -> EngineInfo: ...
 
     @property
-    def states(self) -> StateStore:
-        """The store of named states: recurrent states from which requests may start, each under a name."""
-        ...
+    def states(self) -> StateStore: ...
 
     @property
-    def state_files(self) -> StateFiles:
-        """The object that reads and writes files with recurrent states of this model."""
-        ...
+    def state_files(self) -> StateFiles: ...
 
     def stats(self) -> EngineStats: ...
 

@@ -248,7 +248,6 @@ class ModelShape(ABC):
 
     @property
     def state_bytes(self) -> int:
-        """The number of bytes of one sequence's recurrent state in f32."""
         return 4 * self.num_layers * sum(prod(field.shape) for field in self.state_fields)
 
     def initial_state(self) -> dict[str, F32]:
@@ -289,14 +288,10 @@ class Tokenizer(Protocol):
     def name(self) -> str: ...
 
     @property
-    def size(self) -> int:
-        """The size of the vocabulary: `encode` returns ids from 0 to size - 1."""
-        ...
+    def size(self) -> int: ...
 
     @property
-    def special_tokens(self) -> Mapping[str, int]:
-        """The ids of special tokens, by their texts in chat templates."""
-        ...
+    def special_tokens(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str, /) -> list[int]:
         """Return the token ids of `text` alone. Raises InvalidRequestError if it can't be encoded."""
@@ -450,9 +445,7 @@ class Runner(Protocol):
         ...
 
     @property
-    def max_rows(self) -> int:
-        """The most rows of logits that one step computes."""
-        ...
+    def max_rows(self) -> int: ...
 
     @property
     def max_draws(self) -> int:

@@ -123,7 +123,6 @@ class CpuTrainer:
         self._weights = None
 
     def _start(self, documents: Sequence[TrainingDocument]) -> tuple[Weights, PackedDocuments]:
-        """Check the documents of a call; return the weights and the documents on one axis."""
         check_documents(documents, self.shape, self.max_documents, self.max_tokens)
         if self._weights is None:
             raise StepError("the trainer is closed")

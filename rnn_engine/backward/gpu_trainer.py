@@ -81,7 +81,6 @@ class GpuTrainer:
 
     @property
     def memory(self) -> DeviceMemory:
-        """The bytes of device memory that the trainer has allocated, by what they are for."""
         return self._memory.used
 
     def plan(self, num_tokens: int, num_documents: int, num_rows: int) -> Plan:
@@ -238,7 +237,6 @@ def parts_of(plan: Plan, max_operations: float) -> Iterator[Plan]:
 
 @contextmanager
 def _step_errors() -> Iterator[None]:
-    """Return a context manager that turns a device's errors into StepError."""
     try:
         yield
     except DeviceError as error:

@@ -211,7 +211,6 @@ class WorldTemplate:
 
     @property
     def ending(self) -> str:
-        """The text between the last turn and the model's answer, such as "Assistant:"."""
         return _fill(self.prefix, {role.value.lower(): self._name(role) for role in Role})
 
     def follow(self, text: str) -> str:
@@ -241,7 +240,6 @@ class WorldTemplate:
         return _fill(self.record, {"role": self._name(message.role), "content": clean(self._content(message))})
 
     def _content(self, message: ChatMessage) -> str:
-        """Return the text of a message with its tool calls and without the thoughts."""
         if not message.tool_calls:
             return message.content
         return "\n".join(filter(None, (message.content.rstrip(), self.tool_format.write(message.tool_calls))))

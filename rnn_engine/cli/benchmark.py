@@ -141,7 +141,6 @@ class StepProfile:
 
     @property
     def device(self) -> float:
-        """The time that all kernels of the step take together, in seconds."""
         return sum(kernel.seconds for kernel in self.kernels)
 
 
@@ -196,7 +195,6 @@ def _by_part(dispatches: Sequence[Dispatch], times: Sequence[tuple[float, float]
 
 
 def _part(dispatch: Dispatch) -> str:
-    """Return the name of the part of the model that a dispatch computes: its label without the layer's number."""
     words = dispatch.label.split()
     return " ".join(words[2:] if words[0] == "layer" else words)
 

@@ -77,7 +77,6 @@ def _parse_texts(_context: click.Context, parameter: click.Parameter, texts: tup
 
 
 def _parse_steps(text: str) -> tuple[str, ...]:
-    """Parse the order of sampling steps: names separated by commas, or letters."""
     from rnn_engine.sampling.chain import ORDER, parse_order
 
     return parse_order([name.strip() for name in text.split(",")] if "," in text or text in ORDER else text)

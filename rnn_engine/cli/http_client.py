@@ -116,7 +116,6 @@ class HttpClient:
             raise ServerError(f"{self._place} answered with invalid JSON: {error}") from error
 
     def _check(self, response: httpx.Response) -> None:
-        """Raise ServerError if `response` reports an error."""
         if response.is_success:
             return
         response.read()
@@ -154,7 +153,6 @@ def _transport(proxy: str | None) -> httpx.HTTPTransport:
 
 
 def _reason(error: httpx.ConnectError) -> str:
-    """Return why a connection failed, without the system's number for it."""
     return re.sub(r"^\[Errno -?\d+\] ", "", str(error))
 
 

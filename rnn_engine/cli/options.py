@@ -149,7 +149,6 @@ def _settings_in(settings: type, names: Sequence[str], is_optional: bool = False
 
 
 def _option(field: Field[Any]) -> str:
-    """Return the name of the option for a field; of a part, that of its first field."""
     found = field.metadata[SETTING]
     if isinstance(found, Part):
         return _option(fields(found.settings)[0])

@@ -62,12 +62,10 @@ class Member:
 
     @property
     def takes_requests(self) -> bool:
-        """True if new requests may be sent to the replica."""
         return self.ready.is_set() and not self.leaving and not self.lost and self.report.health.status == "ok"
 
     @property
     def outstanding(self) -> int:
-        """The number of this server process's requests that the replica has not finished."""
         return len(self.requests)
 
     def note(self, report: Report | None) -> None:
@@ -145,7 +143,6 @@ class RemoteRequest:
 
     @property
     def num_tokens(self) -> int:
-        """The number of the request's generated tokens that have been received from the replica."""
         return self._inbox.num_tokens
 
     def __enter__(self) -> Self:
@@ -217,7 +214,6 @@ class Members:
 
     @property
     def reports(self) -> list[Report]:
-        """The latest report of each replica that can be reached."""
         return [member.report for member in self if not member.lost]
 
     def counters(self, own: EngineCounters) -> EngineCounters:

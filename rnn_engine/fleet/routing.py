@@ -111,7 +111,6 @@ class _Kept:
 
     @property
     def num_sent(self) -> int:
-        """The number of remembered blocks (runs of tokens) of the prompts that were sent to the replica."""
         return len(self._sent)
 
     def tokens_of(self, block: bytes, number: int, packed: bytes) -> int:
@@ -191,7 +190,6 @@ class _Kept:
                 del self._longer[sent.shorter]
 
     def _leave(self, block: bytes) -> None:
-        """Remove the replica from the replicas that have the prefix with the hash `block`."""
         holders = self._holders[block]
         holders.discard(self._name)
         if not holders:

@@ -170,7 +170,6 @@ class GpuRunner:
 
     @property
     def memory(self) -> DeviceMemory:
-        """The bytes of device memory that the runner has allocated, by what they are for."""
         return self._memory.used
 
     @property

@@ -97,7 +97,6 @@ class Segment:
 
     @property
     def row_blocks(self) -> int:
-        """The number of the weight format's blocks in each row of the segment."""
         return self.matrix.weights.row_blocks
 
     @property

@@ -60,22 +60,18 @@ class StepLimits:
 
     @property
     def batch_words(self) -> int:
-        """The size of struct Batch of batch.wgsl, in 4-byte words."""
         return 4 + 4 * self.num_slots + 3 * self.max_rows + 2 * self.max_tokens
 
     @property
     def readout_words(self) -> int:
-        """The size of struct Readout of readout.wgsl, in 4-byte words. Each row has one."""
         return 5 + 2 * self.num_candidates
 
     @property
     def draw_words(self) -> int:
-        """The size of struct Draw of draw.wgsl, in 4-byte words. Each row has one."""
         return 23 + self.max_draws
 
     @property
     def max_logprobs(self) -> int:
-        """The most other tokens whose log-probabilities the device can report with each drawn token."""
         return min(MOST_DRAW_LOGPROBS, self.num_candidates)
 
     @property

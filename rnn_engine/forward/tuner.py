@@ -64,7 +64,6 @@ class Choice:
 
     @property
     def gain(self) -> float:
-        """The speed of the chosen kernel variant divided by the speed of the default."""
         return self.default_measured / self.measured
 
 
@@ -82,7 +81,6 @@ class _Task:
 
     @property
     def work_seconds(self) -> float:
-        """The predicted seconds of all dispatches of this class of matmuls in a step, with the default variant."""
         return len(self.parts) * self.predicted[self.default]
 
     def ranked(self) -> list[MatMulVariant]:

@@ -36,7 +36,6 @@ class StreamVariant:
 
     @property
     def rows(self) -> int:
-        """The number of matrix rows that one workgroup of the kernel computes."""
         return PANEL_ROWS * self.groups * self.panels
 
     @property

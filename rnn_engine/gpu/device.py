@@ -137,7 +137,6 @@ class Device:
 
     @property
     def is_lost(self) -> bool:
-        """True if the GPU was reset or removed, so that this open device can't be used any more."""
         return is_lost(self.wgpu_device)
 
     def retire(self) -> None:

@@ -70,12 +70,10 @@ class Memory:
 
     @property
     def used(self) -> DeviceMemory:
-        """The bytes of the buffers in the group, by what they are for."""
         return DeviceMemory(**{use: sum(buffer.size for buffer in found) for use, found in self._buffers.items()})
 
     @property
     def allocated_bytes(self) -> int:
-        """The total size in bytes of all buffers in the group."""
         return self.used.total
 
     def create_buffer(

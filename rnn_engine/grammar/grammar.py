@@ -145,7 +145,6 @@ def _missing_rule(kind: str, text: str, message: str) -> TextPosition | None:
 
 
 def _at(text: str, offset: int) -> TextPosition:
-    """Return the line and column of the character at `offset` in `text`."""
     return TextPosition(text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset))
 
 

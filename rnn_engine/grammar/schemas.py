@@ -295,7 +295,6 @@ def _parts(schema: object) -> Iterator[tuple[str, dict[str, Any], int]]:
 
 
 def _escaped(key: str) -> str:
-    """Escape `key`, the key of a JSON object, for use in a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 

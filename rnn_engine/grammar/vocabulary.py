@@ -54,7 +54,6 @@ class Vocabulary:
 
     @property
     def has_text(self) -> bool:
-        """True if any token has bytes, so that grammars can be compiled."""
         return any(self.pieces)
 
     def prepare(self, kind: GrammarKind) -> None:

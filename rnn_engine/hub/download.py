@@ -187,7 +187,6 @@ class Hub:
 
 
 def _part_of(target: Path, file: RemoteFile) -> Path:
-    """Return the path at which an incomplete download of `target` is stored."""
     return target.with_name(f".{target.name}.{file.digest[:12]}.part")
 
 

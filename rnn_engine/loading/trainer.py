@@ -43,7 +43,6 @@ class TrainerSize:
     train_shifts: bool = False  # the token shifts are trained, too
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number less than 1."""
         for name in ("max_tokens", "max_documents"):
             if getattr(self, name) < 1:
                 raise InvalidRequestError(name, getattr(self, name), "at least 1")

@@ -97,12 +97,10 @@ class ModelFile:
 
     @property
     def num_bytes(self) -> int:
-        """The size in bytes of the model's file, or of all its shards together, without LoRAs."""
         return self._source.stamp.size
 
     @property
     def fingerprint(self) -> str:
-        """The model's fingerprint; see `identify`."""
         return self.identify()
 
     def identify(self, progress: CountParts = ignore_parts) -> str:

@@ -109,7 +109,6 @@ class ParallelRequests:
 
 
 def _check_end(event: Event | None) -> None:
-    """Raise StepError unless `event`, the last event of a request, is `Finished`."""
     if not isinstance(event, Finished):
         raise StepError("the generation ended early")
 

@@ -31,7 +31,6 @@ class Continuation:
 
     @property
     def total(self) -> float:
-        """The log-probability of the whole continuation: the sum over its tokens."""
         return math.fsum(info.logprob for info in self.tokens if info.logprob is not None)
 
 
@@ -53,7 +52,6 @@ class ChoiceScore:
 
     @property
     def mean(self) -> float:
-        """The choice's log-probability (`total`) divided by its number of tokens."""
         return self.total / len(self.given.tokens)
 
     @property

@@ -83,7 +83,6 @@ def _q3_k(codes: Codes, figures: Figures) -> F32:
 
 
 def _scales_and_minima(codes: Codes, figures: Figures) -> F32:
-    """Return the numbers of Q4_K and Q5_K."""
     scale, minimum = _halves(figures, 2)
     first, second, rest = np.split(_bytes(figures[..., 2:]), 3, axis=-1)
     scales = np.concatenate([first & 63, (rest & 15) | ((first >> 2) & 48)], axis=-1)
@@ -194,7 +193,6 @@ def _spread(packed: _Bytes, num_parts: int, bits: int, columns: int) -> _Bytes:
 
 
 def _gather(codes: _Bytes, num_parts: int, bits: int, columns: int) -> _Bytes:
-    """Return the bytes that `_spread` reads `codes` from."""
     parts = codes.reshape(*codes.shape[:-1], -1, num_parts, columns)
     packed = np.zeros((*parts.shape[:-2], columns), np.uint8)
     for part in range(num_parts):

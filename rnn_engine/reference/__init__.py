@@ -57,7 +57,6 @@ class Weights:
         return cls(model.shape, tensors.__getitem__, dtype)
 
     def __call__(self, name: str) -> Array:
-        """Return the tensor called `name`, in the orientation in which the model stores it."""
         if name not in self._cast:
             self._cast[name] = _numbers(self._fetch(name)).astype(self.dtype, copy=False)
         return self._cast[name]

@@ -148,12 +148,10 @@ class Adjustments:
 
     @property
     def may_change(self) -> bool:
-        """True if the logit of any token is changed before a draw, now or later in the sequence."""
         return self._size > 0 or self.penalises_sights or self._recent is not None or len(self._rules) > 0
 
     @property
     def has_rules(self) -> bool:
-        """True if there are rules, such as DRY or bad words, which may change logits."""
         return len(self._rules) > 0
 
     @property
@@ -163,7 +161,6 @@ class Adjustments:
 
     @property
     def penalises(self) -> bool:
-        """True if tokens get a penalty (presence, frequency or repeat) once they were generated."""
         return self.penalises_sights or self._recent is not None
 
     def for_device(self) -> DrawPenalties:

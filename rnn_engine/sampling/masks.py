@@ -136,7 +136,6 @@ class SequenceMask:
 
     @property
     def ended(self) -> bool:
-        """True if the text has ended, so that no token may follow."""
         return self._source.ended
 
     @property

@@ -329,7 +329,6 @@ class SamplingParams:
 
     @property
     def takes_likeliest_away(self) -> bool:
-        """True if the step XTC may remove likely tokens."""
         return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
 
     @property

@@ -211,7 +211,6 @@ class EarlierText:
 
     @property
     def foretells(self) -> bool:
-        """True if there is a prediction of the next token."""
         return self._place < len(self._ahead)
 
     def draft(self, count: int) -> list[int]:

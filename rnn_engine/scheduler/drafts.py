@@ -205,7 +205,6 @@ class DraftPlan:
 
     @property
     def is_full(self) -> bool:
-        """True if the step has no room for another draft, or if no spare slot is left for one."""
         return self._num_left == 0 or self.room <= 0
 
     def take(self, longest: int, chance: float) -> int:
@@ -328,7 +327,6 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def num_certain(self) -> int:
-        """The number of tokens that were drawn and not yet submitted. The next run begins with them."""
         return self.end - self.submitted
 
     @property

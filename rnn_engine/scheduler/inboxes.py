@@ -171,7 +171,6 @@ class Admission:
 
     @property
     def taken(self) -> int:
-        """The number of requests that are admitted now, and so hold a place."""
         return self._taken
 
     @property

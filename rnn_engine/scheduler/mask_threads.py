@@ -202,7 +202,6 @@ class MaskThreads:
             self._wake()
 
     def _await(self, mask: SequenceMask, deadline: float) -> bool:
-        """Wait until `mask` is computed, at most until the time `deadline`; return True if it is."""
         while not mask.is_known and self._quick.wait(deadline - time.monotonic()):
             pass
         return mask.is_known

@@ -67,7 +67,6 @@ class StepTimes:
 
     @property
     def was_ahead(self) -> bool:
-        """True if the step was submitted before the previous one was collected."""
         return self.begun < self.last
 
     @property
@@ -77,7 +76,6 @@ class StepTimes:
 
     @property
     def is_decode(self) -> bool:
-        """True if the step runs only generated and drafted tokens, and none of a prompt."""
         return self.decode_tokens == self.tokens
 
 

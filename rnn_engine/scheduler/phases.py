@@ -88,7 +88,6 @@ class PromptScores:
 
     @property
     def infos(self) -> tuple[TokenInfo, ...]:
-        """A `TokenInfo` for each prompt token that has been scored, in order."""
         return tuple(self._infos)
 
     def take(self, rows: RunRows) -> None:

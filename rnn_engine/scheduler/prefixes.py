@@ -67,7 +67,6 @@ class Prefixes:
 
     @property
     def num_leads(self) -> int:
-        """The number of running prompts that other prompts may wait for."""
         return len(self._flights)
 
     def prefix(self, request: GenerateRequest) -> PromptPrefix:

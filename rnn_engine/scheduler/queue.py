@@ -344,12 +344,10 @@ class Queue:
 
     @property
     def num_ready(self) -> int:
-        """The number of slots that all requests that are ready to start would take together."""
         return sum(queued.num_slots for queued in self if queued.ready)
 
     @property
     def keys(self) -> list[int]:
-        """The keys of the queued requests, in order of arrival."""
         return list(self._clients)
 
     @property

@@ -177,7 +177,6 @@ class Scheduler:
 
     @property
     def num_live(self) -> int:
-        """The number of requests that hold slots, without those that were cancelled."""
         return len(self._slots.live)
 
     def slot_uses(self) -> list[SlotUse]:
@@ -195,7 +194,6 @@ class Scheduler:
 
     @property
     def num_leads(self) -> int:
-        """The number of running requests that others with the same beginning of the prompt may wait for."""
         return self._prefixes.num_leads
 
     @property

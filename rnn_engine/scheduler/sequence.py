@@ -108,7 +108,6 @@ class SlotSequence(ABC):
 
     @property
     def end(self) -> int:
-        """The position after all known tokens of the prompt and the answer."""
         return self.prompt_length + len(self.generated)
 
     @property

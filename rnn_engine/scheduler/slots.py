@@ -50,12 +50,10 @@ class Slots:
 
     @property
     def num_foreground(self) -> int:
-        """The number of held slots whose requests are not in the background."""
         return len(self._sequences) - self.num_background
 
     @property
     def num_late(self) -> int:
-        """The number of live requests that wait for the masks of their next tokens."""
         return len(self._late)
 
     @property
@@ -65,7 +63,6 @@ class Slots:
 
     @property
     def lowest_free(self) -> int | None:
-        """The lowest free slot, which the next `take` will return; None if no slot is free."""
         return self._free[0] if self._free else None
 
     def take(self) -> int:
@@ -317,7 +314,6 @@ class SlotAllocator:
 
     @property
     def keys_on_device(self) -> list[int]:
-        """The keys of suspended requests whose states have not all been read to the host yet."""
         return [queued.key for queued in self.queue if isinstance(queued, Suspended) and not queued.has_states]
 
     def pause(self, key: int, paused: bool) -> None:

@@ -47,7 +47,6 @@ class TextStream:
 
     @property
     def match(self) -> bytes | None:
-        """The stop string that was found in the text; None if none was."""
         return None if self._matcher is None else self._matcher.match
 
     def feed(self, data: bytes, *, may_stop: bool = True) -> str:

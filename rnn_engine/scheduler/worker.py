@@ -303,7 +303,6 @@ class Worker:
             self._run_command(command)
 
     def _obey_waiting(self) -> None:
-        """Run the commands that are in the worker's queue at this moment. Does not wait."""
         for _ in range(self._commands.qsize()):
             self._run_command(self._commands.get())
 

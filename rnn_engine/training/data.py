@@ -42,7 +42,6 @@ class TextMaker:
 
     @property
     def info(self) -> Tokenizer:
-        """What knows the special tokens."""
         return self.tokenizer
 
     def tokenize(self, text: str) -> list[int]:
@@ -63,7 +62,6 @@ class DataSettings:
     long_texts: LongTexts = "error"  # cut: learn only from the beginning
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a share that holds out everything or nothing."""
         if isinstance(self.held_out, float | int) and not 0 < self.held_out < 1:
             raise InvalidRequestError("held_out", self.held_out, "a share between 0 and 1, or the path of a file")
 

@@ -305,7 +305,6 @@ class Tuning:
         return self._sum(self._trainer.loss, documents) / _total_weight(documents)
 
     def _sum(self, loss_of: Callable[[list[TrainingDocument]], float], documents: Sequence[TrainingDocument]) -> float:
-        """Return the sum of the losses that `loss_of`, a call of the trainer, gives of all documents."""
         total = 0.0
         for call in self._calls(documents):
             total += loss_of(call)

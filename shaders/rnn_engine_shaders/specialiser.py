@@ -94,7 +94,6 @@ def _append(
 
 @cache
 def _shader(name: str) -> tuple[str, list[str]]:
-    """Return the file name and the lines of a shader of this package."""
     file = files("rnn_engine_shaders") / f"{name}.wgsl"
     return file.name, _lines_of(file)
 

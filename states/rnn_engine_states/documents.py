@@ -310,7 +310,6 @@ class DocumentStore:
 
     @property
     def persistent(self) -> bool:
-        """Whether collections outlive the process."""
         return self._owned is not None
 
     def create(self, transaction: Transaction, owner: str, name: str, model: str, model_name: str) -> StoredCollection:

@@ -130,7 +130,6 @@ class FrozenState:
 
     @property
     def num_bytes(self) -> int:
-        """The total size of the state's arrays and the logits in bytes."""
         return sum(array.nbytes for array in self.state.values()) + (0 if self.logits is None else self.logits.nbytes)
 
 

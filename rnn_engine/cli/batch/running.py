@@ -104,7 +104,6 @@ class BatchTask:
 
     @property
     def folder(self) -> Path:
-        """The folder with what is needed to go on."""
         return self.output.with_name(f"{self.output.name}.batch")
 
     @property

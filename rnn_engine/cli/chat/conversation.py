@@ -313,7 +313,6 @@ class Talk:
         raise QuitError
 
     def _begin_with(self, system: str | None) -> None:
-        """Start the conversation over with the system text `system`, or without one if it is None."""
         self._system = system
         self._unanswered = None
         self._messages = [] if system is None else [ChatMessage(Role.SYSTEM, system)]
@@ -379,7 +378,6 @@ class Talk:
         return finished
 
     def _keep(self, answer: str) -> None:
-        """Append the model's answer to the conversation's messages, unless it is empty."""
         self._unanswered = None
         if answer:
             self._messages.append(ChatMessage(Role.ASSISTANT, answer))

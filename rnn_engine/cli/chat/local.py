@@ -90,7 +90,6 @@ class LocalBackend:
         return num_tokens
 
     def _run(self, place: ChatPlace) -> tuple[FrozenState, int]:
-        """Run the messages of a conversation; return the state after them, and the state's number of tokens."""
         initial = self._initial(place.start)
         prompt = prompt_after(self._engine, initial, Conversation(place.messages, answers=False))
         frozen = self._session.run(run_tokens(self._engine, initial, prompt.tokens)).frozen

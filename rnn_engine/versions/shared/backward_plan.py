@@ -316,6 +316,5 @@ def on_tokens(
 
 
 def _describe(kernel: str) -> str:
-    """Return the words of a kernel's name, such as "gated residual, backward"."""
     words = kernel.replace("_", " ")
     return f"{words.removesuffix(' backward')}, backward" if words.endswith(" backward") else words

@@ -320,7 +320,6 @@ class _Spot:
         return blocks[last].startswith(self.blocks[last])
 
     def _between(self, start: int, end: int) -> str:
-        """Return the text of the tokens from number `start` to `end`."""
         first, last, pieces = start * TOKEN_BYTES, end * TOKEN_BYTES, []
         for block in self.blocks:
             pieces.append(block[max(first, 0) : max(last, 0)])

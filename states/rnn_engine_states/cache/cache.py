@@ -295,7 +295,6 @@ class StateCache:
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The cache's tiers, from the quickest to the slowest."""
         return self._tiers.tiers
 
     @property

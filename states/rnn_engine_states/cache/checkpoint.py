@@ -57,7 +57,6 @@ class Checkpoint:
 
     @property
     def resumable(self) -> bool:
-        """Whether a tier has a copy of the state at this position."""
         return bool(self.sizes)
 
     @property
@@ -72,7 +71,6 @@ class Checkpoint:
 
     @property
     def length(self) -> int:
-        """The number of tokens from the root of the path to this position."""
         return self.known_place().length
 
     def tokens_to_shorter(self) -> int:

@@ -37,7 +37,6 @@ class EvictionQueue:
 
     @property
     def free(self) -> int:
-        """The bytes that may still be added to the tier."""
         return self.capacity - self.used
 
     def __len__(self) -> int:

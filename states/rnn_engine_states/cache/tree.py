@@ -95,7 +95,6 @@ class TokenTree(Generic[V]):
         return self._size
 
     def __iter__(self) -> Iterator[V]:
-        """Yield the values of all token sequences, in no particular order."""
         for node in self._nodes.itervalues():
             yield from node.values.values()
 

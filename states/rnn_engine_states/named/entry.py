@@ -40,7 +40,6 @@ class NamedState:
 
     @property
     def namespace(self) -> str:
-        """The namespace in the state's name, or the empty string for a shared state."""
         return split_name(self.name)[0]
 
     @property

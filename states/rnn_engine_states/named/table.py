@@ -103,7 +103,6 @@ class Change:
 
     @property
     def persistent(self) -> bool:
-        """Whether the state is or was persistent."""
         return any(entry is not None and entry.persistent for entry in (self.before, self.after))
 
 
@@ -401,7 +400,6 @@ class NamedStateTable:
             self.drop(entry, reason)
 
     def _check_quota(self, namespace: str, num_bytes: int, num_names: int) -> None:
-        """Raise OverloadedError if `num_bytes` more bytes or `num_names` more names exceed the namespace's quota."""
         self._quotas.check_room(namespace, num_bytes, num_names, self._seconds_to_wait())
 
     def _check_names(self, num_names: int) -> None:

@@ -52,7 +52,6 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the circuit is open, because the last operations failed."""
         return self._open_until is not None
 
     @property

@@ -283,7 +283,6 @@ class SharedValues:
 
 
 def _value_key(model: str, value: ValueKey) -> str:
-    """Return the store's key for the arrays of a named state."""
     digest, has_logits = value
     return f"{space_of(model)}:value:{digest}:{int(has_logits)}"
 

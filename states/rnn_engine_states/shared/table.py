@@ -154,7 +154,6 @@ class SharedTable:
             yield self._replica.table
 
     async def _read(self) -> None:
-        """Update the server's copy of the named states from the store, and remove expired leases and their states."""
         self._begun += 1
         self._replica.take_in(await self._client.call(self._names.read(self._replica.revision)))
         await self._commit()

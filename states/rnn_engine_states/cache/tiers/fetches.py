@@ -60,7 +60,6 @@ class _Read:
 
     @property
     def error(self) -> BaseException | None:
-        """The exception that ended the read, or None if it has not ended or was successful."""
         return self.ended.exception() if self.ended.done() else None
 
 

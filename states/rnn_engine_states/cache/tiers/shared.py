@@ -46,7 +46,6 @@ class Inquiry:
 
     @property
     def done(self) -> bool:
-        """Whether the query to the shared store has ended, with or without an answer."""
         return self._future.done()
 
     def take(self) -> StoreAnswer | None:

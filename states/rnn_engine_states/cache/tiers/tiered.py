@@ -388,7 +388,6 @@ class Keeper:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no checkpoint waits to be written to the slow tier."""
         return not self._since and not self._reads
 
     def note(self, checkpoint: Checkpoint) -> None:
