@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.quantised.blocks import F32, BlockFormat, Blocks, Codes, Figures, pack_codes, unpack_codes
+from rnn_engine.quantised.blocks import F32, BlockFormat, Blocks, Codes, Figures, unpack_codes
 from rnn_engine.quantised.formats import PLAIN_FORMATS
 from rnn_engine.quantised.k_quants import quantise_range, quantise_signed
 
@@ -166,23 +166,64 @@ _HALF: Final = 16  # bytes that have the codes of 32 weights, those of the first
 
 
 def _split_nibbles(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    return blocks[..., :-_HALF], _by_columns(blocks[..., -_HALF:])
+    return blocks[..., :-_HALF], _nibbles(blocks[..., -_HALF:], _HALF)
 
 
 def _join_nibbles(figures: _Bytes, codes: _Bytes) -> _Bytes:
     return np.concatenate([figures, _gather(unpack_codes(codes, 4), 2, 4, _HALF)], axis=-1)
 
 
-def _by_columns(halves: _Bytes) -> _Bytes:
-    """Return codes [..., 16 bytes] by column: two bytes side by side have two of the first 16 and two of the last."""
-    pairs = np.ascontiguousarray(halves).view("<u2")  # [..., 8]
-    codes = np.empty((*halves.shape[:-1], 2), np.uint64)
-    for end, shift in enumerate((0, 4)):
-        own = pairs >> shift
-        own &= 0x0F0F
-        own |= own >> 4
-        codes[..., end] = own.astype(np.uint8).view(np.uint64)[..., 0]
-    return codes.view(np.uint8)
+# These functions return codes in the order of columns, packed as by `pack_codes`, from bytes that have codes of columns
+# far apart. They compute with 8 bytes at once: a shift brings the codes of neighbours into one byte, and of those bytes
+# every second, fourth or eighth is taken.
+
+
+def _nibbles(packed: _Bytes, columns: int) -> _Bytes:
+    """Return codes [..., bytes] of which `columns` bytes have those of as many weights, and then of the next ones."""
+    words = np.ascontiguousarray(packed).view(np.uint64)
+    codes = np.empty((*packed.shape[:-1], packed.shape[-1] // columns, 2, columns // 16), np.uint64)
+    for end in range(2):
+        own = words >> np.uint64(4 * end)
+        own &= np.uint64(0x0F0F0F0F0F0F0F0F)
+        own |= own >> np.uint64(4)
+        parts = own.view(np.uint16).astype(np.uint8).view(np.uint64).reshape(codes[..., end, :].shape)
+        for place in range(columns // 16):  # numpy is slow along a short last dimension
+            codes[..., end, place] = parts[..., place]
+    return codes.view(np.uint8).reshape(packed.shape)
+
+
+def _pairs(packed: _Bytes) -> _Bytes:
+    """Return codes of 2 bits [..., bytes] of which 32 bytes have those of 4 times 32 weights."""
+    words = np.ascontiguousarray(packed).view(np.uint64)
+    codes = np.empty((*packed.shape[:-1], packed.shape[-1] // 32, 4), np.uint64)
+    for part in range(4):
+        own = words >> np.uint64(2 * part)
+        own &= np.uint64(0x0303030303030303)
+        own |= own >> np.uint64(6)
+        own |= own >> np.uint64(12)
+        codes[..., part] = own.view(np.uint32).astype(np.uint8).view(np.uint64)
+    return codes.view(np.uint8).reshape(packed.shape)
+
+
+def _bits(packed: _Bytes) -> _Bytes:
+    """Return codes of 1 bit [..., 32 bytes] of which 32 bytes have those of 8 times 32 weights."""
+    words = np.ascontiguousarray(packed).view(np.uint64)  # each is a matrix of 8 times 8 bits, which is transposed
+    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0)):
+        swapped = (words ^ (words >> np.uint64(shift))) & np.uint64(mask)
+        words = words ^ swapped ^ (swapped << np.uint64(shift))
+    parts = words.view(np.uint8).reshape(*packed.shape[:-1], 4, 8)
+    return np.ascontiguousarray(parts.swapaxes(-1, -2)).reshape(packed.shape)
+
+
+def _with_high(low: _Bytes, high: _Bytes) -> _Bytes:
+    """Join low bits [..., bytes] and high bits to the items of `pack_codes`, of which each has 4 bytes of high bits."""
+    highs = np.ascontiguousarray(high).view(np.uint32)
+    lows = low.view(np.uint32).reshape(*highs.shape, -1)
+    items = np.empty((*highs.shape, lows.shape[-1] + 1), np.uint32)
+    for place in range(lows.shape[-1]):
+        items[..., place] = lows[..., place]
+    items[..., -1] = highs
+    return items.view(np.uint8).reshape(*low.shape[:-1], -1)
 
 
 def _spread(packed: _Bytes, num_parts: int, bits: int, columns: int) -> _Bytes:
@@ -201,8 +242,8 @@ def _gather(codes: _Bytes, num_parts: int, bits: int, columns: int) -> _Bytes:
 
 
 def _split_fives(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    codes = np.concatenate([_by_columns(blocks[..., -_HALF:]), blocks[..., -_HALF - 4 : -_HALF]], axis=-1)
-    return blocks[..., : -_HALF - 4], codes  # fifth bits lie in the order of columns already
+    high = blocks[..., -_HALF - 4 : -_HALF]  # fifth bits lie in the order of columns already
+    return blocks[..., : -_HALF - 4], _with_high(_nibbles(blocks[..., -_HALF:], _HALF), high)
 
 
 def _join_fives(figures: _Bytes, codes: _Bytes) -> _Bytes:
@@ -210,8 +251,7 @@ def _join_fives(figures: _Bytes, codes: _Bytes) -> _Bytes:
 
 
 def _split_q2_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    figures = np.concatenate([blocks[..., 80:], blocks[..., :16]], axis=-1)
-    return figures, pack_codes(_spread(blocks[..., 16:80], 4, 2, 32), 2)
+    return np.concatenate([blocks[..., 80:], blocks[..., :16]], axis=-1), _pairs(blocks[..., 16:80])
 
 
 def _join_q2_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
@@ -219,8 +259,8 @@ def _join_q2_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
 
 
 def _split_q3_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    codes = _spread(blocks[..., 32:96], 4, 2, 32) | _spread(blocks[..., :32], 8, 1, 32) << np.uint8(2)
-    return _padded(blocks[..., 108:], blocks[..., 96:108]), pack_codes(codes, 3)
+    codes = _with_high(_pairs(blocks[..., 32:96]), _bits(blocks[..., :32]))
+    return _padded(blocks[..., 108:], blocks[..., 96:108]), codes
 
 
 def _join_q3_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
@@ -230,7 +270,7 @@ def _join_q3_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
 
 
 def _split_q4_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    return blocks[..., :16], pack_codes(_spread(blocks[..., 16:], 2, 4, 32), 4)
+    return blocks[..., :16], _nibbles(blocks[..., 16:], 32)
 
 
 def _join_q4_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
@@ -238,8 +278,7 @@ def _join_q4_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
 
 
 def _split_q5_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    codes = _spread(blocks[..., 48:], 2, 4, 32) | _spread(blocks[..., 16:48], 8, 1, 32) << np.uint8(4)
-    return blocks[..., :16], pack_codes(codes, 5)
+    return blocks[..., :16], _with_high(_nibbles(blocks[..., 48:], 32), _bits(blocks[..., 16:48]))
 
 
 def _join_q5_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
@@ -249,8 +288,8 @@ def _join_q5_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
 
 
 def _split_q6_k(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    codes = _spread(blocks[..., :128], 2, 4, 64) | _spread(blocks[..., 128:192], 4, 2, 32) << np.uint8(4)
-    return _padded(blocks[..., 208:], blocks[..., 192:208]), pack_codes(codes, 6)
+    codes = _with_high(_nibbles(blocks[..., :128], 64), _pairs(blocks[..., 128:192]))
+    return _padded(blocks[..., 208:], blocks[..., 192:208]), codes
 
 
 def _join_q6_k(figures: _Bytes, codes: _Bytes) -> _Bytes:
@@ -264,7 +303,7 @@ def _padded(scale: _Bytes, parts: _Bytes) -> _Bytes:
 
 
 def _split_iq4_xs(blocks: _Bytes) -> tuple[_Bytes, _Bytes]:
-    return blocks[..., :8], pack_codes(_spread(blocks[..., 8:], 2, 4, _HALF), 4)
+    return blocks[..., :8], _nibbles(blocks[..., 8:], _HALF)
 
 
 _ORDERS: Final[Mapping[str, _Order]] = {
