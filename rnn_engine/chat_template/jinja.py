@@ -304,7 +304,7 @@ class JinjaTemplate:
         self.source = self.as_jinja = source
         self.tool_format: ToolFormat = guess_format(source)
         self._tells_tools = "tools" in source
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens: Mapping[str, str] = dict(special_tokens)
         self._stop_tokens = tuple(stop_tokens)
         self._environment = Sandbox()
         try:
@@ -339,7 +339,7 @@ class JinjaTemplate:
 
     def _stop(self, text: str) -> tuple[str, ...]:
         """Return what ends an answer to `text`: an end of text that is white space, or World's blank line."""
-        end = self._special_tokens.get("eos_token", "")
+        end = self.special_tokens.get("eos_token", "")
         if end and not end.strip():
             return (end,)
         return ("\n\n",) if text.endswith("\n\nAssistant:") else ()
@@ -348,7 +348,7 @@ class JinjaTemplate:
         tools = [tool_object(tool) for tool in conversation.tools] if self._tells_tools else []
         now = datetime.now()
         values = {
-            **self._special_tokens,
+            **self.special_tokens,
             "date_string": now.strftime("%d %b %Y"),
             "datetime": now.strftime("%b %d %Y"),
             "functions": to_json(tools) if tools else "",

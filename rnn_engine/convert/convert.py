@@ -26,6 +26,8 @@ from rnn_engine.forward import Progress, no_progress
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat
 from rnn_engine.model import ModelFile
+from rnn_engine.types import ModelShape
+from rnn_engine.versions.qwen2.layout import USUAL_RMS_EPSILON
 from rnn_engine.versions.table import VERSIONS
 
 _Write: TypeAlias = Callable[[IO[bytes], ConversionSource], None]
@@ -84,15 +86,20 @@ def convert_model(
                 f"a {suffix} file can't hold a model without a head, {model.shape.version}; "
                 "expected a name that ends in .safetensors or .pth"
             )
-        if model.shape.settings:
-            raise ModelError(
-                f"this format can't store the model's {model.shape.settings}; expected a model with the usual one"
-            )
+        if lost := _lost_settings(model.shape, suffix):
+            raise ModelError(f"this format can't store the model's {lost}; expected a model with the usual one")
         with output_file(target) as file:
             write(file, source)
         return TITLES[suffix]
     except ModelError as error:
         raise ModelError(f"{target} was not written: {error}") from error
+
+
+def _lost_settings(shape: ModelShape, suffix: str) -> str:
+    """Return the settings of a model, as `ModelShape.settings`, that a file with the ending `suffix` can't store."""
+    if suffix == ".gguf" and not shape.norm.centres:
+        shape = shape.with_norm_epsilon(USUAL_RMS_EPSILON) or shape
+    return shape.settings
 
 
 def _file_suffix(target: Path | str, field: str) -> str:

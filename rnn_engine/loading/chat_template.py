@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,15 @@ _MOST_BYTES: Final = 2**20
 _JINJA_FILE: Final = "chat_template.jinja"
 _JSON_FILES: Final = ("chat_template.json", "tokenizer_config.json")
 _WORLD_FIELDS: Final = ("record", "prefix", "sep", "tools", "thinks")
-_SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+SPECIAL_KEYS: Final = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "pad_token": "padding_token_id",
+    "unk_token": "unknown_token_id",
+}
+"""A variable of templates that is a special token -> the end of the key that gives its id in a GGUF file."""
+WORLD_KEY: Final = "rnn_engine.chat_template"
+"""The key of a GGUF file for the settings of World's template, in JSON, which no other program reads."""
 _THINKS: Final = re.compile(r"(?:^|[^a-z0-9]|rwkv-?7[a-z]?)g\d(?:[a-z]\d*)?(?![a-z0-9])", re.IGNORECASE)
 """What names of RWKV-7 G1 and its variants contain."""
 _HAS_NO_THOUGHTS: Final = re.compile(r"world(?![a-z])|goose|rwkv[-_]?[vx]?0?[456](?!\d)", re.IGNORECASE)
@@ -98,13 +107,15 @@ def _from_gguf(model_path: Path) -> ChatTemplate | None:
     metadata = _gguf_metadata(model_path)
     found, tokens = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.tokens")
     special = {}
-    for name in _SPECIAL_TOKENS:
-        token = metadata.get(f"tokenizer.ggml.{name}_id")
+    for name, key in SPECIAL_KEYS.items():
+        token = metadata.get(f"tokenizer.ggml.{key}")
         if isinstance(tokens, list) and type(token) is int and 0 <= token < len(tokens):
             special[name] = tokens[token].decode(errors="replace")
     try:
+        if isinstance(world := metadata.get(WORLD_KEY), str) and isinstance(settings := json.loads(world), dict):
+            return _make_world(model_path, settings)
         return _jinja(model_path, found, special) if isinstance(found, str) else None
-    except ModelError as error:
+    except (ModelError, ValueError) as error:
         _log.warning("%s; RWKV World's template is used instead", error)
         return None
 
@@ -138,7 +149,7 @@ def _jinja(path: Path, source: str, settings: Mapping[str, Any]) -> JinjaTemplat
     if "{" not in source:
         return None
     special = {}
-    for name in _SPECIAL_TOKENS:
+    for name in SPECIAL_KEYS:
         token = settings.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         special[name] = text if isinstance(text, str) else ""
@@ -147,6 +158,13 @@ def _jinja(path: Path, source: str, settings: Mapping[str, Any]) -> JinjaTemplat
         return JinjaTemplate(source, special, stop_tokens=[end] if end.strip() else [])
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def world_settings(template: WorldTemplate) -> dict[str, object]:
+    """Return the JSON of which `load_chat_template` makes `template`; it is empty for World's usual one."""
+    kind = next(each.name.lower() for each in ToolFormats if each.value == template.tool_format)
+    settings = {**template.source, "tools": kind, "thinks": template.thinks}
+    return {} if template == WorldTemplate() else settings
 
 
 def _make_world(path: Path, settings: Mapping[str, Any]) -> WorldTemplate:

@@ -11,7 +11,7 @@ contradicts them is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -162,11 +162,16 @@ def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, Stor
     return stored
 
 
-def list_llama_cpp_names(architecture: str, num_layers: int) -> Iterator[str]:
-    """Yield the names of all tensors in a GGUF file that llama.cpp's converter writes for rwkv6 or rwkv7."""
-    yield from _ARCHITECTURES[architecture].model_names
+def list_llama_cpp_names(architecture: str, num_layers: int, present: Container[str]) -> Iterator[str]:
+    """Yield the names of all tensors that llama.cpp's converter writes for a model with the tensors `present`.
+
+    These have BlinkDL's names.
+    """
+    found = _ARCHITECTURES[architecture]
+    yield from found.model_names
     for layer in range(num_layers):
-        yield from _names_of_layer(_ARCHITECTURES[architecture], layer)
+        lacks = {name for name in found.optional if f"blocks.{layer}.{found.names[name]}" not in present}
+        yield from (name for name in _names_of_layer(found, layer) if name.split(".", 2)[2] not in lacks)
 
 
 def apply_metadata(metadata: Metadata, shape: ModelShape) -> ModelShape:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import IO, Any, Final
 
@@ -227,24 +226,8 @@ def _align(position: int, alignment: int) -> int:
 _BY_NAME: Final = {each.name: (number, each) for number, each in ELEMENT_TYPES.items()}
 _PLAIN: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
-Value = str | int | float
 
-
-@dataclass(frozen=True, slots=True)
-class GgufVocabulary:
-    """A tokenizer's vocabulary for a GGUF file: each token id's escaped byte string and llama.cpp's token type."""
-
-    tokens: Sequence[bytes]
-    kinds: Sequence[int]
-
-
-def write_gguf(
-    file: IO[bytes],
-    architecture: str,
-    values: Mapping[str, Value],
-    vocabulary: GgufVocabulary | None,
-    entries: Sequence[TensorEntry],
-) -> None:
+def write_gguf(file: IO[bytes], architecture: str, values: Metadata, entries: Sequence[TensorEntry]) -> None:
     """Write a GGUF file with the tensors of `entries`, in their order, and with `values` as metadata.
 
     `file` is an open file of the file system.
@@ -255,15 +238,16 @@ def write_gguf(
     try:
         for key, value in values.items():
             match value:
+                case bool():
+                    writer.add_bool(key, value)
                 case float():
                     writer.add_float32(key, value)
                 case int():
-                    writer.add_uint32(key, value)
-                case _:
+                    (writer.add_uint32 if 0 <= value < 1 << 32 else writer.add_int64)(key, value)
+                case str():
                     writer.add_string(key, value)
-        if vocabulary is not None:
-            writer.add_token_list(list(vocabulary.tokens))
-            writer.add_token_types(list(vocabulary.kinds))
+                case _ if len(value):
+                    writer.add_array(key, value.tolist() if isinstance(value, np.ndarray) else value)
         for entry in entries:
             number, element = _BY_NAME[entry.info.block_type or _PLAIN[entry.info.dtype.name]]
             shape = entry.info.shape

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -178,6 +179,10 @@ class HuggingFaceTokenizer:
     def decode_bytes(self, token: int) -> bytes:
         return self._pieces.get(token, b"")
 
+    def to_json(self) -> str:
+        """Return the content of a tokenizer.json of the same tokenizer."""
+        return self._library.to_str()
+
 
 @contextmanager
 def _panics_raised() -> Iterator[None]:
@@ -190,30 +195,93 @@ def _panics_raised() -> Iterator[None]:
         raise RuntimeError(str(error)) from error
 
 
+# The byte-level BPE that GGUF files hold: tokens, merges, and a name for the rule that divides texts into words.
+
 _QWEN2_WORDS: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+SPLITS: Final[Mapping[str, tuple[str | None, bool]]] = {
+    "qwen2": (_QWEN2_WORDS, True),
+    "deepseek-r1-qwen": (_QWEN2_WORDS, True),
+    "gpt-2": (None, False),
+    "olmo": (None, True),
+}
+"""llama.cpp's name of a rule -> its words as a regular expression, None for GPT-2's, and if texts are put in NFC."""
 
 
-def bpe_settings(tokens: Sequence[str], added: Mapping[int, bool], merges: Sequence[str]) -> dict[str, Any]:
-    """Return the tokenizer.json of a byte-level BPE that divides texts as Qwen2's tokenizer does.
+@dataclass(frozen=True, slots=True)
+class Bpe:
+    """A byte-level BPE as a GGUF file holds it.
 
     `tokens` has the text of every id, in the letters of `byte_level_alphabet`. Only those of the ids in `added`, which
     says if they are special, are plain. An unused id has none. A merge is two texts with a space between.
     """
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    words = {"type": "Split", "pattern": {"Regex": _QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
+
+    split: str  # a key of `SPLITS`
+    tokens: Sequence[str]
+    added: Mapping[int, bool]
+    merges: Sequence[str]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The content of the tokenizer.json of the same tokenizer."""
+        pattern, normalizes = SPLITS[self.split]
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+        last = {**byte_level, "use_regex": pattern is None}
+        words = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        return {
+            "added_tokens": [
+                {"id": token, "content": self.tokens[token], "special": special, **flags}
+                for token, special in self.added.items()
+            ],
+            "normalizer": {"type": "NFC"} if normalizes else None,
+            "pre_tokenizer": last if pattern is None else {"type": "Sequence", "pretokenizers": [words, last]},
+            "decoder": {**byte_level, "use_regex": True},
+            "model": {
+                "type": "BPE",
+                "vocab": {text: token for token, text in enumerate(self.tokens) if text and token not in self.added},
+                "merges": self.merges,
+            },
+        }
+
+    @classmethod
+    def find(cls, text: str, size: int) -> Bpe | None:
+        """Return the BPE of a tokenizer.json with the content `text`, for `size` ids; None if it is another tokenizer.
+
+        It is one only if a tokenizer made of its parts is the same again.
+        """
+        settings = json.loads(text)
+        model, added = settings["model"], {each["id"]: each["content"] for each in settings["added_tokens"]}
+        if model["type"] != "BPE" or not model["merges"]:
+            return None
+        texts = {token: piece for piece, token in model["vocab"].items()} | added
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+        for split in SPLITS:
+            found = cls(
+                split,
+                [texts.get(token, "") for token in range(size)],
+                {each["id"]: each["special"] for each in settings["added_tokens"]},
+                merges,
+            )
+            made = json.loads(LibraryTokenizer.from_str(json.dumps(found.settings)).to_str())
+            if _comparable(made) == _comparable(settings):
+                return found
+        return None
+
+
+def _comparable(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what decides about tokens in a tokenizer.json that the library wrote."""
+    added = [{name: value for name, value in each.items() if name != "normalized"} for each in settings["added_tokens"]]
+    plain = {each["content"] for each in added}
+    vocabulary = {piece: token for piece, token in settings["model"]["vocab"].items() if piece not in plain}
+    steps = _flatten(settings["pre_tokenizer"], "pretokenizers")
     return {
-        "added_tokens": [{"id": token, "content": tokens[token], "special": added[token], **flags} for token in added],
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, byte_level]},
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "vocab": {text: token for token, text in enumerate(tokens) if text and token not in added},
-            "merges": merges,
-        },
+        "added_tokens": added,
+        "normalizer": settings["normalizer"],
+        "pre_tokenizer": [{name: value for name, value in step.items() if name != "trim_offsets"} for step in steps],
+        "decoder": [step["type"] for step in _flatten(settings["decoder"], "decoders")],
+        "model": {**settings["model"], "vocab": vocabulary},
     }
 
 

@@ -47,8 +47,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rnn_engine.backward",),
     ("rnn_engine.versions", "rnn_engine.scheduler", "rnn_engine.interface"),
     ("rnn_engine.operations",),
-    ("rnn_engine.loading", "rnn_engine.convert"),
-    ("rnn_engine.engine", "rnn_engine.training"),
+    ("rnn_engine.loading",),
+    ("rnn_engine.convert", "rnn_engine.engine", "rnn_engine.training"),
     ("rnn_engine.fleet", "rnn_engine.llm"),
     ("rnn_engine_server", "rnn_engine.cli", "rnn_engine.compat", "rnn_engine"),
 )

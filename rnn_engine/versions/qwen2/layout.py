@@ -17,7 +17,7 @@ from rnn_engine.versions.v6.layout import ShapeV6, list_mixes, read_sizes
 from rnn_engine.versions.v7.layout import ShapeV7, list_time_mix, shape_of
 
 _TENSOR_NAMES: Final = replace(TENSOR_NAMES, embedding_norm=None)
-_USUAL_EPSILON: Final = 1e-6  # of most Qwen2 models
+USUAL_RMS_EPSILON: Final = 1e-6  # of most Qwen2 models
 
 
 class _Body(HeadsShape):
@@ -49,7 +49,7 @@ class _Body(HeadsShape):
 
     @property
     def settings(self) -> str:
-        usual = self.rms_norm_epsilon == _USUAL_EPSILON
+        usual = self.rms_norm_epsilon == USUAL_RMS_EPSILON
         own = () if usual else (f"RMS norm epsilon {self.rms_norm_epsilon!r}",)
         return ", ".join(filter(None, (super().settings, *own)))
 
@@ -64,7 +64,7 @@ class ShapeV6Qwen2(_Body, ShapeV6):
 
     version: str = field(default="v6-qwen2", init=False)
     num_kv_heads: int
-    rms_norm_epsilon: float = _USUAL_EPSILON
+    rms_norm_epsilon: float = USUAL_RMS_EPSILON
 
     @property
     def heads_a_kv_head(self) -> int:
@@ -76,7 +76,7 @@ class ShapeV7Qwen2(_Body, ShapeV7):
     """The sizes of an ARWKV. Without a gate, the rank of its adapter is 0."""
 
     version: str = field(default="v7-qwen2", init=False)
-    rms_norm_epsilon: float = _USUAL_EPSILON
+    rms_norm_epsilon: float = USUAL_RMS_EPSILON
 
 
 def _make_shape_v6(num_layers: int, sizes: Sizes) -> ShapeV6Qwen2:
