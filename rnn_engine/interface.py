@@ -80,49 +80,38 @@ class EngineLike(Protocol):
 
     def slot_uses(self) -> Sequence[SlotUse]:
         """Return the request in each occupied slot, the oldest first, without waiting. For any thread."""
-        ...
 
     def counters(self) -> EngineCounters:
         """Return the engine's counters and histograms of times since its start."""
-        ...
 
     def health(self) -> Health:
         """Return the engine's health: if it serves requests and, if not, why."""
-        ...
 
     def cache_stats(self) -> CacheStats | None:
         """Return the sizes and counters of the state cache; None if the engine has no cache."""
-        ...
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         """Return a tree of the cache's most used prefixes, of one or all scopes; see the cache's `browse`."""
-        ...
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
         """Return the cached prefixes that `query` selects, as a tree. Raises NotFoundError for an unknown id."""
-        ...
 
     async def cache_tokens(self, position: str) -> list[int]:
         """Return the tokens of the cached prefix with the id `position`. Raises NotFoundError if there is none."""
-        ...
 
     async def drop_cache_position(self, position: str) -> bool:
         """Remove a cached prefix; return False if it is in use. Raises NotFoundError if there is none."""
-        ...
 
     async def drop_cache(self) -> int:
         """Remove every prompt prefix that is not in use from the state cache; return how many were removed."""
-        ...
 
     def tokenize(self, text: str) -> list[int]: ...
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the bytes that token ids stand for. Raises InvalidRequestError for the first that is no id."""
-        ...
 
     def check_queue(self, client: Client = ANONYMOUS) -> None:
         """Raise OverloadedError, UnavailableError or EngineClosedError if `client` can send no request now."""
-        ...
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
         """Run `request` and yield its events: `Started`, the text in `TextDelta`s, and at last `Finished`.
@@ -138,11 +127,9 @@ class EngineLike(Protocol):
         With `wait_for_room`, this waits while the queue is full and does not raise OverloadedError. It is meant for the
         later requests of a call, after its first ones have run.
         """
-        ...
 
     async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:
         """Return vectors [N, D] for `task` of `features` [N, D]. Raises InvalidRequestError if the model has none."""
-        ...
 
     async def score_states(self, states: Sequence[State]) -> F32:
         """Return the log-odds [N] that a document answers a query, from the states after the texts of N pairs.
@@ -150,8 +137,6 @@ class EngineLike(Protocol):
         Raises InvalidRequestError if the engine has no reranker. Raises StepError or UnavailableError if the device
         fails.
         """
-        ...
 
     async def close(self) -> None:
         """Stop taking requests, end the running ones with EngineClosedError, and free the device."""
-        ...

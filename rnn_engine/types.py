@@ -270,15 +270,12 @@ class Model(Protocol):
 
     def tensor(self, name: str) -> NDArray[Any]:
         """Return the tensor by BlinkDL's name, orientation and stored type, which outlives the file."""
-        ...
 
     def block_type(self, name: str, /) -> str | None:
         """Return the name of the format in whose quantised blocks a tensor is stored; None for plain numbers."""
-        ...
 
     def matrix(self, name: str, /, *, transposed: bool = False) -> Matrix:
         """Return a tensor, perhaps in blocks, for reading by rows: [R, C], or [C, R] if `transposed`."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -295,11 +292,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, /) -> list[int]:
         """Return the token ids of `text` alone. Raises InvalidRequestError if it can't be encoded."""
-        ...
 
     def decode_bytes(self, token: int, /) -> bytes:
         """Return the bytes of a token: UTF-8, but possibly only a part of a character. b"" for an id without text."""
-        ...
 
 
 def end_of_text(special_tokens: Mapping[str, int]) -> int:
@@ -416,7 +411,6 @@ class PendingState(Protocol):
 
     def done(self) -> bool:
         """Return True if the state has arrived on the host. Does not block. For the thread that owns the runner."""
-        ...
 
     def result(self) -> dict[str, F32]:
         """Wait until the state has arrived on the host, and return it in arrays that belong to the caller.
@@ -424,7 +418,6 @@ class PendingState(Protocol):
         For the thread that owns the runner until `done` has returned True, then for any thread. Raises DeviceError if
         it could not be read, or had not been read when the runner was closed.
         """
-        ...
 
 
 class Runner(Protocol):
@@ -442,7 +435,6 @@ class Runner(Protocol):
     @property
     def max_tokens(self) -> int:
         """The most tokens that one step runs, over all its sequences; it bounds the work of one submit."""
-        ...
 
     @property
     def max_rows(self) -> int: ...
@@ -450,17 +442,14 @@ class Runner(Protocol):
     @property
     def max_draws(self) -> int:
         """The most tokens that the device itself draws for one sequence in one step; 0 if it draws none."""
-        ...
 
     @property
     def max_draw_logprobs(self) -> int:
         """How many of the likeliest tokens' log-probabilities the device can return with each token that it draws."""
-        ...
 
     @property
     def num_penalty_slots(self) -> int:
         """The number of slots, from the first on, in which the device can apply penalties when it draws tokens."""
-        ...
 
     def submit(self, batch: Batch) -> Ticket:
         """Have the device run every token of `batch` and advance its slots' states; return without waiting for it.
@@ -473,7 +462,6 @@ class Runner(Protocol):
         for masks of another shape, and StepError if the device refuses the step; the states of the batch's slots are
         then undefined.
         """
-        ...
 
     def collect(self, ticket: Ticket) -> Readout:
         """Wait for a submitted step and return its results. Does not wait for later steps, nor for one without rows.
@@ -482,11 +470,9 @@ class Runner(Protocol):
         the device failed. The states of the batch's slots are then undefined, except those of runs that did nothing.
         They stay so until other states are put there, which may have been done since the submission.
         """
-        ...
 
     def write_state(self, slot: int, state: State | None) -> None:
         """Write `state` to the slot number `slot` of the device; None is the state before the first token."""
-        ...
 
     def start_read(self, slot: int) -> PendingState:
         """Start to copy a slot's state to the host. The slot may be written, or run, right after the call.
@@ -494,19 +480,15 @@ class Runner(Protocol):
         Does not wait for the device, unless it has no room for a further read. Then it waits for the oldest, which can
         still be had by its result.
         """
-        ...
 
     def read_state(self, slot: int) -> dict[str, F32]:
         """Wait for all earlier steps, and return a copy of the state in the slot number `slot` on the host."""
-        ...
 
     def copy_state(self, source: int, target: int) -> None:
         """Copy the state in the slot `source` to the slot `target`, on the device."""
-        ...
 
     def close(self) -> None:
         """Free the device's memory. Idempotent."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -526,7 +508,6 @@ class TracingRunner(Runner, Protocol):
         `batch` has no masks, draws or given embeddings. There may be no other step in flight. Raises
         InvalidRequestError and StepError as `submit` does.
         """
-        ...
 
 
 class ReadyState:

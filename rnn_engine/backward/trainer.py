@@ -59,22 +59,18 @@ class Trainer(Protocol):
     @property
     def max_tokens(self) -> int:
         """The most inputs (`TrainingDocument.num_inputs`) of all documents of one call together."""
-        ...
 
     @property
     def max_documents(self) -> int: ...
 
     def loss(self, documents: Sequence[TrainingDocument]) -> float:
         """Return the loss of `documents`. Raises InvalidRequestError for too many of them, or for wrong tokens."""
-        ...
 
     def accumulate(self, documents: Sequence[TrainingDocument], scale: float) -> float:
         """Add `scale` times the gradient of the loss of `documents`; return that loss. Raises as `loss` does."""
-        ...
 
     def gradient(self) -> State:
         """Return a copy of the gradient so far: {trained field: [L, ...] f32}."""
-        ...
 
     def update(self, rate: float) -> float:
         """Change the initial state by one step of Adam at learning rate `rate`, and clear the gradient so far.
@@ -82,16 +78,12 @@ class Trainer(Protocol):
         Return the gradient's Euclidean norm before it was bounded. If it is not finite, nothing is changed but the
         gradient.
         """
-        ...
 
     def read(self) -> TrainingState:
         """Return copies of the initial state and of Adam's moments."""
-        ...
 
     def write(self, state: TrainingState) -> None:
         """Continue from `state`, and clear the gradient so far. Raises InvalidRequestError if it does not fit."""
-        ...
 
     def close(self) -> None:
         """Free what the trainer holds on a device. Idempotent."""
-        ...

@@ -103,27 +103,22 @@ class ChatTemplate(Protocol):
     @property
     def source(self) -> Mapping[str, str] | str:
         """The template's source for clients: the texts around the messages, or a Jinja template's own text."""
-        ...
 
     @property
     def as_jinja(self) -> str:
         """The template as the text of a Jinja template, for clients that render conversations themselves."""
-        ...
 
     @property
     def tool_format(self) -> ToolFormat: ...
 
     def most_characters(self, conversation: Conversation) -> int:
         """Return the approximate work of rendering in characters, which bounds the prompt where that is known."""
-        ...
 
     def render(self, conversation: Conversation, most_characters: int) -> Rendered:
         """Return the prompt. Raises InvalidRequestError if the template refuses, takes too long or makes too much."""
-        ...
 
     def follow(self, text: str) -> str:
         """Return the separator between a text that a model has taken in, which ends with `text`, and a chat."""
-        ...
 
 
 _EFFORTS = {"minimal": " think a bit", "low": " think a bit", "high": " think a lot", "xhigh": " think a lot"}

@@ -22,11 +22,9 @@ class ReplicaEngine(EngineLike, Protocol):
 
     def forget_root(self, root: str) -> None:
         """Drop the cached states that were computed from the initial state with the digest `root`."""
-        ...
 
     def cache_changes(self, since: int | None) -> SummaryChanges | None:
         """Return the changes since version `since` of the cache's summary, hashes of cached prompts, if it has one."""
-        ...
 
 
 class Replica:

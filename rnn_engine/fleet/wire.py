@@ -111,11 +111,9 @@ class Links(Protocol):
 
     async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report] | None:
         """Return a `Report` of each replica, with changes since `known`; None if not all answer in time."""
-        ...
 
     def run(self, replica: str, front: str, key: int, call: bytes) -> Coroutine[Any, Any, None]:
         """Have `replica` run a pickled request to its end. May be cancelled. Raises ReplicaLostError if it is gone."""
-        ...
 
     def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
         """Yield the events of all requests that `replica` runs for the server process `front`; see `Replica.parcels`.
@@ -124,16 +122,12 @@ class Links(Protocol):
 
         Ends, or raises, when the replica is gone.
         """
-        ...
 
     async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
         """Have `replica` stop or resume sending a request's events. Does nothing if the replica is gone."""
-        ...
 
     async def ask(self, replica: str, question: bytes) -> bytes:
         """Send `replica` a pickled question about its cache; return the pickled answer. Raises ReplicaLostError."""
-        ...
 
     async def close(self) -> None:
         """Disconnect from the replicas, and stop them if they were started for this server process alone."""
-        ...

@@ -126,12 +126,10 @@ class WeightFormat(Protocol):
     @property
     def block_columns(self) -> int:
         """The number of a row's columns in one block of the format, a multiple of 8."""
-        ...
 
     @property
     def block_bytes(self) -> Mapping[str, int]:
         """The size of a block in bytes in each buffer of the format, by the name of the buffer's WGSL variable."""
-        ...
 
     @property
     def include(self) -> Include:
@@ -143,12 +141,10 @@ class WeightFormat(Protocol):
         `row` is the number of the row's first block. Its next block is 8 blocks further on; every panel begins at a
         multiple of 8. All threads of a workgroup first call `fn prepare_weights(thread: u32)` together.
         """
-        ...
 
     @property
     def codes(self) -> str | None:
         """The key of `Tuning.codes` of the file that `include` includes as CODES; None if there is no such file."""
-        ...
 
     @property
     def packed(self) -> Include | None:
@@ -157,15 +153,12 @@ class WeightFormat(Protocol):
         It includes `include` and declares what products_int8.wgsl and tiles_int8.wgsl leave to the format: `Scale`,
         `load_bytes`, `load_scale` and `add_block`.
         """
-        ...
 
     def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:
         """Convert a matrix [R, C] of floats or quantised blocks; return the buffers' contents by WGSL variable."""
-        ...
 
     def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
         """Return the weights [R, C] that `pack` converted to `arrays`, rounded as the device computes with them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

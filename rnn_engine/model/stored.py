@@ -21,11 +21,9 @@ class StoredStep(Protocol):
 
     def shape(self, stored: Shape) -> Shape:
         """Return an array's shape after this step. Raises ModelError, without the tensor's name, if that can't be."""
-        ...
 
     def apply(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return `array` after this step, as a view if possible."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,22 +30,18 @@ class BlockFormat(Protocol):
     @property
     def block_columns(self) -> int:
         """The number of weights in a block, which lie next to each other in a row: a multiple of 8."""
-        ...
 
     @property
     def code_bits(self) -> int:
         """The number of bits of each weight's integer code: 8, or 2 to 6."""
-        ...
 
     @property
     def num_figures(self) -> int:
         """The number of f16 figures, such as a scale, of each block of weights; some may be bits of others."""
-        ...
 
     @property
     def num_scales(self) -> int:
         """The number of figures, the first ones of a block, by which its weights are multiplied."""
-        ...
 
     def quantise(self, blocks: F32, num_whole: int, /) -> tuple[Codes, Figures]:
         """Quantise blocks of weights [R, C / B, B]; return codes [R, C / B, B] and n figures a block [R, C / B, n].
@@ -54,11 +50,9 @@ class BlockFormat(Protocol):
 
         The first `num_whole` blocks of each row are full. Later ones are padded with zeros.
         """
-        ...
 
     def dequantise(self, codes: Codes, figures: Figures, /) -> F32:
         """Return the weights [..., B] of blocks with these codes, unsigned below 8 bits, and figures (scales)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -72,11 +72,9 @@ class TokenRule(Protocol):
 
     def next(self) -> Mapping[int, float]:
         """Return a dict from token id to the number that the rule adds to the token's logit in the next draw."""
-        ...
 
     def generated(self, token: int) -> None:
         """Update the rule, because `token` was generated."""
-        ...
 
 
 class Adjustments:

@@ -99,7 +99,6 @@ class ChainStep(Protocol):
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:
         """Return the tokens of `pool` that remain, at least one, or None if that depends on tokens not in it."""
-        ...
 
 
 class Selection(ChainStep, Protocol):
@@ -107,7 +106,6 @@ class Selection(ChainStep, Protocol):
 
     def kept(self, logits: F64) -> Places:
         """Return the indices of the tokens that the step keeps of the logits [n], ascending. There is at least one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

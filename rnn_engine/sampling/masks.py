@@ -33,7 +33,6 @@ class TokenMask(Protocol):
     @property
     def ended(self) -> bool:
         """True if the text ends here, with finish reason `stop`. False before the first token."""
-        ...
 
     def forced(self) -> Sequence[int]:
         """Return the tokens that must come next in the text, without being drawn; empty if none are forced.
@@ -41,19 +40,15 @@ class TokenMask(Protocol):
         They all go through the model together. `accept` is called with each. This is called before `next`, and `next`
         only if there is no forced token. A mix of states does not call it, so `next` must lead to the same tokens.
         """
-        ...
 
     def next(self) -> Mask | None:
         """Return a mask that stays the same until `accept`; None allows all. An error ends only its own request."""
-        ...
 
     def accept(self, token: int) -> None:
         """Advance the position in the text past `token`, which must be forced or allowed by `next`."""
-        ...
 
     def copy(self) -> TokenMask:
         """Return an independent copy of this object, at the same position in the text."""
-        ...
 
 
 class ListedTokens:

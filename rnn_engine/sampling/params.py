@@ -29,12 +29,10 @@ class Sampler(Protocol):
     @property
     def num_uniforms(self) -> int:
         """The number of random numbers from [0, 1) that each draw uses."""
-        ...
 
     @property
     def whole_row(self) -> bool:
         """True if draws need all logits; if False, they are first tried on the few that a step reads back."""
-        ...
 
     @property
     def selection(self) -> Callable[[F64], Places] | None:
@@ -43,7 +41,6 @@ class Sampler(Protocol):
         Penalties and biases are applied to the logits before. The other tokens need not be ranked then: a ranking with
         `is_selection` has the selected ones alone.
         """
-        ...
 
     def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:
         """Choose a token of `ranking` and return its index there, or None if the choice depends on unranked tokens.
@@ -53,11 +50,9 @@ class Sampler(Protocol):
         settle it.
         The token must be the same for few candidates as for the whole row. Does not change the sampler.
         """
-        ...
 
     def drawn(self, ranking: Ranking, index: int) -> None:
         """Update the sampler's state because the token at `index` of `ranking` was drawn. Called once per draw."""
-        ...
 
 
 # ai00's samplers as its clients write them: an object with a `type` and the settings of that type.

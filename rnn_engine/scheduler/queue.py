@@ -222,11 +222,9 @@ class Queued(Protocol):
     @property
     def ready(self) -> bool:
         """True if the request would start or resume now if it had its slots."""
-        ...
 
     def release(self) -> None:
         """Release the states that the request holds or waits for, because it leaves the queue."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -56,29 +56,23 @@ class Backend(Protocol):
     @property
     def description(self) -> str:
         """The name of the model that answers, and the device or server that runs it, as one line of text."""
-        ...
 
     def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
         """Generate the answer to the conversation `place`, and pass it to `reply` part by part."""
-        ...
 
     def check_sampling(self, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters in the form that `answer` takes. Raises InvalidRequestError for a wrong value."""
-        ...
 
     def states(self) -> KnownStates: ...
 
     def load(self, path: Path, name: str | None = None) -> KnownState:
         """Load the state in a file; `name` None stands for a free name. Raises OSError if the file can't be read."""
-        ...
 
     def save(self, place: ChatPlace, path: Path) -> int:
         """Write the state after a conversation to a new file, and return its number of tokens. Raises OSError."""
-        ...
 
     def name_state(self, place: ChatPlace, name: str) -> int:
         """Store the state after a conversation under a new name, and return its number of tokens."""
-        ...
 
 
 class Reply:

@@ -36,15 +36,12 @@ class TableAccess(Protocol):
     @property
     def locks(self) -> KeyedLocks:
         """The locks of states that this engine changes by running the model, by id."""
-        ...
 
     async def ask(self, question: Callable[[NamedStateTable], T], first: str = "") -> T:
         """Return what `question` returns. If the operator has a state `first`, the table may have only such."""
-        ...
 
     async def use(self, require: Callable[[NamedStateTable], NamedState], first: str) -> NamedState:
         """Return the state of `require` with its arrays, and renew its lease. Raises NotFoundError if they are lost."""
-        ...
 
     async def change(
         self, action: Callable[[NamedStateTable], T], values: FrozenState | None = None, name: str = ""
@@ -55,13 +52,11 @@ class TableAccess(Protocol):
         a state by another's arrays, `name` is what the caller called the other one. Raises the errors of `action`,
         StorageError if the change can't be saved, and NotFoundError if the arrays are lost.
         """
-        ...
 
     async def default(self) -> NamedState | None: ...
 
     def usage(self) -> StateUsage:
         """Return how many named states, leases and bytes are stored, with the limits on them."""
-        ...
 
 
 class Viewer:

@@ -24,11 +24,9 @@ class LiveStates(Protocol):
 
     def start_read(self, slot: int) -> PendingState:
         """Start to copy the state of `slot` to the host. The slot may be used again right after the call."""
-        ...
 
     def write_state(self, slot: int, state: State | None) -> None:
         """Write `state` into `slot`. None stands for the state of a sequence before its first token."""
-        ...
 
 
 class SlotPool:
@@ -96,11 +94,9 @@ class PendingPayload(Protocol):
 
     def done(self) -> bool:
         """Return True if the read has ended or failed, so that `result` does not wait."""
-        ...
 
     def result(self) -> Payload:
         """Wait for the copy of the state and return it, or raise the exception that ended the read. Called once."""
-        ...
 
 
 def ready(payload: Payload) -> Future[Payload]:
