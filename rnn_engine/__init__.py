@@ -1,7 +1,4 @@
-"""Serve RWKV recurrent language models on any GPU that WebGPU reaches.
-
-The names below are imported when they are first used, so that `import rnn_engine` is quick.
-"""
+"""Serve RWKV language models on any GPU that WebGPU reaches. The names below are imported when they are first used."""
 
 from __future__ import annotations
 

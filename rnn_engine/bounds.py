@@ -1,8 +1,4 @@
-"""Names and bounds of settings that options, requests and the engine share, and the description of single settings.
-
-The command line shows them in its help, which must not wait for numpy or a device's library: this module imports
-nothing of the kind.
-"""
+"""Names and bounds of settings that options, requests and the engine share. Imports neither numpy nor a device."""
 
 from __future__ import annotations
 
@@ -117,11 +113,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Settings within other settings.
-
-    If `needed` is not None, they are there only if their first field is given, which is then called so in the error for
-    others that are given without it.
-    """
+    """Settings within others. With `needed`, they are there only if their first field is given, called so in errors."""
 
     settings: type
     needed: str | None

@@ -1,10 +1,4 @@
-"""Write files and folders atomically, and small JSON records with a digest: readers find the old or the new content.
-
-`read_text` reads the texts that users write with any editor.
-
-A folder that was written here has a list of its contents, `.rnn-engine.json`. A folder with any content that differs
-from its list is the user's, and is never replaced.
-"""
+"""Write files and folders atomically, and small JSON records with a digest: readers find the old or the new content."""
 
 from __future__ import annotations
 
@@ -47,10 +41,7 @@ _OTHER_MARKS: Final = {
 
 
 def read_text(path: Path) -> str:
-    """Return a user's text in UTF-8, without a byte-order mark, and with "\\n" at the ends of its lines.
-
-    Raises OSError if the file can't be read, and UnicodeDecodeError if it has another encoding.
-    """
+    """Return a user's UTF-8 text with plain line ends, without a byte-order mark. Raises OSError, or UnicodeError."""
     data = io.BytesIO(path.read_bytes())  # whole, since it may be a pipe
     skip_mark(data)
     return io.TextIOWrapper(data, "utf-8").read()
@@ -207,11 +198,7 @@ def _read_list(folder: Path) -> _Contents:
 
 
 def _put_in_place(unfinished: Path, path: Path) -> None:
-    """Rename the folder `unfinished` to `path`. An earlier folder at `path` is replaced, or restored if that fails.
-
-    If the system can't exchange two folders in one step, there is nothing at `path` for a moment. A crash at that
-    moment leaves the earlier folder beside it, with `.old` at the end of its name.
-    """
+    """Rename `unfinished` to `path`. A former folder is replaced, or restored if that fails; a crash leaves `.old`."""
     if not path.exists():
         unfinished.rename(path)
     elif not _exchange(unfinished, path):  # else the caller deletes the earlier folder, which is `unfinished` now

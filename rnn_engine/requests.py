@@ -1,7 +1,4 @@
-"""Requests to generate text, and the events that answer them; shared by server, engine and scheduler.
-
-Values are checked once, by `GenerateRequest.check`; everything below relies on that.
-"""
+"""Requests to generate text, which `GenerateRequest.check` checks once, and the events that answer them."""
 
 from __future__ import annotations
 
@@ -210,11 +207,7 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """An event that reports how many tokens of a prompt have been run; sent if the request set `report_progress`.
-
-    It comes before `Started`. The first one comes when the request has a slot, and counts the tokens that need not run;
-    each later one has more.
-    """
+    """How many tokens of a prompt have run or need not, before `Started`, if the request has `report_progress`."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -233,12 +226,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """The event with the log-probabilities of a prompt's tokens from index `score_from` on, if the request set that.
-
-    It follows `Started`.
-
-    The first token of a sequence that starts from no known logits has no log-probability.
-    """
+    """The log-probabilities of a prompt's tokens from `score_from` on; comes after `Started` if the request asks."""
 
     tokens: tuple[TokenInfo, ...]
 

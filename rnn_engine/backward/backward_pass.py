@@ -87,10 +87,7 @@ class BackwardPass:
         *,
         trains_shifts: bool,
     ) -> None:
-        """Upload `model` to the device; its file may be closed afterwards. A step has `limits.num_slots` documents.
-
-        Raises DeviceError if the kernels can't run a model of its sizes.
-        """
+        """Upload `model`, which may be closed then. A step has `limits.num_slots` documents. Raises DeviceError."""
         shape = model.shape
         check_width(shape)
         num_parts = shape.num_layers + 1

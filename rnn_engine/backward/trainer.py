@@ -1,7 +1,4 @@
-"""The protocol of a trainer. It tunes the initial state of a model, and never changes the model's weights.
-
-A trainer has no data and no schedule: `rnn_engine.training` gives it documents and learning rates.
-"""
+"""The protocol of a trainer, which tunes a model's initial state; `rnn_engine.training` has the data and schedules."""
 
 from __future__ import annotations
 

@@ -113,12 +113,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def count_step(self, size: int = 0) -> str:
-        """Count a step of the running template; raise SecurityError after too many steps or too long a time.
-
-        `size` is that of a value that the template has made.
-
-        Returns an empty text, which the template writes.
-        """
+        """Count a step that made a value of `size`, and return an empty text; raise SecurityError after too many."""
         self._run.steps += 1 + size // _STEP_SIZE
         if self._run.steps > MAX_STEPS or time.monotonic() > self._run.deadline:
             raise SecurityError(f"rendering takes more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")

@@ -1,7 +1,4 @@
-"""Measure the speed of a model's steps as tables, JSON or a page of HTML, and find its fastest kernels.
-
-A step is measured from the token ids to the candidates on the host. Sampling, text and HTTP are not measured.
-"""
+"""Measure a model's steps, from the token ids to the candidates on the host, and find its fastest kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Functions that start or load the replicas of `rnn-engine fleet`, and the application for a Ray Serve config file.
-
-Such a file is deploy/serve.yaml, for `rnn-engine fleet --application`.
-"""
+"""Start or load the replicas of `rnn-engine fleet`, and make the application for Ray Serve (deploy/serve.yaml)."""
 
 from __future__ import annotations
 
@@ -53,15 +50,11 @@ def front_opener(choice: EngineChoice) -> Callable[[], Front]:
 
 
 async def load_replica(choice: EngineChoice, place: ReplicaPlace) -> Engine:
-    """Load and return the engine of one replica. Called in the replica's own process.
-
-    Each replica has a device, and its own folder within that of the cache. It accepts more requests than the front (the
-    server's process), which enforces the bound: a place that is free in the front may not be free in the replica yet.
-    """
+    """Load the engine of one replica, in its own process, with a device and a folder of the cache of its own."""
     cache = choice.cache
     if cache is not None and cache.disk is not None:
         cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / f"replica-{place.number}"))
-    most = 2 * choice.max_queued + choice.slots
+    most = 2 * choice.max_queued + choice.slots  # a place that is free in the front may not be free here yet
     loading = replace(choice.loading, device=device_at(place, choice.loading.device))
     return await load_engine(replace(choice, loading=loading, cache=cache, states=StateSettings(), max_queued=most))
 

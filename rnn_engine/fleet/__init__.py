@@ -1,7 +1,4 @@
-"""Run several replicas of an engine on Ray Serve, and represent them as one engine in the server's process.
-
-Only `deployment` and `cluster` import Ray, which reads its settings from the environment when it is imported.
-"""
+"""Run replicas of an engine on Ray Serve as one engine. Only `deployment` and `cluster` import Ray."""
 
 import os
 

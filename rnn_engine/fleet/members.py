@@ -115,10 +115,7 @@ class Member:
 
 
 class RemoteRequest:
-    """A context manager around a request that a replica runs; leaving the `with` block early cancels the request.
-
-    Not a generator: an event loop that shuts down closes all generators at once.
-    """
+    """A request at a replica, as a context manager and no generator: a loop that shuts down closes those at once."""
 
     def __init__(self, member: Member, key: int, call: bytes) -> None:
         """Prepare the packed request `call`, which `key` identifies to the replica."""

@@ -1,9 +1,4 @@
-"""Choose the replica for a request: the one that has most of its prompt cached, unless it has too many requests.
-
-There are two sources for what a replica has cached. A front remembers the prompts that it sent as hashes of their
-blocks, so it knows at once when prompts that begin alike arrive together. And replicas send summaries of their caches:
-they show prompts that came by other fronts, and states that were evicted. This module knows neither Ray nor engines.
-"""
+"""Choose the replica for a request: the one that has most of its prompt cached, unless it has too many requests."""
 
 from __future__ import annotations
 
@@ -41,11 +36,7 @@ class PrefixRouter:
         self._holders: _Holders = defaultdict(set)
 
     def choose(self, candidates: Sequence[Candidate], root: str, prompt: Sequence[int]) -> Candidate:
-        """Return the candidate replica that is likely to run `prompt` first, and remember that it gets the prompt.
-
-        Of equal candidates, the one with the fewest requests for each slot is chosen, and then the one with the fewest
-        remembered blocks. `root` distinguishes prompts that start from other states, or whose cache is not shared.
-        """
+        """Return the candidate likely to run `prompt` first, or else the least busy, and remember that it gets it."""
         packed = pack(prompt)
         blocks = block_digests(root, packed)
         saved = self._saved_tokens(blocks, packed)
@@ -114,11 +105,7 @@ class _Kept:
         return len(self._sent)
 
     def tokens_of(self, block: bytes, number: int, packed: bytes) -> int:
-        """Return how many tokens of a prompt the replica has probably cached, given the longest prefix that it knows.
-
-        The prefix has the hash `block` and `number` whole blocks; `packed` is the whole prompt. The result is the
-        prefix's length if it was sent to the replica, or the length of a checkpoint in the block after it, or 0.
-        """
+        """Return how many tokens of `packed` are probably cached, given the longest known prefix of `number` blocks."""
         longest = max(self._lengths(block, number, packed), default=0)
         return max(longest, number * BLOCK_TOKENS) if block in self._sent else longest
 
@@ -168,14 +155,10 @@ class _Kept:
                 yield length
 
     def _prune(self, block: bytes | None) -> None:
-        """Forget a prompt prefix that was sent to the replica but is no longer cached, and then shorter ones in turn.
-
-        A shorter prefix stays if another longer one needs it, or if it is cached. A prefix that was sent since the
-        summary before the last one stays, because the last one may not cover it.
-        """
+        """Forget a sent prefix that is not cached, and then shorter ones that no longer one needs."""
         while block is not None and not self._longer[block] and block not in self._marks:
             sent = self._sent.get(block)
-            if sent is None or sent.notes >= self._notes - 1:
+            if sent is None or sent.notes >= self._notes - 1:  # the last summary may not cover it
                 return
             self._remove(block)
             block = sent.shorter

@@ -1,7 +1,4 @@
-"""Messages between a server process (front) and a replica, an engine in another process that runs its requests.
-
-Messages are converted to bytes here, so that the transport copies them without reading them.
-"""
+"""Messages between a front (server process) and a replica, as bytes that the transport copies without reading them."""
 
 from __future__ import annotations
 
@@ -116,12 +113,7 @@ class Links(Protocol):
         """Have `replica` run a pickled request to its end. May be cancelled. Raises ReplicaLostError if it is gone."""
 
     def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
-        """Yield the events of all requests that `replica` runs for the server process `front`; see `Replica.parcels`.
-
-        Each item has the pickled events and errors of one moment.
-
-        Ends, or raises, when the replica is gone.
-        """
+        """Yield the pickled events of a front's requests until the replica is gone; see `Replica.parcels`."""
 
     async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
         """Have `replica` stop or resume sending a request's events. Does nothing if the replica is gone."""

@@ -143,10 +143,7 @@ class NormShift:
 def norm_shift_stage(
     context: BuildContext, layer: int, label: str, vectors: PackedVectors, norm_shift: NormShift, outputs: Buffer
 ) -> KernelStage:
-    """Return the stage that applies norm and token shift to a step's tokens and writes the mixes to `outputs`.
-
-    `outputs` is [mixes, max_tokens, D], with one more plane if `norm_shift` keeps the difference.
-    """
+    """Return the stage of a norm and token shift; `outputs` is [mixes, max_tokens, D], with one more plane if kept."""
     buffers = {"x": context.buffers.x, "vectors": vectors.buffer, "state": context.states[layer], "mixes": outputs}
     return context.kernel_stage(
         label,

@@ -1,7 +1,4 @@
-"""Sampling on the device: sends the settings of draws to it, reads the drawn tokens, and keeps penalties per slot.
-
-Draws are encoded for draw.wgsl. Besides penalties, a slot's stop tokens and logit biases are kept on the device.
-"""
+"""Sampling on the device: sends the settings of draws to it, reads the drawn tokens, and keeps penalties per slot."""
 
 from __future__ import annotations
 
@@ -192,11 +189,7 @@ class SlotPenalties:
         self._texts: list[_Text | None] = [None] * num_slots  # by slot: the text whose penalties it holds
 
     def prepare(self, run: TokenRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return the fields of `struct Draw` for the penalties of `run`, which must have a draw with penalties.
-
-        These are the fields from `presence` to `repeat`, and from `position` to `counts_input`. If the slot holds the
-        penalties of another text, this uploads those from which the new text starts.
-        """
+        """Return the words of `struct Draw` for penalties; upload the text's if the slot has another text's."""
         slot, draw = run.slot, run.draw
         assert draw is not None, "a run that draws"
         assert draw.penalties is not None, "and penalises"

@@ -293,10 +293,7 @@ class ForwardPass:
         return plan_of([*self._body, *(self._heads[side].logits if step.num_rows else ())], step)
 
     def traced_plans(self, step: StepSize, layers: Collection[int]) -> Iterator[tuple[int | None, Plan]]:
-        """Yield the dispatches of `logits_plan` for side 0 in parts that end after each of `layers`.
-
-        Each part comes with its layer; `buffers.x` holds the layer's output after it. The last one comes with None.
-        """
+        """Yield `logits_plan` of side 0 in parts that end after `layers`, each with its layer; the last with None."""
         stages = [*self._body, *(self._heads[0].logits if step.num_rows else ())]
         ends = [(layer, self._layer_ends[layer]) for layer in sorted(layers)]
         start = 0

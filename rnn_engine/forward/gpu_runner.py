@@ -119,12 +119,7 @@ class _Step:
 
 
 class GpuRunner:
-    """A `Runner` on a GPU. It frees its device memory at `close`; other models may use the same device.
-
-    The buffers that the device writes and the host reads, logits and answer, exist twice.
-    The buffers that the host writes exist once: uploads and submissions run in the order of the calls, so a step's
-    batch can't overtake the step before.
-    """
+    """A `Runner` on a GPU. What the device writes exists twice, what the host writes once: calls run in their order."""
 
     def __init__(
         self,
@@ -138,12 +133,7 @@ class GpuRunner:
         limits: StepLimits,
         progress: Progress,
     ) -> None:
-        """Upload `model`, which may be closed afterwards, and allocate the device buffers for steps.
-
-        `matmuls` are kernels of `device` for steps of `limits`.
-        `memory` is an empty group of buffers of `device`. The caller closes it if this fails, else the runner does.
-        Raises DeviceMemoryError if the device has no room, DeviceError if it can't run the model.
-        """
+        """Upload `model`, and allocate in `memory`, which the caller closes if this raises. Raises DeviceError."""
         self.device = device
         self.matmuls = matmuls
         self.shape = model.shape
@@ -254,11 +244,7 @@ class GpuRunner:
         return Trace(np.frombuffer(logits, np.float32).reshape(num_rows, shape.row_size), hidden)
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
-        """Compile the kernels by running steps in slot 0: of each of `token_counts`, with a mask, and with a draw.
-
-        A step runs each of its kernels once, whatever the number of layers. The first steps have as many rows as they
-        may have. Slot 0 has the initial state afterwards.
-        """
+        """Compile kernels by steps in slot 0, which is reset then: of `token_counts`, with a mask, and with a draw."""
         self._make_plans(Plan.once_each)
         try:
             self._run_kernels(token_counts, progress)
@@ -317,11 +303,7 @@ class GpuRunner:
             self._memory.close()
 
     def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
-        """Upload the inputs of `batch`, submit its dispatches, and start the download of its read-outs and draws.
-
-        Masks are made while the device computes the logits. If several tokens are drawn after each run, this submits
-        one plan for each of them, so that the device begins while the later ones are encoded.
-        """
+        """Submit a step: inputs, dispatches and downloads. Masks are made while the device computes the logits."""
         side, memory, limits, vocab_size = ticket.number % 2, self._memory, self._limits, self.shape.vocab_size
         num_rows, num_draws = sum(run.rows for run in batch), count_draws(batch)
         memory.upload(self._forward.buffers.batch, 0, encode_batch(batch, limits, self._states.sides, vocab_size))

@@ -1,7 +1,4 @@
-"""Matrix multiplication on the device: uploads a model's matrices and yields the dispatches that multiply them.
-
-One dispatch multiplies several matrices. A matrix larger than a binding is split by rows into several dispatches.
-"""
+"""Matrix multiplication on the device: of several matrices in one dispatch, or of one that is too large in several."""
 
 from __future__ import annotations
 
@@ -86,11 +83,7 @@ class MatMulKernels:
         constants: Mapping[str, Constant] = MappingProxyType({}),
         includes: Mapping[str, Include] = MappingProxyType({}),
     ) -> Kernel:
-        """Return the matmul kernel of `variant` for matrices of the format `weights`. The first call compiles it.
-
-        `constants` and `includes` are those of norm_inputs.wgsl, for a variant that norms its inputs, and of
-        two_formats.wgsl.
-        """
+        """Return the kernel of `variant` for a weight format, compiled once, with more `constants` and `includes`."""
         return self.kernels.get(
             variant.shader,
             {**self._constants, **variant.constants, **constants},
@@ -332,11 +325,7 @@ class NormBefore:
 
 @dataclass(frozen=True, slots=True)
 class NormedMatMul:
-    """The stage of a layer norm with its token shift, and of the matmul that multiplies their results.
-
-    If the tuning has a kernel for it, every workgroup of the matmul norms a single token itself, in place of a dispatch
-    before. The mixes are then stored only if `NormBefore.keeps_mixes`.
-    """
+    """A norm with token shift, and the matmul of its results, which norms a single token itself if the tuning can."""
 
     norm: KernelStage
     matmul: BoundMatMul

@@ -59,11 +59,7 @@ class SegmentWeights:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One matrix of a matmul: its weights, its activation, and the places of its inputs, outputs and operands.
-
-    They are offsets and strides in the buffers, in floats. An operand is what the activation combines a sum with: a
-    bias, or a factor of each token.
-    """
+    """One matrix of a matmul, its activation, and the places (in floats) of its inputs, outputs and operands."""
 
     weights: SegmentWeights
     inputs_start: int
@@ -71,7 +67,7 @@ class Matrix:
     outputs_start: int
     outputs_stride: int
     activation: Activation = Activation.NONE
-    operand_start: int = 0
+    operand_start: int = 0  # of what the activation combines a sum with: a bias, or a factor of each token
     operand_stride: int = 0  # 0 if all tokens share the operands
     inputs_from: Activation = Activation.NONE  # what the inputs are the outputs of: a backward pass differentiates it
 

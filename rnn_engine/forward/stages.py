@@ -1,7 +1,4 @@
-"""The protocol of a stage of the forward pass, and the stage that quantises the inputs of matmuls to bytes.
-
-A stage is bound to its buffers when the model is loaded. It yields dispatches for each step.
-"""
+"""The stages of the forward pass, bound to buffers at load, and the one that quantises inputs of matmuls to bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The size limits and device buffers of steps, and the encoding of batches and decoding of results for the device.
-
-Batches are encoded for batch.wgsl, read-outs decoded from readout.wgsl.
-"""
+"""Limits and buffers of steps, the encoding of batches (batch.wgsl), and the decoding of read-outs (readout.wgsl)."""
 
 from __future__ import annotations
 

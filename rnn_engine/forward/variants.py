@@ -1,8 +1,4 @@
-"""The variants of the matmul kernels: their constants, the devices that can run them, and those worth a trial.
-
-Any variant is right on any device that can run it.
-Variants differ in speed, and in rounding, since they add up the same sums in another order.
-"""
+"""The variants of the matmul kernels, which differ in speed and rounding, and those worth a trial on a device."""
 
 from __future__ import annotations
 
@@ -195,11 +191,7 @@ class MatMulWork:
 
 
 def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bool = False) -> Iterator[MatMulVariant]:
-    """Yield the kernel variants that can run the matmul `work` on a device with `limits`.
-
-    `half` adds those that multiply in f16. On hardware, variants that read the weights more than once for
-    `TOKENS_A_PASS` tokens are skipped. Software devices do not wait for loads, so unrolled ones are skipped there.
-    """
+    """Yield the variants worth a trial for `work` on a device with `limits`; `half` adds products in f16."""
     passes = -(-work.tokens // TOKENS_A_PASS)
     numbers = ("f32", "f16") if half and work.number == "f32" else (work.number,)
     every: Iterable[MatMulVariant] = chain[MatMulVariant](
@@ -209,7 +201,7 @@ def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bo
         if work.rows % variant.rows or not limits.allow(variant):
             continue
         if software:
-            is_worth_a_trial = isinstance(variant, TiledVariant) or variant.unroll == 1
+            is_worth_a_trial = isinstance(variant, TiledVariant) or variant.unroll == 1  # it does not wait for loads
         else:
             is_worth_a_trial = -(-work.tokens // variant.tokens) <= passes
         if is_worth_a_trial:

@@ -1,7 +1,4 @@
-"""The kernels of a device: a cache that compiles WGSL for given constants, and the bind groups of kernels.
-
-Bind groups assign buffers by the names of the WGSL's variables.
-"""
+"""A device's kernels: a cache that compiles WGSL for given constants, and bind groups by the WGSL's variables."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Plans, each the list of a step's dispatches, and the recorder that submits them to a device.
-
-WebGPU has no command buffer that can be submitted twice, so a plan is encoded anew for every step, with little host
-time.
-"""
+"""Plans, the lists of a step's dispatches, and the recorder that encodes them anew for each step and submits them."""
 
 from __future__ import annotations
 
@@ -23,21 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One run of a kernel over x * y workgroups. Its `label` names what it computes.
-
-    `moved_bytes` counts the bytes of matrices and states that it reads and writes. `operations` counts the products and
-    sums with its matrices. Neither includes activations. `waits` is how many times a thread waits for memory, one time
-    after the other, if these are many.
-    """
+    """One run of a kernel over x * y workgroups. Its `label` names what it computes."""
 
     label: str
     kernel: Kernel
     bind_group: BindGroup
     x: int
     y: int = 1
-    moved_bytes: int = 0
-    operations: int = 0
-    waits: int = 0
+    moved_bytes: int = 0  # of matrices and states, which it reads and writes
+    operations: int = 0  # products and sums with its matrices
+    waits: int = 0  # for memory, one after the other, if these are many
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""A stand-in for a device that only counts allocations, to find out how much memory a model would need.
-
-It replaces wgpu under `Device`, `Memory` and `Kernels`, so that the code that allocates on a device also counts here.
-"""
+"""A stand-in for wgpu under `Device`, `Memory` and `Kernels` that only counts what a model would allocate."""
 
 from __future__ import annotations
 

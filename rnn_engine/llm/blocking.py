@@ -58,10 +58,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop, and wait for its result. On Ctrl-C, cancel it.
-
-        Raises EngineClosedError if the loop is stopped, or if it belongs to the process from which this was forked.
-        """
+        """Run `work` on the loop, and wait; Ctrl-C cancels it. Raises EngineClosedError if stopped, or in a fork."""
         try:
             check_process(self._process, "LLM")
             self.check_caller()
@@ -86,10 +83,7 @@ class LoopThread:
             raise RuntimeError("`on_done` must not call the LLM that calls it; note the result, and go on outside")
 
     def stop(self, llm: Closeable | None = None) -> None:
-        """Close `llm`, end what still runs with EngineClosedError, stop the loop and wait for its thread.
-
-        Does nothing in a forked process, or if that was done.
-        """
+        """Close `llm`, end what runs with EngineClosedError, and stop the loop; once, and not in a forked process."""
         if self._process != os.getpid():
             return
         with self._lock:

@@ -26,10 +26,7 @@ def read_lines(path: Path) -> list[dict[str, object]]:
 
 
 def fill(template: str, lines: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return `template` with the fields of each of `lines` in place of their names in braces.
-
-    Raises InvalidRequestError, which names the line, for a field that it lacks.
-    """
+    """Fill `template` with the fields of each line. Raises InvalidRequestError, which names a line that lacks one."""
     filled = []
     for number, line in enumerate(lines, 1):
         try:
@@ -53,10 +50,7 @@ class Results:
     @classmethod
     @contextmanager
     def open(cls, path: Path, lines: Sequence[Mapping[str, object]], name: str) -> Iterator[Results]:
-        """Open or create the file; an unfinished last line, from a process that was killed, is cut off.
-
-        Raises InvalidRequestError if the file has lines that are not results of `lines`.
-        """
+        """Open or create the file, without an unfinished last line. Raises InvalidRequestError for other results."""
         with path.open("a+b") as file:
             file.seek(0)
             whole, _, rest = file.read().rpartition(b"\n")

@@ -54,10 +54,7 @@ class Start:
 
     @classmethod
     def of(cls, engine: EngineLike, choice: StateChoice | None, kind: MixKind = "log") -> Start:
-        """Return the start that a caller chose.
-
-        Raises StateError for a state of another model, and InvalidRequestError for what is no state or mix of states.
-        """
+        """Return the caller's start. Raises StateError, or InvalidRequestError for what is no state or mix."""
         check_choice("mix", kind, get_args(MixKind))
         if choice is None:
             return cls()
@@ -110,10 +107,7 @@ def continuation(
     *,
     field: str = "prompt",
 ) -> Asked:
-    """Return the request that continues `prompt`, which errors call `field`.
-
-    Raises InvalidRequestError for the first thing that is wrong.
-    """
+    """Return the request that continues `prompt`, which errors call `field`. Raises InvalidRequestError."""
     tokens = prompt_tokens(engine, prompt, field)
     calls = []
     for frozen, _ in start.states:
@@ -141,10 +135,7 @@ def answer(
     *,
     field: str = "messages",
 ) -> Asked:
-    """Return the request that answers a conversation, which errors call `field`.
-
-    Raises InvalidRequestError for the first thing that is wrong.
-    """
+    """Return the request that answers a conversation, which errors call `field`. Raises InvalidRequestError."""
     check_list("tools", options.tools, "a list of tools")
     check_choice("tool_choice", options.tool_mode, get_args(ToolMode))
     tools = [parse_tool(number, tool) for number, tool in enumerate(options.tools)]
@@ -216,10 +207,7 @@ def tokens_of_pairs(
 
 
 def parse_messages(messages: str | Messages, field: str = "messages") -> list[ChatMessage]:
-    """Return the messages of a conversation; a text alone is one message of the user's.
-
-    Raises InvalidRequestError, which names the message.
-    """
+    """Return a conversation's messages; a text is one of the user's. Raises InvalidRequestError, naming the message."""
     if isinstance(messages, str):
         return [ChatMessage(Role.USER, messages)]
     check_list(field, messages, "a text or a list of messages")

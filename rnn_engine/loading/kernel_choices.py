@@ -34,14 +34,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TuneOrder(Settings):
-    """The settings of the search for the fastest kernels when a model is loaded.
+    """The settings of the search for the fastest kernels when a model is loaded."""
 
-    `seconds` bounds the search. With 0, the fixed choices are used, and nothing is read or recorded. With None, the
-    search may take `TUNE_SECONDS` on a hardware device with a model large enough; otherwise only recorded choices
-    are used.
-    """
-
-    seconds: float | None = 0.0
+    seconds: float | None = 0.0  # 0: nothing is read or recorded; None: `TUNE_SECONDS` for a large model on hardware
     anew: bool = False  # recorded choices are searched for again, too
     exhaustive: bool = False
     half: bool = False  # f16 products are allowed, too
@@ -70,11 +65,7 @@ def kernel_limits(device: Device) -> KernelLimits:
 def choose_kernels(
     order: TuneOrder, runner: GpuRunner, matmuls: MatMulKernels, limits: KernelLimits, progress: Progress
 ) -> None:
-    """Set a model's matmul kernels to the fastest that are recorded for its device, after a search if `order` allows.
-
-    `matmuls` belong to `runner`, which must not have run any step yet. Newly found choices are recorded and passed to
-    `order.on_found`. With `order.seconds` 0 the function does nothing.
-    """
+    """Set `matmuls`, before any step, to the fastest recorded kernels, after a search if `order` allows one."""
     if order.seconds == 0:
         return
     kept = KeptChoices.of(runner.device)

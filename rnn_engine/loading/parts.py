@@ -1,7 +1,4 @@
-"""Load the parts of an engine from a model file and settings: runner, tokenizer, state cache, named states.
-
-Loading blocks the calling thread while it reads files, uploads weights and compiles kernels.
-"""
+"""Load the parts of an engine: runner, tokenizer, state cache, named states. Blocks the calling thread."""
 
 from __future__ import annotations
 
@@ -49,11 +46,7 @@ from rnn_engine_states.shared.opening import OpenStore, open_store
 
 
 def freeze_modules() -> None:
-    """Make the garbage collector skip all objects that exist now. To be called before models are loaded.
-
-    Imports leave some 130,000 objects. A full collection visits them all, which takes about 45 ms in which no thread of
-    the process does anything else; while many tokens are generated, there are several collections a second.
-    """
+    """Make the garbage collector skip all objects that exist now: those of imports take it 45 ms, again and again."""
     gc.collect()
     gc.freeze()
 
@@ -346,11 +339,7 @@ def assemble(
     heads: TaskHeads | None = None,
     reranker: Reranker | None = None,
 ) -> EngineParts:
-    """Create an engine's parts from a loaded runner and tokenizer, with the `EngineInfo` that clients may read.
-
-    `num_slots` None means all slots of the runner. `own_states` None means an empty store, `states` None means
-    `own_states`, and `chat_template` None means World's.
-    """
+    """Create an engine's parts with its `EngineInfo`. None is all slots, an empty store, or World's template."""
     embedding = EmbeddingInfo(runner.shape.width, tuple(TASKS), None if reranker is None else reranker.name)
     info = EngineInfo(
         model=model,

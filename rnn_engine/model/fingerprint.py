@@ -42,11 +42,7 @@ def ignore_parts(_done: int, _total: int) -> None:
 def fingerprint(
     version: str, names: Iterable[str], read: Callable[[str], Matrix], progress: CountParts = ignore_parts
 ) -> str:
-    """Return the fingerprint of a model, a digest of its RWKV `version` and its tensors, as 32 hexadecimal digits.
-
-    Calls `read` for each of `names` to get the tensor, and `progress` with the number of tensors that are done and that
-    of all. Blocks until all tensors are read; holds one at a time, or some rows of it.
-    """
+    """Return a digest of a version and its tensors, which `read` returns one at a time, as 32 hexadecimal digits."""
     digest = hashlib.sha256(version.encode())
     ordered = sorted(names)
     for done, name in enumerate(ordered):
@@ -124,11 +120,7 @@ _log = logging.getLogger(__name__)
 
 
 def recall(path: Path, stamp: FileStamp, compute: Callable[[], str]) -> str:
-    """Return the fingerprint of the model file at `path`: the one recorded by an earlier run, else that of `compute`.
-
-    A newly computed fingerprint is recorded, except for files smaller than `RECORDED_BYTES` and files changed within
-    the last two seconds. A record is valid for one `path` and `stamp`.
-    """
+    """Return the fingerprint that an earlier run recorded of a large file with this `stamp`, or else compute it."""
     if stamp.size < RECORDED_BYTES:
         return compute()
     resolved = str(path.resolve())

@@ -1,8 +1,4 @@
-"""Describe the tensors that a version of RWKV has in a file, and check a model file's tensors against that.
-
-A version lists its tensors with letters for their dimensions. The sizes are read from the file's tensors, and then
-every tensor is checked against these sizes.
-"""
+"""Describe a version's tensors, with letters for their dimensions, and check a model file's tensors against that."""
 
 from __future__ import annotations
 
@@ -89,11 +85,7 @@ def has_attention(name: str) -> str:
 
 
 def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedModel:
-    """Check a file's tensors against the description of an RWKV version; return the model's shape with the tensors.
-
-    `tensors` has BlinkDL's names and orientation. Raises ModelError if tensors are missing, unknown, of the wrong type
-    or of the wrong shape; the message lists them.
-    """
+    """Check tensors, in BlinkDL's names, against a version's layout. Raises ModelError, which lists what is wrong."""
     num_layers = _count_layers(tensors)
     specs = layout.specs(num_layers)
     _check_names(specs, tensors, num_layers)

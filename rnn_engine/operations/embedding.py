@@ -1,8 +1,4 @@
-"""Embed texts: run each through the model, and turn what it gives at the end into a vector.
-
-A model made for embedding has vectors of its own, made of its rows at the ends of sentences. The vectors of any other
-model are parts of the recurrent state after the last token.
-"""
+"""Embed texts: by the vectors of a model made for embedding, or by parts of the state after the last token."""
 
 from __future__ import annotations
 
@@ -144,12 +140,7 @@ def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) ->
 
 
 def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
-    """Project a vector from `part_vector` to fewer numbers, and scale it to length 1, as `settings` say.
-
-    -> [dimensions or size] f32
-
-    A zero vector is not scaled.
-    """
+    """Project a vector of `part_vector` to the `dimensions` of `settings`, and scale it to length 1 unless it is 0."""
     if settings.dimensions is not None and settings.dimensions < len(vector):
         vector = _project(vector, settings.dimensions)
     return _unit(vector) if settings.normalize else vector
@@ -236,11 +227,8 @@ async def embed(
 ) -> list[Embedding]:
     """Return the embeddings of `inputs`, each a list of token ids, in their order.
 
-    A model made for embedding gives its own vectors; of any other model, they are parts of the state after an input.
-    The embedding of an input does not depend on the other inputs. Every input begins from `initial_state`. `centre`,
-    from `find_centre` with the same settings, is subtracted from every vector before it is projected and scaled. Raises
-    InvalidRequestError before anything runs, and OverloadedError if the queue is full then, unless `wait_for_room` is
-    set.
+    Every input begins from `initial_state`. `centre`, from `find_centre` with the same settings, is subtracted from
+    every vector. Raises InvalidRequestError before anything runs, and OverloadedError unless `wait_for_room` is set.
     """
     found: dict[int, Embedding] = {}
     vectors = _run_vectors(engine, inputs, settings, initial_state, wait_for_room=wait_for_room)
@@ -293,11 +281,7 @@ async def _run_vectors(
 async def _run_features(
     engine: EngineLike, inputs: Sequence[Sequence[int]], initial_state: InitialState | None, *, wait_for_room: bool
 ) -> AsyncGenerator[tuple[int, Embedding], None]:
-    """Run `inputs` of a model made for embedding; yield the index and the feature [D] of each as soon as it has run.
-
-    A feature is the mean of the rows at all ends of sentences of an input. The input up to each of them is a request of
-    its own, which goes on from the one before if the cache keeps states.
-    """
+    """Run `inputs`, and yield the index and feature [D] of each: the mean of its rows at the ends of sentences."""
 
     def make() -> tuple[list[GenerateRequest], list[int]]:
         calls, owners = [], []

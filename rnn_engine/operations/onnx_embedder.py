@@ -1,7 +1,4 @@
-"""Load and run an embedding model in the ONNX format, such as those of sentence-transformers, on the CPU.
-
-It is no RWKV model. It needs the packages of the extra `embeds`.
-"""
+"""Load and run an ONNX embedding model, such as of sentence-transformers, on the CPU. Needs the extra `embeds`."""
 
 from __future__ import annotations
 

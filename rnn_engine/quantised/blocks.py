@@ -1,7 +1,4 @@
-"""Quantised matrices, which have an integer code for each weight and f16 figures (scales) for each block of weights.
-
-Also the search for the scales and ranges with the least error.
-"""
+"""Quantised matrices: a code for each weight, f16 figures for each block, and the search for the best figures."""
 
 from __future__ import annotations
 
@@ -44,12 +41,7 @@ class BlockFormat(Protocol):
         """The number of figures, the first ones of a block, by which its weights are multiplied."""
 
     def quantise(self, blocks: F32, num_whole: int, /) -> tuple[Codes, Figures]:
-        """Quantise blocks of weights [R, C / B, B]; return codes [R, C / B, B] and n figures a block [R, C / B, n].
-
-        A code takes a byte here. A figure is a number such as a scale.
-
-        The first `num_whole` blocks of each row are full. Later ones are padded with zeros.
-        """
+        """Quantise blocks to codes, a byte each, and figures [R, C / B, n]; those from `num_whole` on are padded."""
 
     def dequantise(self, codes: Codes, figures: Figures, /) -> F32:
         """Return the weights [..., B] of blocks with these codes, unsigned below 8 bits, and figures (scales)."""

@@ -1,4 +1,1 @@
-"""Sampling: draw tokens from rows of logits. A draw reads only a row's few top candidates if they determine it.
-
-A draw from candidates yields the same token as one from the whole row.
-"""
+"""Sampling: draw tokens from rows of logits, of which few candidates are read if they determine the draw."""

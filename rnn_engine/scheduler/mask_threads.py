@@ -1,7 +1,4 @@
-"""Computes the token masks of sequences on other threads while a step runs, so that no step waits long for one.
-
-A mask is the set of tokens that may come next, as a grammar requires.
-"""
+"""Computes the token masks of sequences on other threads while a step runs, so that no step waits long for one."""
 
 from __future__ import annotations
 
@@ -30,11 +27,7 @@ _SLOW_SECONDS: Final = 0.005  # if a mask takes longer, the next one of its sequ
 
 
 class Threads:
-    """A pool of at most `most` threads that run functions, all of which one thread hands over.
-
-    An executor with a condition to wait for does the same, but takes more processor time, and every step of a text with
-    a grammar would pay for it.
-    """
+    """A pool of at most `most` threads for the functions of one thread; an executor would take more processor time."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
@@ -157,11 +150,7 @@ class MaskThreads:
         return self.wait(mask)
 
     def admit(self, mask: SequenceMask, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]] | None:
-        """Return the beginning of the tokens `draft` that the grammar allows, and their masks.
-
-        Return None if that takes too long. `mask` itself is not changed: a fork of it follows the draft. For the masks
-        see `SequenceMask.follow`.
-        """
+        """Return the beginning of `draft` that the grammar allows, and its masks, or None if that takes too long."""
         begun = time.monotonic()
         ahead = mask.fork()
         admitted: list[tuple[list[int], list[Mask | None]]] = []

@@ -1,8 +1,4 @@
-"""The slots in which sequences run: how requests get slots, hold them, and give them up for other clients.
-
-A slot is free even while a run of its last sequence is in flight there: the next sequence's first state is written
-after that run.
-"""
+"""The slots: how requests get, hold and give them up. One is free even while its last run is in flight."""
 
 from __future__ import annotations
 

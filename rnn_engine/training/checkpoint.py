@@ -1,7 +1,4 @@
-"""Keep what a run of the tuner has reached in a file, so that the run can go on after its process has ended.
-
-It is a safetensors file: the states and moments, the losses so far, and metadata with a checksum over everything.
-"""
+"""Keep what a run of the tuner has reached in a safetensors file with a checksum, so that it can go on later."""
 
 from __future__ import annotations
 

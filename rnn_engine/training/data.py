@@ -1,7 +1,4 @@
-"""Make documents of a data file's examples, divide them into a training and a held-out part, and report what is odd.
-
-An answer is learnt after exactly the tokens that the server would make of the conversation before it.
-"""
+"""Make documents of a data file's examples, divide them into training and held-out parts, and report what is odd."""
 
 from __future__ import annotations
 
@@ -118,11 +115,7 @@ class _Group:
 
 
 def read_data(path: Path, maker: TextMaker, settings: DataSettings) -> TrainingData:
-    """Read a file with training data, and hold a part of it out.
-
-    Raises InvalidRequestError if a file can't be read, and for records that can't be used or are too long unless the
-    settings say what to do with them. The message lists their lines.
-    """
+    """Read training data, and hold a part out. Raises InvalidRequestError, which lists the lines that can't be used."""
     groups, report = _read_groups(path, maker, settings)
     if isinstance(settings.held_out, Path):
         held_out, held_out_report = _read_groups(settings.held_out, maker, settings)

@@ -1,7 +1,4 @@
-"""Read the records of a file with training data, JSON lines, a JSON array or plain text, and turn them into examples.
-
-A file is read as a stream, and a record has at most 16 MiB, so that memory does not grow with the file.
-"""
+"""Read a data file as a stream of records, JSON lines, a JSON array or plain text, and turn them into examples."""
 
 from __future__ import annotations
 

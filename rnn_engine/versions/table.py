@@ -1,7 +1,4 @@
-"""The table of the supported versions of RWKV.
-
-A new version is a package beside this module and a row in `VERSIONS`.
-"""
+"""The table of the supported versions. A new one is a package beside this module and a row in `VERSIONS`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""RWKV-7 with DeepEmbed: each layer has an embedding table of its own, whose entry for a token scales the channel mix.
-
-BlinkDL's `rwkv` package runs it under RWKV_DE_VERSION=1.
-"""
+"""RWKV-7 with DeepEmbed: each layer has an embedding table, whose entry for a token scales the channel mix."""
 
 from rnn_engine.versions.v7_deep_embed.layout import list_tensors, make_shape
 from rnn_engine.versions.v7_deep_embed.plan import load_layers

@@ -1,7 +1,4 @@
-"""`Checkpoint`, the cache's record of one position on a path of tokens, and roots, which name the starts of paths.
-
-A position whose state no tier stores is a ghost entry.
-"""
+"""`Checkpoint`, the record of a position on a path of tokens (a ghost entry if no tier has its state), and roots."""
 
 from __future__ import annotations
 

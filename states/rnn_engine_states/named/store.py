@@ -1,9 +1,4 @@
-"""`StateStore`, the operations on named states. The table of the states may be in this process or shared by servers.
-
-A state is kept by its owner's lease, which expires if none of the owner's states is used. A persistent state is kept
-until it is deleted. A state that the operator loads at every start is read-only, since loading its file again would
-undo every change.
-"""
+"""`StateStore`, the operations on named states, whose table may be in this process or shared by servers."""
 
 from __future__ import annotations
 
@@ -177,11 +172,7 @@ class StateStore:
         return replace(await self._access.change(enter, frozen), frozen=frozen)
 
     async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
-        """Replace the values of the named state `old` if it has not changed since then. Its name and id stay the same.
-
-        Raises NotFoundError if the state was deleted or changed, InvalidRequestError if it is read-only,
-        OverloadedError if there is no room, and StorageError if it can't be written.
-        """
+        """Replace the values of `old`, or raise NotFoundError if it has changed, and else as `put` does."""
         check_changeable(old, "state")
 
         def swap(table: NamedStateTable) -> NamedState:
@@ -216,11 +207,7 @@ class StateStore:
         return await self._access.change(move, name=name_or_id)
 
     async def delete(self, name_or_id: str) -> NamedState:
-        """Delete a state, and return it. Sequences that started from it continue.
-
-        Raises NotFoundError if there is no such state, InvalidRequestError if it is read-only, and StorageError if its
-        file can't be deleted. After an error, nothing has changed.
-        """
+        """Delete a state, or raise NotFoundError, InvalidRequestError (it is read-only) or StorageError."""
 
         def drop(table: NamedStateTable) -> NamedState:
             return self._viewer.shown(table.drop(self._require_changeable(table, name_or_id), "it was removed"))
@@ -238,11 +225,7 @@ class StateStore:
         return self._viewer.shown_lease(ended)
 
     def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
-        """Return an async context manager that holds the lock of the state with id `key`.
-
-        Tasks that run the model to change the state take turns by it. The lock is for this engine only;
-        `compare_and_set` detects changes by other engines.
-        """
+        """Return an async context manager, the lock of a state among this engine's tasks; see `compare_and_set`."""
         return self._access.locks.hold(str(key))
 
     def _find(self, table: NamedStateTable, name_or_id: str) -> NamedState | None:

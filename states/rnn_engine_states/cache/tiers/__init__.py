@@ -1,4 +1,1 @@
-"""The tiers of the state cache, in which copies of states are stored: device, host memory, disk and shared store.
-
-Each counts the bytes of its copies and bounds them.
-"""
+"""The tiers of the state cache: device, host memory, disk and shared store. Each bounds the bytes of its copies."""

@@ -1,7 +1,4 @@
-"""The two quick tiers of the state cache: slabs of a pool on the device, and host memory.
-
-The logits of the copies on the device are in host memory.
-"""
+"""The two quick tiers of the state cache: slabs of a pool on the device, and host memory, which has all logits."""
 
 from __future__ import annotations
 

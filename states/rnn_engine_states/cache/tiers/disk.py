@@ -1,8 +1,4 @@
-"""The state cache's tier on disk, which survives a restart: a file for each checkpoint, written on a separate thread.
-
-Files are full-state files. One that is damaged, of another model or not readable is skipped with a log line and never
-loaded.
-"""
+"""The cache's tier on disk: a full-state file for each checkpoint. One that can't be used is skipped and logged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the cache's slow tiers share: copies are full-state files that are written in the background.
-
-Until a file is written, its checkpoint is served from the arrays that wait to be written.
-"""
+"""What slow tiers share: full-state files are written in the background, and meanwhile served from their arrays."""
 
 from __future__ import annotations
 
