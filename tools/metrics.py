@@ -12,8 +12,8 @@ from rnn_engine.telemetry import EngineCounters, Health
 from rnn_engine.types import DeviceMemory
 from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
 from rnn_engine_server.connections.connection import ConnectionCounters
-from rnn_engine_server.core.bodies import MemoryBudget
 from rnn_engine_server.core.kept import KeptUsage
+from rnn_engine_server.core.memory import MemoryBudget
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import EngineReadings, Readings, server_metrics
 from rnn_engine_server.telemetry.records import HttpCounters

@@ -440,7 +440,7 @@ class TestLines:
         path = tmp_path / "lines"
         path.write_bytes(jsonl(LINES))
         places = order_lines(path, URL, LIMITS, {"line 4"})
-        ids = [line.custom_id for line in read_lines(path, places, URL)]
+        ids = [line.custom_id for line, _ in read_lines(path, places, URL)]
         assert ids == [f"line {number}" for number in (0, 3, 6, 9, 1, 7, 2, 5, 8)]
 
 
@@ -466,7 +466,7 @@ class TestLines:
     ],
 )
 def test_tokens_of_an_answer_under_every_name(usage: Body | None, expected: TokenUsage) -> None:
-    assert TokenUsage.of({"usage": usage}) == expected
+    assert TokenUsage.of(usage) == expected
 
 
 class FullDisk(io.FileIO):
@@ -486,7 +486,7 @@ class TestJournal:
     def test_a_part_of_a_line_is_cut_off(self, paths: tuple[Path, Path]) -> None:
         journal = Journal(*paths, 0.0, LineCounts(), lambda num_bytes, *, always: None)
         for number in range(3):
-            journal.add_answer(f"{number}", "id", 200, b'{"usage":{"prompt_tokens":2}}')
+            journal.add_answer(f"{number}", "id", 200, b'{"usage":{"prompt_tokens":2}}', {"prompt_tokens": 2})
         journal.add_error("3", "batch_expired", "message")
         journal.close()
         whole = paths[0].read_bytes()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rnn_engine_server.apis.routes import ALL_ROUTES
-from rnn_engine_server.core.bodies import parsed_bytes, to_json
+from rnn_engine_server.core.bodies import to_json
+from rnn_engine_server.core.memory import parsed_bytes
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.openapi.document import EXAMPLES
@@ -134,4 +135,4 @@ async def test_the_guard_sees_what_the_loop_does() -> None:
         parsed_bytes(LONG.encode())
         for number in range(200):
             to_json(number)
-    assert set(guard.offences) >= {"bodies.py:to_json returned", "bodies.py:<genexpr> count", "bodies.py:to_json"}
+    assert set(guard.offences) >= {"bodies.py:to_json returned", "memory.py:<genexpr> count", "bodies.py:to_json"}

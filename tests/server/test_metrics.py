@@ -184,7 +184,7 @@ async def test_a_request_that_the_server_ends_for_it_took_too_long(
 ) -> None:
     client = await serve(FakeEngine(hold=2), ServerSettings(limits=Limits(max_request_seconds=0)))
     with monkeypatch.context() as patch:
-        patch.setattr("rnn_engine_server.core.routing._SPARE_SECONDS", 0.2)
+        patch.setattr("rnn_engine_server.core.performing._SPARE_SECONDS", 0.2)
         with suppress(ClientError):
             await complete(client, stream=stream)
     assert value(await scrape(client), "http_requests_aborted_total", cause="timeout") == 1

@@ -11,7 +11,7 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
-from aiohttp import ClientResponse, web
+from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.errors import OverloadedError, StepError
@@ -21,6 +21,7 @@ from rnn_engine_server.apis.ollama.schemas import PullStatus
 from rnn_engine_server.apis.openai import fine_tuning
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.routing import EVENTS
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.core.streams import CLOCK, HEADERS_SECONDS, SILENCE_SECONDS
@@ -200,7 +201,7 @@ async def test_a_stream_of_a_status_is_not_silent(silence: Silence, path: str) -
 async def test_a_pull_repeats_its_status(silence: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = asyncio.Event()
 
-    async def lines(_request: web.Request, _name: str) -> AsyncGenerator[PullStatus, None]:
+    async def lines(_call: Call, _name: str) -> AsyncGenerator[PullStatus, None]:
         silence.engine.asked.set()
         await go_on.wait()
         yield {"status": "loading the model"}
@@ -238,14 +239,15 @@ async def test_a_response_in_the_background_and_its_later_readers_are_not_silent
 
 
 async def test_the_events_of_a_tuning_job_are_not_silent(silence: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def wait(*_: object) -> None:
+    async def wait(*_: object) -> AsyncGenerator[bytes, None]:
+        yield b""
         await silence.engine.speak.wait()
 
-    async def job(_request: web.Request) -> SimpleNamespace:
+    async def job(_call: Call) -> SimpleNamespace:
         return SimpleNamespace()
 
     monkeypatch.setattr(fine_tuning, "_job", job)
-    monkeypatch.setattr(fine_tuning, "_send", wait)
+    monkeypatch.setattr(fine_tuning, "_event_pieces", wait)
     response = await silence.client.get("/v1/fine_tuning/jobs/x/events?stream=true")
     assert await silence.ping(response) == b": ping\n\n"
     silence.engine.speak.set()

@@ -47,7 +47,7 @@ async def test_a_timeout_that_is_not_allowed(serve: Serve, timeout: object, mess
 
 
 async def test_what_does_not_end_by_itself_is_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rnn_engine_server.core.routing._SPARE_SECONDS", 0.05)
+    monkeypatch.setattr("rnn_engine_server.core.performing._SPARE_SECONDS", 0.05)
     settings = ServerSettings(limits=Limits(max_request_seconds=0))
     client = await serve(FakeEngine(hold=0), settings)
     error = await error_of(await client.post("/v1/choices", json={"choices": ["a"]}), 504)
@@ -55,7 +55,7 @@ async def test_what_does_not_end_by_itself_is_ended(serve: Serve, monkeypatch: p
 
 
 async def test_a_stream_that_does_not_end_by_itself_is_cut(through: Through, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rnn_engine_server.core.routing._SPARE_SECONDS", 0.5)  # in which it begins
+    monkeypatch.setattr("rnn_engine_server.core.performing._SPARE_SECONDS", 0.5)  # in which it begins
     settings = ServerSettings(limits=Limits(max_request_seconds=0))
     engine = FakeEngine(hold=2)
     async with raw_server(await through(engine), settings=settings) as server:

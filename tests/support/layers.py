@@ -83,9 +83,15 @@ class Restricted:
     reason: str
 
 
+CONNECTED = (  # what requests pass on their way from a connection to a call, and the form of an upload
+    "rnn_engine_server.core",
+    "rnn_engine_server.connections",
+    "rnn_engine_server.auth.admission",
+    "rnn_engine_server.apis.openai.files",
+)
 RESTRICTED = (
     Restricted("wgpu", ("rnn_engine.gpu", *DEVELOPMENT), "only rnn_engine/gpu knows wgpu"),
-    Restricted("aiohttp", ("rnn_engine_server", *DEVELOPMENT), "only server/ knows aiohttp"),
+    Restricted("aiohttp", (*CONNECTED, *DEVELOPMENT), "handlers take calls, and know no aiohttp"),
     Restricted("opentelemetry", ("rnn_engine_server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
     Restricted("onnxruntime", ("rnn_engine.operations.onnx_embedder", *DEVELOPMENT), "embedding models are an extra"),
     Restricted("valkey", ("rnn_engine_states.shared", *DEVELOPMENT), "the shared store is an extra"),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NotRequired
 
-from aiohttp import web
 from typing_extensions import TypedDict
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.telemetry import Histogram, RequestReport
-from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_server.telemetry.records import RECENT, RecentReport
@@ -111,7 +110,7 @@ ROUTES = RouteTable()
 
 
 @ROUTES.get("/stats", query=MODEL_QUERY, routine=True)
-async def stats(request: web.Request) -> SchedulerStats:
+async def stats(call: Call) -> SchedulerStats:
     """Counts and times of the scheduler, in AstrAI's form."""
-    recent = request.app[RECENT].seen_by(request[PRINCIPAL])
-    return describe_scheduler(engine_of(request), recent)
+    recent = call.app[RECENT].seen_by(call.principal)
+    return describe_scheduler(engine_of(call), recent)

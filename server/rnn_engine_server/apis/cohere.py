@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
 
 import numpy as np
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -19,8 +18,9 @@ from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, FoundVectors, find_vectors
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.routing import path_of
+from rnn_engine_server.core.answers import Long
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import only
 from rnn_engine_server.core.settings import Limits
 
@@ -116,12 +116,12 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v2/embed", "/v1/embed", answer=CohereEmbeddings)
-async def embed(request: web.Request, body: CohereEmbedRequest) -> Long[Mapping[str, object]]:
+async def embed(call: Call, body: CohereEmbedRequest) -> Long[Mapping[str, object]]:
     """Vectors of texts, in Cohere's form."""
-    has_tasks = not engine_of(request).info.shape.has_head  # it was made for embedding
+    has_tasks = not engine_of(call).info.shape.has_head  # it was made for embedding
     wanted = body.embeddings if has_tasks else body.embeddings.model_copy(update={"task": None})
-    found = await find_vectors(request, wanted)
-    version: Literal["1", "2"] = "2" if path_of(request).endswith("/v2/embed") else "1"
+    found = await find_vectors(call, wanted)
+    version: Literal["1", "2"] = "2" if call.path.endswith("/v2/embed") else "1"
     size = found.num_numbers + sum(map(len, body.texts or ()))
     return Long(size, partial(_answer, body, found, version))
 

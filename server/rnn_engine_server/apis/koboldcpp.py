@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import ClassVar, Literal, NotRequired, TypeAlias
+from types import TracebackType
+from typing import ClassVar, Literal, NotRequired, Self, TypeAlias
 
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -23,15 +23,15 @@ from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import CompletionTokens, chat_logprobs
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, CompletionLogprobs, CompletionRequest
-from rnn_engine_server.auth.admission import PRINCIPAL, client_of
 from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.answers import Answer, Long, encode_event
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.kept import BoundedStore
-from rnn_engine_server.core.routing import EVENTS, SETTINGS
+from rnn_engine_server.core.routing import EVENTS, SETTINGS, AppKey
 from rnn_engine_server.core.schema import RefusedError, RequestBody
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.core.streams import encode_event
 from rnn_engine_server.telemetry.records import RECENT
 
 _UNITED_VERSION = "1.2.5"  # of the API of KoboldAI United, as KoboldCpp reports it
@@ -372,10 +372,14 @@ class Generations:
             self._running[key].remove(generation)
             if not self._running[key]:
                 del self._running[key]
-            for each in {key, (client, "")}:
-                self._last.pop(each)
-                if (found := generation.logprobs) is not None:
-                    self._last.put(each, found, _TOKEN_BYTES * (1 + len(found["tokens"])))
+            self.keep(client, genkey, generation)
+
+    def keep(self, client: str, genkey: str, generation: Generation) -> None:
+        """Keep the log-probabilities of a client's last generation."""
+        for each in {(client, genkey), (client, "")}:
+            self._last.pop(each)
+            if (found := generation.logprobs) is not None:
+                self._last.put(each, found, _TOKEN_BYTES * (1 + len(found["tokens"])))
 
     def last_logprobs(self, client: str, genkey: str) -> KoboldLogprobs | None:
         """Return the log-probabilities of a client's last generation of this key; of any if the key is empty."""
@@ -386,17 +390,37 @@ class Generations:
         return tuple(self._running.get((client, genkey), ()))
 
 
-GENERATIONS = web.AppKey("generations", Generations)
+GENERATIONS = AppKey("generations", Generations)
 
 
 class AbortableRequests(ParallelRequests):
-    """`ParallelRequests` that end with the text so far when a `Generation` is aborted, and add their text to it."""
+    """`ParallelRequests` that end with the text so far when a `Generation` is aborted, and add their text to it.
+
+    They run within `counted`.
+    """
 
     def __init__(
-        self, generation: Generation, engine: EngineLike, requests: Sequence[GenerateRequest], limit: int
+        self,
+        generation: Generation,
+        counted: AbstractContextManager[None],
+        engine: EngineLike,
+        requests: Sequence[GenerateRequest],
+        limit: int,
     ) -> None:
         super().__init__(engine, requests, limit)
         self._generation = generation
+        self._counted = counted
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._counted.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._counted.__exit__(kind, error, trace)
+        await super().__aexit__(kind, error, trace)
 
     def __aiter__(self) -> AsyncIterator[list[Numbered]]:
         return self._until_aborted(super().__aiter__())
@@ -465,68 +489,73 @@ ROUTES = RouteTable(error_form=kobold_error)
 
 
 @ROUTES.post("/api/v1/generate", "/api/latest/generate", answer=KoboldAnswer)
-async def generate(request: web.Request, body: KoboldRequest) -> web.StreamResponse:
+async def generate(call: Call, body: KoboldRequest) -> Answer:
     """Continue a text, as KoboldCpp does. Errors of all of its routes have KoboldCpp's form, too."""
-    return await _answer(request, body.model_copy(update={"stream": False}))
+    return await _answer(call, body.model_copy(update={"stream": False}))
 
 
 @ROUTES.post("/api/extra/generate/stream", answer=KoboldEvent, content_type=EVENTS)
-async def generate_stream(request: web.Request, body: KoboldRequest) -> web.StreamResponse:
+async def generate_stream(call: Call, body: KoboldRequest) -> Answer:
     """Continue a text and stream it, as KoboldCpp does."""
-    return await _answer(request, body.model_copy(update={"stream": True}))
+    return await _answer(call, body.model_copy(update={"stream": True}))
 
 
-async def _answer(request: web.Request, body: KoboldRequest) -> web.StreamResponse:
+async def _answer(call: Call, body: KoboldRequest) -> Answer:
     if body.num_prompts != 1 or body.n != 1:
         raise InvalidRequestError("n", body.n, "1, and one prompt")
     if body.stream and body.copies != 1:
         raise InvalidRequestError("best_of", body.copies, "1 with a stream")
-    engine = engine_of(request, body.cache_salt)
-    calls, resolved = await prepare_completions(request, engine, body)
+    engine = engine_of(call, body.cache_salt)
+    calls, resolved = await prepare_completions(call, engine, body)
     generation = Generation(engine, wants_logprobs=body.logprobs is not None)
-    with request.app[GENERATIONS].run(client_of(request).name, body.genkey, generation):
-        run, dialect = partial(AbortableRequests, generation), KoboldDialect(generation, trims=body.trim_stop)
-        return await answer_in(dialect, request, body, calls, resolved, run=run)
+    generations, name = call.app[GENERATIONS], call.client.name
+
+    async def keep() -> None:
+        generations.keep(name, body.genkey, generation)
+
+    run = partial(AbortableRequests, generation, generations.run(name, body.genkey, generation))
+    dialect = KoboldDialect(generation, trims=body.trim_stop)
+    return await answer_in(dialect, call, body, calls, resolved, run=run, keep=keep)
 
 
 @ROUTES.post("/api/extra/generate/check", routine=True, uses_model=False)
-async def check(request: web.Request, body: GenkeyRequest) -> KoboldPart:
+async def check(call: Call, body: GenkeyRequest) -> KoboldPart:
     """The text so far of the client's running generation of that `genkey`."""
-    return _part(request, body.genkey)
+    return _part(call, body.genkey)
 
 
 @ROUTES.get("/api/extra/generate/check", routine=True, uses_model=False)
-async def check_unnamed(request: web.Request) -> KoboldPart:
+async def check_unnamed(call: Call) -> KoboldPart:
     """The text so far of the client's running generation without a `genkey`."""
-    return _part(request, "")
+    return _part(call, "")
 
 
-def _part(request: web.Request, genkey: str) -> KoboldPart:
-    found = request.app[GENERATIONS].find(client_of(request).name, genkey)
+def _part(call: Call, genkey: str) -> KoboldPart:
+    found = call.app[GENERATIONS].find(call.client.name, genkey)
     return {"results": [{"text": found[-1].text if found else ""}]}
 
 
 @ROUTES.post("/api/extra/last_logprobs", uses_model=False)
-async def last_logprobs(request: web.Request, body: GenkeyRequest) -> Long[KoboldLastLogprobs]:
+async def last_logprobs(call: Call, body: GenkeyRequest) -> Long[KoboldLastLogprobs]:
     """The log-probabilities of the client's last generation of that `genkey`, or of any if it is empty."""
-    return _logprobs(request, body.genkey)
+    return _logprobs(call, body.genkey)
 
 
 @ROUTES.get("/api/extra/last_logprobs", uses_model=False)
-async def last_logprobs_unnamed(request: web.Request) -> Long[KoboldLastLogprobs]:
+async def last_logprobs_unnamed(call: Call) -> Long[KoboldLastLogprobs]:
     """The log-probabilities of the client's last generation."""
-    return _logprobs(request, "")
+    return _logprobs(call, "")
 
 
-def _logprobs(request: web.Request, genkey: str) -> Long[KoboldLastLogprobs]:
-    found = request.app[GENERATIONS].last_logprobs(client_of(request).name, genkey)
+def _logprobs(call: Call, genkey: str) -> Long[KoboldLastLogprobs]:
+    found = call.app[GENERATIONS].last_logprobs(call.client.name, genkey)
     return Long(0 if found is None else _NUM_TOPS * len(found["tokens"]), lambda: {"logprobs": found})
 
 
 @ROUTES.post("/api/extra/abort", uses_model=False)
-async def abort(request: web.Request, body: GenkeyRequest) -> KoboldAbort:
+async def abort(call: Call, body: GenkeyRequest) -> KoboldAbort:
     """End the client's running generations of that `genkey`; they are answered with their texts so far."""
-    found = request.app[GENERATIONS].find(client_of(request).name, body.genkey)
+    found = call.app[GENERATIONS].find(call.client.name, body.genkey)
     for generation in found:
         generation.abort()
     done: Literal["true", "false"] = "true" if found else "false"
@@ -534,9 +563,9 @@ async def abort(request: web.Request, body: GenkeyRequest) -> KoboldAbort:
 
 
 @ROUTES.post("/api/extra/tokencount", "/api/extra/tokenize")
-async def count_tokens(request: web.Request, body: TokenCountRequest) -> Long[KoboldTokens]:
+async def count_tokens(call: Call, body: TokenCountRequest) -> Long[KoboldTokens]:
     """The number of tokens of a text, and their ids."""
-    engine, limits = engine_of(request), request.app[SETTINGS].limits
+    engine, limits = engine_of(call), call.app[SETTINGS].limits
 
     def make() -> KoboldTokens:
         ids = engine.tokenize(body.prompt)
@@ -547,24 +576,24 @@ async def count_tokens(request: web.Request, body: TokenCountRequest) -> Long[Ko
 
 
 @ROUTES.get("/api/v1/model", "/api/latest/model")
-async def model(request: web.Request) -> KoboldResult:
+async def model(call: Call) -> KoboldResult:
     """The name of the model."""
-    return {"result": engine_of(request).info.model}
+    return {"result": engine_of(call).info.model}
 
 
 @ROUTES.get("/api/v1/info/version", "/api/latest/info/version", uses_model=False)
-async def united_version(_request: web.Request) -> KoboldResult:
+async def united_version(_call: Call) -> KoboldResult:
     """The version of KoboldAI United whose API this is."""
     return {"result": _UNITED_VERSION}
 
 
 @ROUTES.get("/api/extra/version", uses_model=False)
-async def version(request: web.Request) -> KoboldVersion:
+async def version(call: Call) -> KoboldVersion:
     """The version of KoboldCpp whose API this is, and what it can do here."""
     return {
         "result": "KoboldCpp",
         "version": _VERSION,
-        "protected": bool(request.app[SETTINGS].auth.keys),
+        "protected": bool(call.app[SETTINGS].auth.keys),
         "txt2img": False,
         "vision": False,
         "transcribe": False,
@@ -575,9 +604,9 @@ async def version(request: web.Request) -> KoboldVersion:
 
 
 @ROUTES.get("/api/v1/config/max_length", "/api/latest/config/max_length", uses_model=False)
-async def max_length(request: web.Request) -> KoboldNumber:
+async def max_length(call: Call) -> KoboldNumber:
     """The most tokens of an answer."""
-    return {"value": request.app[SETTINGS].limits.max_answer_tokens}
+    return {"value": call.app[SETTINGS].limits.max_answer_tokens}
 
 
 @ROUTES.get(
@@ -586,16 +615,16 @@ async def max_length(request: web.Request) -> KoboldNumber:
     "/api/extra/true_max_context_length",
     uses_model=False,
 )
-async def max_context_length(request: web.Request) -> KoboldNumber:
+async def max_context_length(call: Call) -> KoboldNumber:
     """The most tokens of a prompt: the server's limit, since a state has no window of a fixed length."""
-    return {"value": request.app[SETTINGS].limits.max_prompt_tokens}
+    return {"value": call.app[SETTINGS].limits.max_prompt_tokens}
 
 
 @ROUTES.get("/api/extra/perf", routine=True)
-async def perf(request: web.Request) -> KoboldPerf:
+async def perf(call: Call) -> KoboldPerf:
     """Times of the last request, and how busy the server is."""
-    engine, now = engine_of(request), time.monotonic()
-    stats, recent = engine.stats(), request.app[RECENT].seen_by(request[PRINCIPAL])
+    engine, now = engine_of(call), time.monotonic()
+    stats, recent = engine.stats(), call.app[RECENT].seen_by(call.principal)
     last = next((each.report for each in reversed(recent) if each.report.timing is not None), None)
     timing = None if last is None else last.timing
     return {

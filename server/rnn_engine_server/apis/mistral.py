@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from aiohttp import web
-
 from rnn_engine.requests import Finished, TextDelta, TokenInfo
 from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
 from rnn_engine_server.apis.openai.chat import chat_chunk
@@ -20,6 +18,8 @@ from rnn_engine_server.apis.openai.schemas import (
     CompletionRequest,
 )
 from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.answers import Answer
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 
 
@@ -68,8 +68,8 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v1/fim/completions", answer=ChatCompletion, chunk=ChatCompletionChunk)
-async def fim_completions(request: web.Request, body: FimRequest) -> web.StreamResponse:
+async def fim_completions(call: Call, body: FimRequest) -> Answer:
     """Continue a text and answer with a message, as Mistral does. A `suffix` is refused: the model can't fill in."""
-    engine = engine_of(request, body.cache_salt)
-    calls, resolved = await prepare_completions(request, engine, body)
-    return await answer_in(FimDialect(engine, body, calls), request, body, calls, resolved)
+    engine = engine_of(call, body.cache_salt)
+    calls, resolved = await prepare_completions(call, engine, body)
+    return await answer_in(FimDialect(engine, body, calls), call, body, calls, resolved)

@@ -8,7 +8,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
-from aiohttp import web
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
@@ -20,7 +19,9 @@ from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.answers import Answer, Long
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import Limits
@@ -154,19 +155,19 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v1/batch/completions", answer=BatchCompletion)
-async def batch_completions(request: web.Request, body: BatchCompletionRequest) -> web.StreamResponse:
+async def batch_completions(call: Call, body: BatchCompletionRequest) -> Answer:
     """Continue several prompts as one batch, as realizar does. Here they really run in one forward pass."""
     if body.stream:
         raise InvalidRequestError("stream", True, "false, since a batch is answered as a whole")
-    engine = engine_of(request, body.cache_salt)
-    calls, resolved = await prepare_completions(request, engine, body)
-    return await answer_whole(partial(_answer, engine.info, time.monotonic()), request, body, calls, resolved)
+    engine = engine_of(call, body.cache_salt)
+    calls, resolved = await prepare_completions(call, engine, body)
+    return await answer_whole(partial(_answer, engine.info, time.monotonic()), call, body, calls, resolved)
 
 
 @ROUTES.post("/v1/batch/tokenize", "/batch/tokenize")
-async def batch_tokenize(request: web.Request, body: BatchTokenizeRequest) -> Long[BatchTokens]:
+async def batch_tokenize(call: Call, body: BatchTokenizeRequest) -> Long[BatchTokens]:
     """The tokens of several texts."""
-    engine, limits = engine_of(request), request.app[SETTINGS].limits
+    engine, limits = engine_of(call), call.app[SETTINGS].limits
 
     def make() -> BatchTokens:
         lists = [engine.tokenize(text) for text in body.texts]
@@ -177,10 +178,10 @@ async def batch_tokenize(request: web.Request, body: BatchTokenizeRequest) -> Lo
 
 
 @ROUTES.post("/v1/gpu/warmup")
-async def warm_up(request: web.Request) -> WarmUp:
+async def warm_up(call: Call) -> WarmUp:
     """Run one token, so that the next request does not wait for preparations."""
     """Run one token through the model without sampling, and report the model and the device that ran it."""
-    engine = engine_of(request)
+    engine = engine_of(call)
     async with aclosing(engine.generate(GenerateRequest(BEGINNING, max_tokens=0))) as events:
         async for _ in events:
             pass
@@ -194,9 +195,9 @@ async def warm_up(request: web.Request) -> WarmUp:
 
 
 @ROUTES.get("/v1/gpu/status")
-async def gpu_status(request: web.Request) -> GpuStatus:
+async def gpu_status(call: Call) -> GpuStatus:
     """Whether the model's device answers."""
-    engine = engine_of(request)
+    engine = engine_of(call)
     info, health = engine.info, engine.health()
     return {
         "cache_ready": health.status == "ok",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from aiohttp import web
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
@@ -17,8 +16,9 @@ from rnn_engine.operations.relevance import Method, Relevance, method
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.routing import path_of
+from rnn_engine_server.core.answers import Long
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK
@@ -135,11 +135,11 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v1/rerank", "/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
-async def rerank(request: web.Request, body: RerankRequest) -> Long[Reranked | list[TeiRank]]:
+async def rerank(call: Call, body: RerankRequest) -> Long[Reranked | list[TeiRank]]:
     """Order texts by how well they answer a query."""
-    engine = engine_of(request, body.cache_salt)
-    found = await find_relevance(request, engine, body, "documents", [(body.query, text) for text in body.contexts])
-    version: Literal["1", "2"] = "2" if path_of(request).endswith("/v2/rerank") else "1"
+    engine = engine_of(call, body.cache_salt)
+    found = await find_relevance(call, engine, body, "documents", [(body.query, text) for text in body.contexts])
+    version: Literal["1", "2"] = "2" if call.path.endswith("/v2/rerank") else "1"
     size = sum(map(len, body.contexts)) + CALL_WORK * len(body.contexts)
     return Long(size, partial(_answer, engine, body, found, version))
 

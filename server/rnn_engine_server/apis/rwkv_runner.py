@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.hub.local import model_name
 from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import RequestBody, only
 from rnn_engine_server.models.orders import LoadOrder, ModelFolder, folder_of
 from rnn_engine_server.models.registry import MODELS, ModelStatus
@@ -70,12 +71,12 @@ ROUTES = RouteTable(uses_model=False, error_form=runner_error)
 
 
 @ROUTES.post("/switch-model", scope=Scope.ADMIN)
-async def switch_model(request: web.Request, body: SwitchModelRequest) -> str:
+async def switch_model(call: Call, body: SwitchModelRequest) -> str:
     """Load a model from the folder of models (`--model-folder`) in place of the default model, as RWKV-Runner does."""
-    models = request.app[MODELS]
+    models = call.app[MODELS]
     if body.model:
         orders = [model.order for model in models]
-        await models.replace_default(await asyncio.to_thread(_order, body, folder_of(request), orders))
+        await models.replace_default(await asyncio.to_thread(_order, body, folder_of(call.app[SETTINGS]), orders))
     else:
         await models.default.unload(withdraw=True)
     return "success"
@@ -91,15 +92,15 @@ def _order(body: SwitchModelRequest, folder: ModelFolder, known: Sequence[LoadOr
 
 
 @ROUTES.post("/update-config")
-async def update_config(_request: web.Request, _body: UpdateConfigRequest) -> str:
+async def update_config(_call: Call, _body: UpdateConfigRequest) -> str:
     """Accepted for clients of RWKV-Runner; nothing changes, since each request has its own settings."""
     return "success"
 
 
 @ROUTES.get("/status", routine=True)
-async def status(request: web.Request) -> RunnerStatus:
+async def status(call: Call) -> RunnerStatus:
     """The state of the default model, in RWKV-Runner's form."""
-    model = request.app[MODELS].default
+    model = call.app[MODELS].default
     return {
         "status": _STATUSES[model.status],
         "pid": os.getpid(),

@@ -6,14 +6,15 @@ from functools import cached_property
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, find_vectors
-from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.answers import Answer, Long
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import Failure, RefusalError
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody, only
 from rnn_engine_server.core.settings import Limits
 
@@ -102,23 +103,23 @@ ROUTES = RouteTable(error_form=tei_error)
 
 
 @ROUTES.post("/embed")
-async def embed(request: web.Request, body: TeiEmbedRequest) -> Long[list[list[float]]]:
+async def embed(call: Call, body: TeiEmbedRequest) -> Long[list[list[float]]]:
     """Vectors of texts, in text-embeddings-inference's form."""
-    found = await find_vectors(request, body)
+    found = await find_vectors(call, body)
     return Long(found.num_numbers, lambda: [one.vector.tolist() for one in found.embeddings])
 
 
 @ROUTES.post("/embed_all")
-async def embed_all(request: web.Request, body: TeiEmbedAllRequest) -> Long[list[list[list[float]]]]:
+async def embed_all(call: Call, body: TeiEmbedAllRequest) -> Long[list[list[list[float]]]]:
     """A vector after each token of texts, in text-embeddings-inference's form."""
-    found = await find_vectors(request, body, each=True)
+    found = await find_vectors(call, body, each=True)
     return Long(found.num_numbers, found.by_input)
 
 
 @ROUTES.post("/similarity")
-async def similarity(request: web.Request, body: TeiSimilarityRequest) -> Long[list[float]]:
+async def similarity(call: Call, body: TeiSimilarityRequest) -> Long[list[float]]:
     """How similar a text is to others: the cosine between their vectors."""
-    found = await find_vectors(request, body.embeddings)
+    found = await find_vectors(call, body.embeddings)
 
     def make() -> list[float]:
         source, *others = (one.vector for one in found.embeddings)
@@ -130,6 +131,6 @@ async def similarity(request: web.Request, body: TeiSimilarityRequest) -> Long[l
 
 @ROUTES.post("/predict", answer=TeiError, uses_model=False)
 @ROUTES.post("/embed_sparse", answer=TeiError, uses_model=False)
-async def refuse(_request: web.Request) -> web.StreamResponse:
+async def refuse(_call: Call) -> Answer:
     """Refused with 501 and the reason: the model has no classes and no sparse vectors."""
-    raise web.HTTPNotImplemented(text="the model is a language model: it has no classes and no sparse vectors")
+    raise RefusalError(501, "the model is a language model: it has no classes and no sparse vectors")

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, ClassVar, Literal, NotRequired, TypeAlias
 
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -19,11 +18,12 @@ from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.answers import Answer, encode_event
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import EVENTS, SETTINGS
 from rnn_engine_server.core.schema import RefusedError, only
-from rnn_engine_server.core.streams import encode_event
 
 _MAKES_RANDOM = ("temperature", "top_k", "top_p", "typical_p")
 _ALL_TOKENS = {"top_k": 0, "top_p": 1.0}  # for a request that draws and does not set them
@@ -357,28 +357,28 @@ ROUTES = RouteTable(error_form=tgi_error)
 
 
 @ROUTES.post("/generate", answer=TgiAnswer, chunk=TgiEvent)
-async def generate(request: web.Request, body: TgiRequest) -> web.StreamResponse:
+async def generate(call: Call, body: TgiRequest) -> Answer:
     """Continue a text, as text-generation-inference does."""
-    return await _answer(request, body)
+    return await _answer(call, body)
 
 
 @ROUTES.post("/", answer=list[TgiAnswer], chunk=TgiEvent)
-async def generate_in_list(request: web.Request, body: TgiRequest) -> web.StreamResponse:
+async def generate_in_list(call: Call, body: TgiRequest) -> Answer:
     """The same, in a list if it is not a stream."""
-    return await _answer(request, body, listed=True)
+    return await _answer(call, body, listed=True)
 
 
 @ROUTES.post("/generate_stream", answer=TgiEvent, content_type=EVENTS)
-async def generate_stream(request: web.Request, body: TgiRequest) -> web.StreamResponse:
+async def generate_stream(call: Call, body: TgiRequest) -> Answer:
     """The same, as a stream."""
-    return await _answer(request, body.model_copy(update={"stream": True}))
+    return await _answer(call, body.model_copy(update={"stream": True}))
 
 
-async def _answer(request: web.Request, body: TgiRequest, *, listed: bool = False) -> web.StreamResponse:
+async def _answer(call: Call, body: TgiRequest, *, listed: bool = False) -> Answer:
     _check(body)
-    engine = engine_of(request, body.cache_salt)
-    calls, resolved = await prepare_completions(request, engine, body)
-    return await answer_in(TgiDialect(engine, body, listed=listed), request, body, calls, resolved)
+    engine = engine_of(call, body.cache_salt)
+    calls, resolved = await prepare_completions(call, engine, body)
+    return await answer_in(TgiDialect(engine, body, listed=listed), call, body, calls, resolved)
 
 
 def _check(body: TgiRequest) -> None:
@@ -396,9 +396,9 @@ def _check(body: TgiRequest) -> None:
 
 
 @ROUTES.get("/info")
-async def info(request: web.Request) -> TgiInfo:
+async def info(call: Call) -> TgiInfo:
     """Facts of the model, in text-generation-inference's form."""
-    facts, limits = engine_of(request).info, request.app[SETTINGS].limits
+    facts, limits = engine_of(call).info, call.app[SETTINGS].limits
     answer: TgiInfo = {
         "model_id": facts.model,
         "model_sha": None,

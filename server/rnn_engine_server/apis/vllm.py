@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from aiohttp import web
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
@@ -24,7 +23,9 @@ from rnn_engine_server.apis.openai.embeddings import (
     send_found,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.answers import Answer, Long
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import STRING, STRINGS, Parsed, RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK
@@ -129,10 +130,10 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/score", "/v1/score")
-async def score(request: web.Request, body: ScoreRequest) -> Long[ScoreList]:
+async def score(call: Call, body: ScoreRequest) -> Long[ScoreList]:
     """Score how well documents answer queries, in vLLM's form."""
-    engine = engine_of(request, body.cache_salt)
-    found = await find_relevance(request, engine, body, "text_2", body.pairs)
+    engine = engine_of(call, body.cache_salt)
+    found = await find_relevance(call, engine, body, "text_2", body.pairs)
     return Long(CALL_WORK * len(found), lambda: _scores(engine, found))
 
 
@@ -155,12 +156,12 @@ class ServerVersion(TypedDict):
 
 
 @ROUTES.get("/version", uses_model=False)
-async def tell_version(_request: web.Request) -> ServerVersion:
+async def tell_version(_call: Call) -> ServerVersion:
     """The version of this server."""
     return {"version": version("rnn-engine")}
 
 
 @ROUTES.post("/pooling", answer=PoolingList)
-async def pooling(request: web.Request, body: PoolingRequest) -> web.StreamResponse:
+async def pooling(call: Call, body: PoolingRequest) -> Answer:
     """Vectors of texts or tokens, in vLLM's form."""
-    return await send_found(request, body, "pooling", "data")
+    return await send_found(call, body, "pooling", "data")

@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 from rnn_engine.errors import InvalidRequestError, OverloadedError
 from rnn_engine.requests import ANONYMOUS, Client
 from rnn_engine_server.auth.keys import ANYONE, KeyRing, Principal
+from rnn_engine_server.core.call import RECORD
 from rnn_engine_server.core.routing import LIFECYCLE, path_of, route_of
 from rnn_engine_server.core.settings import ANY, LOCAL, AuthSettings, ServerSettings, check_origin
 
@@ -276,23 +277,17 @@ def header_setter(settings: ServerSettings) -> Callable[[web.Request, web.Stream
     return set_headers
 
 
-# What a request carries for its handlers: who sent it.
+# Who sent a request.
 
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request. Absent if the key was wrong, or if none was checked, as on routes that always answer."""
 
 
-CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
-"""The client of a call that the server makes itself. Absent for those that come over a connection."""
-
-
 def client_of(request: web.Request) -> Client:
     """Return the client to whose limits a request counts: its API key or, without keys, its address or IPv6 network.
 
-    Calls that the server makes itself say whose they are. Requests of routes that need no key share one client.
+    Requests of routes that need no key share one client.
     """
-    if CLIENT in request:
-        return request[CLIENT]
     if (principal := request.get(PRINCIPAL)) is None:
         return ANONYMOUS
     return Client(principal.name or network_of(request.remote or ""), principal.weight)
@@ -315,6 +310,7 @@ def admission_middleware(settings: ServerSettings) -> Middleware:
         if route is not None and route.always:
             return await handler(request)
         principal = request[PRINCIPAL] = ANYONE if ring is None else _principal(request, ring)
+        request[RECORD].key = principal.name or None
         if route is not None and not principal.scope.includes(route.scope):
             raise web.HTTPForbidden(
                 text=f"the API key {principal.name!r} has the scope {principal.scope.value!r}; "

@@ -7,18 +7,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar
 
-from aiohttp import web
-
 from rnn_engine.errors import ForbiddenError
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import SlotUse
-from rnn_engine_server.auth.admission import PRINCIPAL, client_of
 from rnn_engine_server.auth.keys import Principal, Scope
 from rnn_engine_server.auth.quotas import RateLimiter, Spending
 from rnn_engine_server.auth.rates import UNBOUNDED, Rate
-from rnn_engine_server.core.routing import SETTINGS
-from rnn_engine_server.models.registry import MODEL_USE, MODELS
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.routing import SETTINGS, AppKey
+from rnn_engine_server.models.registry import MODELS
 from rnn_engine_states.cache.browse import SnapshotNode
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.named.entry import (
@@ -57,19 +55,17 @@ class OwnEngine:
     Routes reach the engine only through this class, so they need no ownership checks of their own.
     """
 
-    def __init__(
-        self, request: web.Request, engine: EngineLike, cache_salt: str | None = None, state: str | None = None
-    ) -> None:
+    def __init__(self, call: Call, engine: EngineLike, cache_salt: str | None = None, state: str | None = None) -> None:
         """Restrict `engine` to what the sender of `request` may use, within the client's quota.
 
         `cache_salt` divides the principal's part of the cache. `state` names the state that stands for the default one,
         and that the model's name has at its end.
         """
-        principal, auth = request[PRINCIPAL], request.app[SETTINGS].auth
+        principal, auth = call.principal, call.app[SETTINGS].auth
         self._engine = engine
         self._info = None if state is None else replace(engine.info, model=f"{engine.info.model}:{state}")
-        self._client = client_of(request)
-        self._spending = _spending(request, principal.rate or auth.rate)
+        self._client = call.client
+        self._spending = _spending(call, principal.rate or auth.rate)
         self.states = engine.states.seen_by(KeyViewer(principal, state))
         self._sees_all = principal.scope is Scope.ADMIN
         self._own_scope = None if auth.share_cache else principal.name
@@ -141,47 +137,35 @@ def _scope(namespace: str, salt: str | None) -> str:
     return f"{namespace}/{hashlib.blake2b(salt.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
 
 
-# The quotas that the application and each request carry, and the engines that handlers may use.
+# The quotas that the application carries, and the engines that handlers may use.
 
-RATE_LIMITER = web.AppKey("quotas", RateLimiter)
-SPENDING = web.RequestKey("spending", Spending)
-"""What a request takes of its client's quota. Absent if there is no quota, or the request has used no engine."""
+RATE_LIMITER = AppKey("quotas", RateLimiter)
 
 
-def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike:
+def engine_of(call: Call, cache_salt: str | None = None) -> EngineLike:
     """Return the engine of the model that a request names, restricted to the request's principal.
 
     If the route has a body, the handler must have read it before. `cache_salt` divides the cache further.
     """
-    use = request[MODEL_USE]
-    return OwnEngine(request, use.engine, cache_salt, use.state)
+    return OwnEngine(call, call.model.engine, cache_salt, call.model.state)
 
 
-async def check_default_state(request: web.Request) -> None:
+async def check_default_state(call: Call) -> None:
     """Raise ModelNotFoundError if a request names a model with a state that does not exist for the client."""
-    await engine_of(request).states.default()
+    await engine_of(call).states.default()
 
 
-def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
+def open_engines_of(call: Call) -> dict[str, EngineLike]:
     """Return the engines of all loaded models, by model name, restricted to the request's principal."""
-    engines = {model.name: model.open_engine for model in request.app[MODELS]}
-    return {name: OwnEngine(request, engine) for name, engine in engines.items() if engine is not None}
+    engines = {model.name: model.open_engine for model in call.app[MODELS]}
+    return {name: OwnEngine(call, engine) for name, engine in engines.items() if engine is not None}
 
 
-async def tell_quota(request: web.Request, response: web.StreamResponse) -> None:
-    """Add to an answer the headers that report the client's remaining quota.
-
-    A handler of aiohttp's signal `on_response_prepare`.
-    """
-    if (spending := request.get(SPENDING)) is not None:
-        response.headers.update(spending.headers)
-
-
-def _spending(request: web.Request, rate: Rate) -> Spending | None:
-    """Return what a request takes of its client's quota, the same at each call; None if there is no bound."""
-    if SPENDING not in request and rate != UNBOUNDED:
-        request[SPENDING] = Spending(request.app[RATE_LIMITER], client_of(request).name, rate)
-    return request.get(SPENDING)
+def _spending(call: Call, rate: Rate) -> Spending | None:
+    """Return what a call takes of its client's quota, the same at each time; None if there is no bound."""
+    if call.spending is None and rate != UNBOUNDED:
+        call.spending = Spending(call.app[RATE_LIMITER], call.client.name, rate)
+    return call.spending
 
 
 # The named states that one principal sees.

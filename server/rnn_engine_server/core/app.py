@@ -31,21 +31,21 @@ from rnn_engine_server.auth.admission import (
     header_setter,
     origins_middleware,
 )
-from rnn_engine_server.auth.engine import RATE_LIMITER, check_default_state, tell_quota
+from rnn_engine_server.auth.engine import RATE_LIMITER
 from rnn_engine_server.auth.keys import ANYONE
 from rnn_engine_server.auth.quotas import RateLimiter
 from rnn_engine_server.connections.acceptor import Acceptor, fit_descriptors
 from rnn_engine_server.connections.connection import CONNECTIONS, ConnectionCounters, connections_middleware
-from rnn_engine_server.core.bodies import BUDGET, LOGGED, MemoryBudget, memory_middleware, tell_left_out
-from rnn_engine_server.core.inner import InnerCalls
+from rnn_engine_server.core.bodies import LOGGED
 from rnn_engine_server.core.kept import SLOT_PROMPTS, KeptUsage, PromptTable
+from rnn_engine_server.core.memory import BUDGET, MemoryBudget
+from rnn_engine_server.core.performing import InnerCalls, respond, set_call_headers, telemetry_middleware
 from rnn_engine_server.core.process import end_process, late_collections, notify, open_listeners, stop_signals, url_of
 from rnn_engine_server.core.routing import (
     LIFECYCLE,
     SETTINGS,
     Lifecycle,
     add_routes,
-    deadlines_middleware,
     errors_middleware,
 )
 from rnn_engine_server.core.settings import ServerSettings
@@ -54,7 +54,7 @@ from rnn_engine_server.core.workers import WORKERS, Workers
 from rnn_engine_server.jobs.runner import BatchRunner
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder
-from rnn_engine_server.models.registry import EMBEDDER, MODELS, ModelRegistry, models_middleware
+from rnn_engine_server.models.registry import EMBEDDER, MODELS, ModelRegistry
 from rnn_engine_server.openapi.document import API_DOCUMENT, encode_document
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import METRICS, Metrics, Readings
@@ -64,8 +64,6 @@ from rnn_engine_server.telemetry.records import (
     TRACER,
     HttpCounters,
     RecentReports,
-    set_telemetry_headers,
-    telemetry_middleware,
 )
 from rnn_engine_server.telemetry.traces import RequestTracer, make_tracer
 from rnn_engine_states.documents import CollectionLimits, DocumentStore
@@ -109,11 +107,6 @@ def make_app(
     Without `collections` or `store`, they are opened as `settings` say.
     """
     models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
-    admitted = (
-        deadlines_middleware(settings.limits.max_request_seconds),
-        memory_middleware,
-        models_middleware(settings, check_default_state),
-    )
     app = web.Application(
         middlewares=[
             telemetry_middleware,
@@ -122,7 +115,6 @@ def make_app(
             origins_middleware(settings),
             admission_middleware(settings),
             clients_middleware(settings.limits.max_client_requests),
-            *admitted,
         ],
         handler_args={"auto_decompress": False},
     )
@@ -137,7 +129,7 @@ def make_app(
     store = store or Store(settings.job_folder, settings.limits)
     app[STORE] = store
     app[FILES], app[BATCHES], app[TUNINGS] = store.files, store.batches, store.tunings
-    calls = InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted))
+    calls = InnerCalls(app)
     find_principal = ({key.principal.name: key.principal for key in settings.auth.keys} or {ANYONE.name: ANYONE}).get
     app[RUNNER] = BatchRunner(
         app[BATCHES],
@@ -161,14 +153,14 @@ def make_app(
     app[CONNECTIONS] = ConnectionCounters()
     counters = app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]
     app[METRICS] = Metrics(partial(Readings.of, models, *counters, partial(kept_usage, app), store.readings))
-    app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
+    app.on_response_prepare.extend((header_setter(settings), set_call_headers))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.append(_run_parts)
     if embedder is not None:
         app[EMBEDDER] = embedder
     if tracer is not None:
         app[TRACER] = tracer
-    add_routes(app, ALL_ROUTES)
+    add_routes(app, ALL_ROUTES, respond)
     return app
 
 

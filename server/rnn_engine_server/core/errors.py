@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import TypeAlias
 
 from aiohttp import web
@@ -34,6 +35,14 @@ from rnn_engine.errors import (
 from rnn_engine_server.core.schema import ErrorBody, ErrorDetail
 
 _log = logging.getLogger(__name__)
+
+
+class RefusalError(Exception):
+    """Raised to answer with an HTTP status that no other error stands for."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,8 @@ def describe(error: Exception) -> Failure:
             return Failure(400, str(error), "invalid_request_error", "grammar_failed")
         case StepError():
             return Failure(500, f"the model failed on this request: {error}", "server_error", "step_failed")
+        case RefusalError():
+            return _of_status(error.status, str(error), HTTPStatus(error.status).phrase)
     _log.error("a request failed", exc_info=error)
     return Failure(500, "internal error; the server's log has the details", "server_error", "internal_error")
 
@@ -128,7 +139,10 @@ _KINDS = {401: "authentication_error", 403: "permission_error"}
 
 def describe_http(error: web.HTTPException, message: str) -> Failure:
     """Convert an exception that aiohttp raised to an error answer with the given message."""
-    kind = "server_error" if error.status >= 500 else _KINDS.get(error.status, "invalid_request_error")
-    code = error.reason.lower().replace(" ", "_")
     headers = {name: error.headers[name] for name in _KEPT_HEADERS if name in error.headers}
-    return Failure(error.status, message, kind, code, headers=headers)
+    return replace(_of_status(error.status, message, error.reason), headers=headers)
+
+
+def _of_status(status: int, message: str, reason: str) -> Failure:
+    kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
+    return Failure(status, message, kind, reason.lower().replace(" ", "_"))

@@ -1,21 +1,19 @@
 """Routes that are declared at their handlers: the annotations of a handler say which body it takes and what it answers.
 
-A handler takes the request and, if it has a second parameter, the request's checked body. It returns an object, which
-is sent as JSON, a `Long` one, or a response.
+A handler takes the `Call` and, if it has a second parameter, the checked body. It returns an object, which is sent as
+JSON, or another answer of `core/answers.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial, update_wrapper
 from inspect import Parameter, signature
-from typing import Any, Generic, TypedDict, TypeVar, Unpack, get_args, get_origin
+from typing import Any, TypedDict, TypeVar, Unpack, get_args, get_origin
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response, long_json_response, read_body
+from rnn_engine_server.core.answers import Long
 from rnn_engine_server.core.errors import ErrorForm
 from rnn_engine_server.core.routing import Kind, Route
 from rnn_engine_server.core.schema import RequestBody
@@ -24,20 +22,12 @@ T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Awaitable[object]])
 
 
-@dataclass(frozen=True, slots=True)
-class Long(Generic[T]):
-    """An answer that may take long to make and to encode, so a worker thread does both. See `work` for `size`."""
-
-    size: int
-    make: Callable[[], T]
-
-
 class Facts(TypedDict, total=False):
     """What a route says beside its path. The attributes of `Route` have the meanings."""
 
     summary: str  # in place of the handler's docstring
-    answer: Kind | None  # the type of the answer, if the handler returns a response
-    request: type[RequestBody]  # the type of the body, if the handler reads it by itself
+    answer: Kind | None  # the type of the answer, if the handler returns an encoded one or a stream
+    keeps_text: bool
     form: type[RequestBody]
     chunk: Kind
     content_type: str
@@ -97,18 +87,5 @@ def _make_route(
     body = parameters[1].annotation if len(parameters) > 1 else None
     kind = of_handler.return_annotation
     answer = get_args(kind)[0] if get_origin(kind) is Long else kind
-    found = {"request": body, "answer": answer, "summary": " ".join((handler.__doc__ or "").split()), **facts}
-    called = update_wrapper(partial(_respond, handler, body), handler)
-    return Route(method, path, called, also=also, response=found.pop("answer"), **found)
-
-
-async def _respond(
-    handler: Callable[..., Awaitable[object]], body: type[RequestBody] | None, request: web.Request
-) -> web.StreamResponse:
-    """Call a handler, with the request's body if it takes one, and send its answer."""
-    answer = await (handler(request) if body is None else handler(request, await read_body(request, body)))
-    if isinstance(answer, web.StreamResponse):
-        return answer
-    if isinstance(answer, Long):
-        return await long_json_response(request, answer.size, answer.make)
-    return json_response(answer)
+    found = {"answer": answer, "summary": " ".join((handler.__doc__ or "").split()), **facts}
+    return Route(method, path, handler, also=also, request=body, response=found.pop("answer"), **found)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, get_close_matches
+from functools import partial
 from itertools import zip_longest
 from types import UnionType
 from typing import TypeAlias
 
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
-from rnn_engine.errors import EngineClosedError, TimeLimitError
+from rnn_engine.errors import EngineClosedError
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.errors import ErrorForm, Failure, describe, describe_http, openai_error
 from rnn_engine_server.core.schema import RequestBody
@@ -36,6 +37,12 @@ OPEN_BODY_BYTES = 4096
 MODEL_QUERY = {"model": "The name of a model; without it, the default model."}
 """The query parameters of every route whose handler takes an engine."""
 
+App: TypeAlias = web.Application
+"""Holds the parts of the server, each under its key."""
+
+AppKey = web.AppKey
+"""A key under which the application holds a part of the server."""
+
 Kind: TypeAlias = type[object] | UnionType
 """The type of an answer: a TypedDict, a list of something, or one of several such."""
 
@@ -46,10 +53,11 @@ class Route:
 
     method: str
     path: str
-    handler: Handler
+    handler: Callable[..., Awaitable[object]]  # takes the `Call` and, if the route has one, the body
     summary: str
     response: Kind | None  # None = the answer is no JSON
-    request: type[RequestBody] | None = None
+    request: type[RequestBody] | None = None  # the body
+    keeps_text: bool = False  # of the body, for the handler
     form: type[RequestBody] | None = None  # the fields of a body of the type multipart/form-data
     chunk: Kind | None = None  # what one event holds, if the request may ask for a stream
     content_type: str = JSON  # of the answer; of a stream, if the route always streams
@@ -80,21 +88,25 @@ class Route:
 ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)
 
 
-def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
-    """Add routes to the application, each under all of its paths.
+Respond: TypeAlias = Callable[[Route, web.Request], Awaitable[web.StreamResponse]]
+
+
+def add_routes(app: web.Application, routes: Iterable[Route], respond: Respond) -> None:
+    """Add routes to the application, each under all of its paths. `respond` answers a request for a route.
 
     Routes for GET also answer HEAD, unless they change something. A path under /v1/ answers under /openai/v1/, too, as
     on Groq's servers.
     """
     added = app[ROUTES] = {}
     for route in routes:
+        handler = partial(respond, route)
         for path in (
             *route.paths,
             *(f"{_GROQ_PREFIX}{path}" for path in route.paths if path.startswith(_OPENAI_PREFIX)),
         ):
-            added[app.router.add_route(route.method, path, route.handler)] = route
+            added[app.router.add_route(route.method, path, handler)] = route
             if route.method == hdrs.METH_GET and not route.changes_by_get:
-                added[app.router.add_route(hdrs.METH_HEAD, path, route.handler)] = route
+                added[app.router.add_route(hdrs.METH_HEAD, path, handler)] = route
     app.router.register_resource(_OtherSpellings(app.router, app[SETTINGS].root_path))
 
 
@@ -271,28 +283,3 @@ def _likeness(known: str, parts: Sequence[str]) -> float:
         return 0.0
     ratios = [1.0 if one == other else SequenceMatcher(None, one, other.lower()).ratio() for one, other in pairs]
     return sum(ratios) / len(ratios) if min(ratios) >= _LIKE_PART else 0.0
-
-
-DEADLINE = web.RequestKey("deadline", float)
-"""When a request's generation must end at the latest, by `time.monotonic`. Absent for those with the usual limit."""
-
-_SPARE_SECONDS = 30.0  # for the answer of a generation that the engine has ended in time
-
-
-def deadlines_middleware(seconds: float) -> Middleware:
-    """Return middleware that ends a request `_SPARE_SECONDS` after its time limit of `seconds`.
-
-    If the answer has begun, its connection is cut; otherwise TimeLimitError is raised.
-    """
-
-    @web.middleware
-    async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            async with asyncio.timeout(seconds + _SPARE_SECONDS):
-                return await handler(request)
-        except TimeoutError as error:
-            if request.writer.output_size > 0:
-                raise ConnectionAbortedError("the answer took too long") from error
-            raise TimeLimitError(f"the request took longer than {seconds:g} s") from error
-
-    return limit

@@ -173,9 +173,11 @@ class RequestBody(BaseModel):
 
         `unknown` says what to do with unknown fields, and collects their names. Without it they are refused.
         """
-        if cls.may_be_empty and not body:
-            body = b"{}"
-        data = parse_json(body, "body")
+        return cls.from_value(parse_json(b"{}" if cls.may_be_empty and not body else body, "body"), limits, unknown)
+
+    @classmethod
+    def from_value(cls, data: object, limits: Limits = _DEFAULT_LIMITS, unknown: UnknownFields | None = None) -> Self:
+        """Check a body that `parse_json` has parsed. See `parse`."""
         try:
             parsed = cls.model_validate(data, context=unknown)
             parsed.check(limits)

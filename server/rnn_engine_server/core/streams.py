@@ -6,32 +6,21 @@ aiohttp-sse does not serve here: it starts a task of pings for every stream, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
-from functools import wraps
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from functools import partial, wraps
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from aiohttp import hdrs, web
 
-from rnn_engine_server.core.bodies import to_json
-from rnn_engine_server.core.errors import describe
-from rnn_engine_server.core.routing import EVENTS, LIFECYCLE, SETTINGS
+from rnn_engine_server.core.answers import Stream, encode_event
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.routing import LIFECYCLE, SETTINGS, AppKey
+from rnn_engine_server.core.workers import work
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-DONE = b"data: [DONE]\n\n"
-"""The event that ends a stream. By it clients know that nothing is missing."""
-
-
-def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:
-    """Encode one server-sent event that has `body` as JSON, and the event name `name` if given."""
-    head = b"" if name is None else f"event: {name}\n".encode()
-    return b"%bdata: %b\n\n" % (head, to_json(body))
-
-
-EVENT_STREAM = f"{EVENTS}; charset=utf-8"
-"""The Content-Type of a stream of server-sent events."""
 
 
 class Clock(Protocol):
@@ -42,7 +31,7 @@ class Clock(Protocol):
     def call_later(self, delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle: ...
 
 
-CLOCK: web.AppKey[Clock] = web.AppKey("clock")
+CLOCK: AppKey[Clock] = AppKey("clock")
 """What streams measure silence by, in place of the event loop."""
 
 HEADERS_SECONDS = 0.5
@@ -52,34 +41,26 @@ SILENCE_SECONDS = 10.0
 """How long an open stream may be silent before something without a meaning is sent, so that proxies do not end it."""
 
 
-def comment() -> bytes:
-    """Return a comment of a stream of server-sent events, which clients skip."""
-    return b": ping\n\n"
-
-
-class EventStream:
-    """A response that is sent piece by piece: server-sent events, unless its content type says otherwise.
+class _Sender:
+    """Sends a stream as the response to the request of a call.
 
     It is an async context manager. Within it, the headers are sent by `open`, or if that does not come soon; then
-    whatever `keep_alive` returns is sent whenever nothing else has been written for a while. Calls within the server
-    have no client that would wait, so nothing of this happens for them.
+    whatever `keep_alive` of the stream returns is sent whenever nothing else has been written for a while.
     """
 
-    def __init__(
-        self, request: web.Request, content_type: str = EVENT_STREAM, keep_alive: Callable[[], bytes] = comment
-    ) -> None:
-        self._request = request
-        self._keep_alive = keep_alive
-        self._clock = request.app.get(CLOCK) or asyncio.get_running_loop()
+    def __init__(self, call: Call, stream: Stream) -> None:
+        self._request = call.request
+        self._keep_alive = stream.keep_alive
+        self._clock = call.app.get(CLOCK) or asyncio.get_running_loop()
         self._last = 0.0  # when something was written
-        self._is_watched = request.transport is not None
+        self._is_watched = stream.keep_alive is not None
         self._num_writing = 0  # writes that wait for the client
         self._timer: asyncio.TimerHandle | None = None
         self._filling: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
-        self._response = web.StreamResponse(
-            headers={"Content-Type": content_type, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        )
+        live = {} if stream.keep_alive is None else {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        self._response = web.StreamResponse(headers={"Content-Type": stream.content_type, **live, **stream.headers})
+        self._response.content_length = stream.num_bytes
 
     async def __aenter__(self) -> Self:
         self._watch(HEADERS_SECONDS)
@@ -87,10 +68,6 @@ class EventStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
-
-    @property
-    def is_open(self) -> bool:
-        return self._response.prepared
 
     async def open(self) -> None:
         """Send the response's headers, unless that was done. From now on an error can only be sent as an event."""
@@ -105,7 +82,7 @@ class EventStream:
         await self._stop()
         return self._response.prepared
 
-    async def write(self, events: bytes) -> None:
+    async def write(self, events: bytes | memoryview) -> None:
         """Send encoded events to the client, and wait if the client reads slowly.
 
         Raises ConnectionError if the client has disconnected.
@@ -121,6 +98,7 @@ class EventStream:
     async def close(self) -> web.StreamResponse:
         """End the stream's response and return it."""
         await self._stop()
+        await self.open()
         await self._response.write_eof()
         return self._response
 
@@ -142,6 +120,7 @@ class EventStream:
         with suppress(ConnectionError):  # whoever writes next hears that the client has left
             if self._response.prepared:
                 self._watch(SILENCE_SECONDS)
+                assert self._keep_alive is not None
                 await self.write(self._keep_alive())
             else:
                 await self.open()
@@ -156,61 +135,87 @@ class EventStream:
             await asyncio.wait((self._filling,))
 
 
-async def send_until_closing(
-    request: web.Request, send: Coroutine[Any, Any, None], seconds: float | None = None
-) -> None:
-    """Run `send`, which sends a stream, until it ends, the server takes no more requests, or `seconds` are over.
-
-    Raises what it raises: ConnectionError if the client has left.
-    """
-    sending = asyncio.create_task(send)
-    closing = asyncio.create_task(request.app[LIFECYCLE].wait_closing())
-    try:
-        await asyncio.wait((sending, closing), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if sending.done():
-            sending.result()
-    finally:
-        await cancel_tasks(sending, closing)
-
-
-# Streams that report the current status again and again.
-
-_CLOSE_SECONDS = 1.0  # for a client to take the end of a stream
-
-
-async def send_repeatedly(
-    request: web.Request, seconds: float, make: Callable[[], Awaitable[Mapping[str, object]]]
-) -> web.StreamResponse:
-    """Send a stream of status events: call `make` at once and then every `seconds`, and send each result as JSON.
-
-    The stream ends when the server takes no more requests, so that it does not delay a stop, or when the time of a
-    request is up (`max_request_seconds`).
-    """
-    first = encode_event(await make())  # an error before the first event has a status of its own
-    async with EventStream(request) as stream:
-        await stream.open()
-        if request.method != hdrs.METH_HEAD:
-            most = request.app[SETTINGS].limits.max_request_seconds
-            await send_until_closing(request, _send(stream, first, seconds, make), most)
+async def send_stream(call: Call, stream: Stream) -> web.StreamResponse:
+    """Send a stream as the response to the request of a call. Raises ConnectionError if the client has left."""
+    async with aclosing(stream.pieces), _Sender(call, stream) as sender:
+        if call.request.method != hdrs.METH_HEAD:
+            sending = deliver(call, stream, sender)
+            await (_until_closing(call, sending, stream.max_seconds) if stream.ends_with_server else sending)
         try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                return await stream.close()
+            async with asyncio.timeout(None if stream.max_seconds is None else _CLOSE_SECONDS):
+                return await sender.close()
         except TimeoutError as error:
             raise ConnectionAbortedError("the client did not take the end of the stream") from error
 
 
-async def _send(
-    stream: EventStream, event: bytes, seconds: float, make: Callable[[], Awaitable[Mapping[str, object]]]
-) -> None:
+class Receiver(Protocol):
+    """What the pieces of a stream are delivered to."""
+
+    async def open(self) -> None:
+        """Begin the answer, unless that was done. From then on an error can only be sent as a piece."""
+
+    async def write(self, piece: bytes | memoryview) -> None:
+        """Take a piece. Raises ConnectionError if the client has left."""
+
+    async def is_too_late_for_status(self) -> bool:
+        """Return True if the answer has begun; if not, it will not begin by itself any more."""
+
+
+async def deliver(call: Call, stream: Stream, receiver: Receiver) -> Failure | None:
+    """Deliver the pieces of a stream, and return the failure that the last one reports, None if it reports none.
+
+    Raises an error that comes before them.
+    """
     try:
-        while True:
-            await stream.write(event)
-            await asyncio.sleep(seconds)
-            event = encode_event(await make())
+        async with aclosing(stream.pieces):
+            async for piece in stream.pieces:
+                await receiver.open()
+                await receiver.write(piece)
     except ConnectionError:
         raise
     except Exception as error:
-        await stream.write(encode_event(describe(error).body))
+        if stream.failure is None or not await receiver.is_too_late_for_status():
+            raise
+        failure = describe(error)
+        await receiver.write(await work(call, call.lease.num_bytes, partial(stream.failure, failure)))
+        return failure
+    return None
+
+
+async def _until_closing(call: Call, sending: Coroutine[Any, Any, object], seconds: float | None) -> None:
+    """Run `sending` until it ends, the server takes no more requests, or `seconds` are over.
+
+    Raises what it raises.
+    """
+    running = asyncio.create_task(sending)
+    closing = asyncio.create_task(call.app[LIFECYCLE].wait_closing())
+    try:
+        await asyncio.wait((running, closing), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        await cancel_tasks(running, closing)
+
+
+# Streams that report the current status again and again.
+
+_CLOSE_SECONDS = 1.0  # for a client to take the end of such a stream
+
+
+async def repeated(call: Call, seconds: float, make: Callable[[], Awaitable[Mapping[str, object]]]) -> Stream:
+    """Return a stream of status events: what `make` returns at once and then every `seconds`, each as JSON.
+
+    The stream ends when the server takes no more requests, so that it does not delay a stop, or when the time of a
+    request is up (`max_request_seconds`).
+    """
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        while True:
+            yield encode_event(await make())
+            await asyncio.sleep(seconds)
+
+    most = call.app[SETTINGS].limits.max_request_seconds
+    return Stream(events(), ends_with_server=True, max_seconds=most)
 
 
 def uninterrupted(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:

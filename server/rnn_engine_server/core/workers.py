@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from aiohttp import web
-
 from rnn_engine.requests import Client
-from rnn_engine_server.auth.admission import client_of
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.routing import AppKey
 
 T = TypeVar("T")
 
@@ -103,7 +102,7 @@ class Workers:
                 del self._waiting[client]
 
 
-WORKERS = web.AppKey("workers", Workers)
+WORKERS = AppKey("workers", Workers)
 
 SHORT_WORK = 4096
 """Work up to this size is done at once: that takes about as long as handing it to a thread."""
@@ -112,11 +111,11 @@ CALL_WORK = 64
 """The size of the work of making one `GenerateRequest`."""
 
 
-async def work(request: web.Request, size: int, function: Callable[[], T]) -> T:
+async def work(call: Call, size: int, function: Callable[[], T]) -> T:
     """Run `function`, on a worker thread if `size` is more than `SHORT_WORK`, and return its result.
 
     `size` is about the number of characters or tokens that the function looks at.
     """
     if size <= SHORT_WORK:
         return function()
-    return await request.app[WORKERS].run(client_of(request), function)
+    return await call.app[WORKERS].run(call.client, function)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, Self, TypeAlias
 from uuid import uuid4
 
-from pydantic_core import from_json
-
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import append, skip_mark
 from rnn_engine_server.core.bodies import to_json
+from rnn_engine_server.core.memory import parsed_bytes
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.schema import UnknownFields, parse_json
 from rnn_engine_server.core.settings import Limits
@@ -114,7 +113,7 @@ def _check_body(body: dict[str, Any], route: Route, limits: Limits, *, strict: b
     if body.get("background"):
         raise InvalidRequestError("body.background", body["background"], "false: a batch runs in the background anyway")
     try:
-        route.request.parse(to_json(body), limits, UnknownFields(refuse=strict))
+        route.request.from_value(body, limits, UnknownFields(refuse=strict))
     except InvalidRequestError as error:
         raise InvalidRequestError(f"body.{error.field}", error.value, error.allowed, f"body: {error}") from None
 
@@ -142,13 +141,14 @@ def order_lines(path: Path, url: str, limits: Limits, done: set[str]) -> list[Li
     return [place for _, _, place in keyed]
 
 
-def read_lines(path: Path, places: Sequence[LinePlace], url: str) -> list[Line]:
-    """Read the lines at `places` of a file. Raises OSError."""
+def read_lines(path: Path, places: Sequence[LinePlace], url: str) -> list[tuple[Line, int]]:
+    """Read the lines at `places` of a file, each with the bytes of memory that it takes. Raises OSError."""
     lines = []
     with path.open("rb") as file:
         for place in places:
             file.seek(place.offset)
-            lines.append(Line.parse(file.read(place.length), url))
+            data = file.read(place.length)
+            lines.append((Line.parse(data, url), parsed_bytes(data)))
     return lines
 
 
@@ -195,9 +195,9 @@ class TokenUsage:
     reasoning_tokens: int = 0  # of the output's
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Self:
-        """Return the tokens of an answer, from the `usage` in its body under OpenAI's or Anthropic's names."""
-        usage = answer.get("usage") or {}
+    def of(cls, usage: Mapping[str, Any] | None) -> Self:
+        """Return the tokens that the `usage` of an answer tells, under OpenAI's or Anthropic's names."""
+        usage = usage or {}
         inputs = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
         outputs = usage.get("output_tokens_details") or usage.get("completion_tokens_details") or {}
         read = usage.get("cache_read_input_tokens", 0)  # Anthropic's, which `input_tokens` does not count
@@ -263,16 +263,17 @@ class Journal:
         self._outputs = self._open(outputs, is_success=True)
         self._errors = self._open(errors, is_success=False)
 
-    def add_answer(self, custom_id: str, request_id: str, status: int, body: bytes) -> None:
-        """Write the answer to a line, whose `body` is JSON.
+    def add_answer(
+        self, custom_id: str, request_id: str, status: int, body: bytes, usage: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the answer to a line, whose `body` is JSON and tells the `usage`.
 
         Raises OSError, or what `count_bytes` raises, with nothing written.
         """
         head = to_json({"id": _RESULT_ID + request_id, "custom_id": custom_id})[:-1]
         inner = to_json({"status_code": status, "request_id": request_id})[:-1]
         line = head + b',"response":' + inner + b',"body":' + body + b'},"error":null}'
-        usage = TokenUsage.of(from_json(body)) if status == 200 else NO_TOKENS
-        self._add(custom_id, line, is_success=status == 200, usage=usage)
+        self._add(custom_id, line, is_success=status == 200, usage=TokenUsage.of(usage))
 
     def add_error(self, custom_id: str, code: NotRun, message: str) -> None:
         """Write that a line was not run. Raises OSError, with nothing written."""
@@ -319,7 +320,7 @@ class Journal:
                 except (ValueError, KeyError, TypeError):
                     break  # a crash of the system lost what was to be written here
                 self.done.add(custom_id)
-                usage = TokenUsage.of(response["body"]) if is_success else NO_TOKENS
+                usage = TokenUsage.of(response["body"].get("usage")) if is_success else NO_TOKENS
                 self.counts.add(is_success=is_success, was_run=response is not None, usage=usage)
                 whole += len(line)
         self._count_bytes(whole - file.seek(0, os.SEEK_END), always=True)

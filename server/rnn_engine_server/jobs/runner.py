@@ -1,6 +1,6 @@
 """Run batches beside other requests: each key's one after another, below what their clients wait for.
 
-A line is sent to the handler of its HTTP route, so it can do what a request can do. All batches of an API key are one
+A line is a call of its route, so it can do what a request can do. All batches of an API key are one
 client of the engine in the background. So a request of any other client gets a slot before a line of a batch, takes one
 from a line that runs, and is hardly slower beside it. The batches of two keys share the other slots by the keys'
 weights.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,14 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, RnnEngineError
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.auth.rates import UNBOUNDED
-from rnn_engine_server.core.bodies import to_json
-from rnn_engine_server.core.inner import InnerAnswer, InnerCalls
+from rnn_engine_server.core.performing import InnerAnswer, InnerCalls
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.streams import cancel_tasks, uninterrupted
 from rnn_engine_server.core.workers import SHORT_WORK
 from rnn_engine_server.jobs.lines import (
     BatchError,
     Journal,
+    Line,
     LinePlace,
     check_lines,
     order_lines,
@@ -195,7 +195,6 @@ class BatchRunner:
 
     async def _check(self, batch: Batch, path: Path) -> Batch:
         route = self._calls.route(batch.endpoint)
-        assert route is not None, batch.endpoint
         found = await asyncio.to_thread(check_lines, path, route, self._limits, strict=self._strict)
         if found.errors:
             return await self._store.enter(batch.id, "failed", errors=tuple(found.errors))
@@ -246,7 +245,7 @@ class _BatchLines:
         places: Iterator[LinePlace],
         journal: Journal,
     ) -> None:
-        self._url = batch.endpoint
+        self._route = calls.route(batch.endpoint)
         self._principal = Principal(principal.name, principal.scope, principal.weight, UNBOUNDED)
         name = f"{principal.name} batches"  # no key's name has a space
         self._client = Client(name, principal.weight, is_background=True)
@@ -254,7 +253,7 @@ class _BatchLines:
         self._path = path
         self._places = places
         self._journal = journal
-        self._lines = deque[tuple[str, bytes]]()  # ids and bodies of those that were read and are not run yet
+        self._lines = deque[tuple[Line, int]]()  # those that were read and are not run yet, with their bytes in memory
         self._reading = asyncio.Lock()
         self._writing = asyncio.Lock()
 
@@ -266,20 +265,17 @@ class _BatchLines:
 
     async def _run_each(self) -> None:
         while (line := await self._next()) is not None:
-            custom_id, body = line
             request_id = uuid4().hex
-            answer = await self._answer(body, request_id)
-            await self._write(custom_id, request_id, answer)
+            answer = await self._answer(*line, request_id)
+            await self._write(line[0].custom_id, request_id, answer)
 
-    async def _next(self) -> tuple[str, bytes] | None:
-        """Return the `custom_id` and the body of the next line to run; None after the last one. Raises OSError."""
+    async def _next(self) -> tuple[Line, int] | None:
+        """Return the next line to run, and its bytes in memory; None after the last one. Raises OSError."""
         async with self._reading:
             if not self._lines:
-                self._lines.extend(await asyncio.to_thread(self._read, self._next_places()))
+                places = self._next_places()
+                self._lines.extend(await asyncio.to_thread(read_lines, self._path, places, self._route.path))
             return self._lines.popleft() if self._lines else None
-
-    def _read(self, places: Sequence[LinePlace]) -> list[tuple[str, bytes]]:
-        return [(line.custom_id, to_json(line.body)) for line in read_lines(self._path, places, self._url)]
 
     def _next_places(self) -> list[LinePlace]:
         """Return the places of the lines to read together."""
@@ -291,10 +287,12 @@ class _BatchLines:
             num_bytes += place.length
         return places
 
-    async def _answer(self, body: bytes, request_id: str) -> InnerAnswer:
-        """Send the body of a line until the answer is not that it must be sent again."""
+    async def _answer(self, line: Line, num_bytes: int, request_id: str) -> InnerAnswer:
+        """Make the call of a line until the answer is not that it must be made again."""
+        assert self._route.request is not None
+        parse = partial(self._route.request.from_value, line.body)
         while True:
-            answer = await self._calls.post(self._url, body, self._principal, self._client, request_id)
+            answer = await self._calls.ask(self._route, parse, num_bytes, self._principal, self._client, request_id)
             if answer.retry_seconds is None:
                 return answer
             self._journal.note_retry()
@@ -302,7 +300,7 @@ class _BatchLines:
 
     async def _write(self, custom_id: str, request_id: str, answer: InnerAnswer) -> None:
         """Write the answer to a line, again and again until the disk has room for it."""
-        add = partial(self._journal.add_answer, custom_id, request_id, answer.status, answer.body)
+        add = partial(self._journal.add_answer, custom_id, request_id, answer.status, answer.body, answer.usage)
         while True:
             try:
                 async with self._writing:

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from aiohttp import web
-
 from rnn_engine.errors import ForbiddenError, NotFoundError, has_control_characters
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.settings import LoadSettings, StateFile
 from rnn_engine.model import LoraChoice
-from rnn_engine_server.core.routing import SETTINGS
+from rnn_engine_server.core.settings import ServerSettings
 
 LoadEngine: TypeAlias = Callable[[Progress], Awaitable[EngineLike]]
 """Loads a model; reports its steps and its progress, on any thread."""
@@ -134,12 +132,8 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-# The folder of models, for handlers.
-
-
-def folder_of(request: web.Request) -> ModelFolder:
+def folder_of(settings: ServerSettings) -> ModelFolder:
     """Return the folder of models. Raises NotFoundError if the operator has named none."""
-    settings = request.app[SETTINGS]
     if settings.model_folder is None:
         raise NotFoundError("the server has no folder of models; the operator can name one with --model-folder")
     return ModelFolder(settings.model_folder, settings.admin_folders)

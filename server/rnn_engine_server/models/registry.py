@@ -6,20 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, TypeAlias
-
-from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from rnn_engine.errors import InvalidRequestError, ModelNotFoundError, RnnEngineError, UnavailableError
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.operations.onnx_embedder import Embedder
 from rnn_engine.telemetry import Health
-from rnn_engine_server.core.routing import AI00_PREFIX, path_of, route_of
-from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder, MakeLoad
 
 # One model of a server: loaded for the requests that name it, and freed when nothing uses it.
@@ -431,39 +426,8 @@ class ModelUse:
             self._model = None
 
 
-# What the application and each request carry for handlers: the models, the one in use, and the embedding model.
+# What the application carries for handlers: the models, and the embedding model.
 
-MODELS = web.AppKey("models", ModelRegistry)
-MODEL_USE = web.RequestKey("model_use", ModelUse)
-"""The model that a request uses. Handlers call `engine_of` instead."""
-EMBEDDER = web.AppKey("embedder", Embedder)
+MODELS = AppKey("models", ModelRegistry)
+EMBEDDER = AppKey("embedder", Embedder)
 """Absent if there is no embedding model."""
-
-
-def models_middleware(settings: ServerSettings, check_state: Callable[[web.Request], Awaitable[object]]) -> Middleware:
-    """Return middleware that chooses each request's model and keeps it loaded until the request ends.
-
-    A `ModelUse` in the request does so; `engine_of` takes the engine from it. For a route without a body the query
-    names the model. Programs often have a model's name built in, so a server with one model accepts any name, unless
-    the settings say otherwise. Under ai00's paths any name is accepted, as by ai00.
-    """
-
-    @web.middleware
-    async def choose(request: web.Request, handler: Handler) -> web.StreamResponse:
-        route = route_of(request)
-        if route is None or route.always or not route.uses_model:
-            return await handler(request)
-        any_name = path_of(request).startswith(AI00_PREFIX) or settings.any_model
-        if any_name is None:
-            any_name = not settings.strict and len(request.app[MODELS]) == 1
-        wait_seconds = settings.limits.max_load_seconds
-        check = partial(check_state, request)
-        use = request[MODEL_USE] = ModelUse(request.app[MODELS], check, wait_seconds=wait_seconds, any_name=any_name)
-        try:
-            if route.request is None:
-                await use.choose(request.query.get("model"))
-            return await handler(request)
-        finally:
-            use.release()
-
-    return choose

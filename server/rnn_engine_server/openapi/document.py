@@ -10,14 +10,13 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args, get_type_hints
 
-from aiohttp import web
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core.core_schema import CoreSchema, ModelSchema
 from typing_extensions import TypedDict
 
 from rnn_engine_server.core.errors import ErrorForm, Failure
-from rnn_engine_server.core.routing import EVENTS, FORM, JSON, MODEL_QUERY, Kind, Route
+from rnn_engine_server.core.routing import EVENTS, FORM, JSON, MODEL_QUERY, AppKey, Kind, Route
 from rnn_engine_server.core.schema import ErrorBody, RequestBody
 
 
@@ -340,5 +339,5 @@ def _tag(route: Route) -> tuple[str, str]:
     return parts[length - 1].replace("_", "-"), words
 
 
-API_DOCUMENT: web.AppKey[Callable[[str], bytes]] = web.AppKey("api_document")
+API_DOCUMENT: AppKey[Callable[[str], bytes]] = AppKey("api_document")
 """Returns the document as JSON, for the server's address as `make_document` takes it. For any thread."""

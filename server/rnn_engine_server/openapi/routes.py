@@ -6,13 +6,13 @@ import asyncio
 from functools import cache
 from importlib.resources import files
 
-from aiohttp import web
-
-from rnn_engine_server.core.bodies import encoded_response
+from rnn_engine_server.core.answers import Encoded
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
-from rnn_engine_server.core.routing import HTML, path_of
+from rnn_engine_server.core.routing import HTML
 from rnn_engine_server.openapi.document import API_DOCUMENT, ApiDocument
 
+HTML_TEXT = f"{HTML}; charset=utf-8"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -25,14 +25,14 @@ ROUTES = RouteTable(uses_model=False)
 
 
 @ROUTES.get("/openapi.json", "/api-docs/openapi.json", answer=ApiDocument, always=True, is_page=True)
-async def document(request: web.Request) -> web.Response:
+async def document(call: Call) -> Encoded:
     """All routes and bodies, as an OpenAPI 3.1 document."""
-    server = "." if path_of(request).count("/") == 1 else ".."
-    return encoded_response(await asyncio.to_thread(request.app[API_DOCUMENT], server))
+    server = "." if call.path.count("/") == 1 else ".."
+    return Encoded(await asyncio.to_thread(call.app[API_DOCUMENT], server))
 
 
 @ROUTES.get("/docs", "/api-docs", answer=None, content_type=HTML, always=True, is_page=True)
-async def page(_request: web.Request) -> web.Response:
+async def page(_call: Call) -> Encoded:
     """A page to browse the routes, which loads nothing from other servers."""
     body = await asyncio.to_thread(_page)
-    return web.Response(body=body, content_type=HTML, charset="utf-8", headers=_PAGE_HEADERS)
+    return Encoded(body, HTML_TEXT, headers=_PAGE_HEADERS)

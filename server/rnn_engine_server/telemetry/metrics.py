@@ -13,7 +13,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self, TypeAlias, get_args
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -27,8 +26,9 @@ from prometheus_client.registry import Collector
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.telemetry import EngineCounters, Health, HealthStatus, Histogram
 from rnn_engine_server.connections.connection import ConnectionCounters
-from rnn_engine_server.core.bodies import MemoryBudget
 from rnn_engine_server.core.kept import KeptUsage
+from rnn_engine_server.core.memory import MemoryBudget
+from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.models.registry import ModelRegistry
 from rnn_engine_server.store.folder import StoreReadings
 from rnn_engine_server.telemetry.records import HttpCounters
@@ -413,4 +413,4 @@ def _llama_gauge(name: str, text: str, part: float, whole: float = 1.0) -> Metri
 
 # What the application carries for its handlers: the metrics.
 
-METRICS = web.AppKey("metrics", Metrics)
+METRICS = AppKey("metrics", Metrics)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import get_args
 
-from aiohttp import web
-from aiohttp.typedefs import Handler
-
 from rnn_engine.telemetry import REQUEST_SECONDS, Histogram, RequestReport, reports_to
-from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Principal, Scope
-from rnn_engine_server.core.routing import SETTINGS, path_of
+from rnn_engine_server.core.routing import SETTINGS, App, AppKey
 from rnn_engine_server.telemetry.logs import LINE_FIELDS, current_request_id
-from rnn_engine_server.telemetry.request_record import RECORD, REQUEST_ID, AbortCause, RequestRecord
+from rnn_engine_server.telemetry.request_record import AbortCause, RequestRecord
 from rnn_engine_server.telemetry.traces import RequestTracer
 
 _log = logging.getLogger(__name__)
@@ -107,10 +103,10 @@ class RecentReports:
 
 # What the application and each request carry: counts, the tracer, the record and the last reports.
 
-HTTP_COUNTERS = web.AppKey("http_counters", HttpCounters)
-TRACER = web.AppKey("tracer", RequestTracer)
+HTTP_COUNTERS = AppKey("http_counters", HttpCounters)
+TRACER = AppKey("tracer", RequestTracer)
 """Absent if there are no traces."""
-RECENT = web.AppKey("recent", RecentReports)
+RECENT = AppKey("recent", RecentReports)
 
 # The log: the id of a request on each of its lines, and one line for each request.
 
@@ -166,45 +162,19 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 1)
 
 
-# The middleware that records every request, also failed ones: for metrics, log, headers and traces.
+@contextmanager
+def recorded(app: App, record: RequestRecord, headers: Mapping[str, str]) -> Iterator[None]:
+    """Count, time, trace and log a request that runs in a `with` block, which sets the record's status and key.
 
-_ANTHROPIC_PATH = "/v1/messages"
-_ANTHROPIC_REQUEST_ID = "request-id"  # the header that Anthropic's clients read
-
-
-@web.middleware
-async def telemetry_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count a request, time it, and log it when it has ended. Stands before all other middleware."""
-    record = request[RECORD] = RequestRecord.of(request)
-    with request_logged_as(record.id), request.app[HTTP_COUNTERS].running(record):
+    `headers` may name the parent of its trace.
+    """
+    with request_logged_as(record.id), app[HTTP_COUNTERS].running(record):
         try:
             with reports_to(record.reports.append):
-                response = await handler(request)
-            record.status = response.status
-            return response
-        except ConnectionError as error:
-            record.is_cut_off = isinstance(error.__cause__, TimeoutError)
-            raise
+                yield
         finally:
             record.ended = time.monotonic()
-            principal = request.get(PRINCIPAL)
-            record.key = principal.name or None if principal is not None else None
-            request.app[RECENT].add(record)
-            if (tracer := request.app.get(TRACER)) is not None:
-                record.trace_id = tracer.trace(record, request.headers)
-            log_request(record, request.app[SETTINGS].logs.slow_seconds)
-
-
-async def set_telemetry_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request's id to an answer's headers, and its times if the answer is no stream.
-
-    A signal handler of aiohttp's.
-    """
-    record = request.get(RECORD)
-    if record is None:
-        return
-    response.headers[REQUEST_ID] = record.id
-    if path_of(request).startswith(_ANTHROPIC_PATH):
-        response.headers[_ANTHROPIC_REQUEST_ID] = record.id
-    if isinstance(response, web.Response):
-        response.headers.update(timing_headers(record))
+            app[RECENT].add(record)
+            if (tracer := app.get(TRACER)) is not None:
+                record.trace_id = tracer.trace(record, headers)
+            log_request(record, app[SETTINGS].logs.slow_seconds)

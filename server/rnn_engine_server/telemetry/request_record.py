@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal, TypeAlias
 
-from aiohttp import web
-
 from rnn_engine.telemetry import Outcome, RequestReport, Timing
-from rnn_engine_server.core.routing import route_of
+from rnn_engine_server.core.routing import Route
 
 AbortCause: TypeAlias = Literal["client_left", "timeout", "overloaded", "failed_step", "unavailable", "closed", "error"]
 """Why an answer was refused or cut short, though the client asked for nothing wrong."""
@@ -61,19 +59,18 @@ class RequestRecord:
     reports: list[RequestReport] = field(default_factory=list)  # of the requests to the engine that have ended
 
     @classmethod
-    def of(cls, request: web.Request) -> RequestRecord:
-        """Begin the record of an HTTP request.
+    def of(cls, method: str, route: Route | None, given: str = "", client: str | None = None) -> RequestRecord:
+        """Begin the record of a request for `route`.
 
-        The id that the client sent is used if it has 1 to 128 visible ASCII characters.
+        `given` is the id that its client at the address `client` sent; it is used if it has 1 to 128 visible ASCII
+        characters.
         """
-        route = route_of(request)
         name = UNMATCHED if route is None else re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
-        given = request.headers.get(REQUEST_ID, "")
         return cls(
-            request.method,
+            method,
             name,
             given if _CLIENTS_ID.fullmatch(given) else uuid.uuid4().hex,
-            request.remote,
+            client,
             route is not None and (route.always or route.routine),
         )
 
@@ -126,6 +123,3 @@ class RequestRecord:
         outcomes = {report.outcome for report in self.reports}
         failure = next((cause for outcome, cause in _OF_OUTCOMES.items() if outcome in outcomes), None)
         return failure or _OF_STATUSES.get(self.status) or ("error" if self.status >= 500 else None)
-
-
-RECORD = web.RequestKey("record", RequestRecord)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from aiohttp import ETag, hdrs, web
-
+from rnn_engine_server.core.answers import Encoded
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import HTML, REST, SETTINGS
 from rnn_engine_server.openapi.routes import page as api_page
@@ -39,8 +40,8 @@ def web_files() -> dict[str, Path]:
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    hdrs.CACHE_CONTROL: "no-cache",  # the browser keeps it, and asks before each use if it has changed
-    hdrs.VARY: hdrs.ACCEPT_ENCODING,
+    "Cache-Control": "no-cache",  # the browser keeps it, and asks before each use if it has changed
+    "Vary": "Accept-Encoding",
 }
 
 
@@ -48,40 +49,35 @@ ROUTES = RouteTable(answer=None, always=True, uses_model=False)
 
 
 @ROUTES.get("/", content_type=HTML, is_page=True)
-async def index(request: web.Request) -> web.StreamResponse:
+async def index(call: Call) -> Encoded:
     """The web page; with --no-web, the page to browse the routes."""
-    if not request.path.endswith("/"):  # it is the root path, and the page's addresses are relative to what is in it
-        return web.Response(status=308, headers={hdrs.LOCATION: f"{request.path.rpartition('/')[2]}/"})
-    if not request.app[SETTINGS].web:
-        return await api_page(request)
-    return await _answer(request, "index.html")
+    path = call.request.path
+    if not path.endswith("/"):  # it is the root path, and the page's addresses are relative to what is in it
+        return Encoded(b"", status=308, headers={"Location": f"{path.rpartition('/')[2]}/"})
+    if not call.app[SETTINGS].web:
+        return await api_page(call)
+    return await _answer(call, "index.html")
 
 
 @ROUTES.get(f"/web/{{path:{REST}}}", content_type="text/javascript")
-async def file(request: web.Request) -> web.StreamResponse:
+async def file(call: Call) -> Encoded:
     """A file of the web page."""
-    if not request.app[SETTINGS].web:
-        raise web.HTTPNotFound(text="this server has no web page; it was started with --no-web")
-    return await _answer(request, request.match_info["path"])
+    if not call.app[SETTINGS].web:
+        raise RefusalError(404, "this server has no web page; it was started with --no-web")
+    return await _answer(call, call.parameters["path"])
 
 
-async def _answer(request: web.Request, name: str) -> web.Response:
+async def _answer(call: Call, name: str) -> Encoded:
     path = web_files().get(name)
     if path is None:
-        raise web.HTTPNotFound(text=f"the web page has no file {name[:80]!r}")
+        raise RefusalError(404, f"the web page has no file {name[:80]!r}")
     found = await asyncio.to_thread(_read, path, path.stat().st_mtime_ns)
-    known = request.if_none_match or ()
-    if any(tag.value in (found.digest, "*") for tag in known):
-        response = web.Response(status=304, headers=_HEADERS)
-    elif "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
-        headers = {**_HEADERS, hdrs.CONTENT_ENCODING: "gzip"}
-        response = web.Response(
-            body=found.compressed, content_type=found.content_type, charset="utf-8", headers=headers
-        )
-    else:
-        response = web.Response(body=found.content, content_type=found.content_type, charset="utf-8", headers=_HEADERS)
-    response.etag = ETag(found.digest, is_weak=True)
-    return response
+    content, headers = found.content, {**_HEADERS, "ETag": f'W/"{found.digest}"'}
+    if any(tag.value in (found.digest, "*") for tag in call.request.if_none_match or ()):
+        return Encoded(b"", found.content_type, 304, headers)
+    if "gzip" in call.request.headers.get("Accept-Encoding", ""):
+        content, headers = found.compressed, {**headers, "Content-Encoding": "gzip"}
+    return Encoded(content, f"{found.content_type}; charset=utf-8", headers=headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import tomli_w
-from aiohttp import web
 from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
@@ -22,7 +21,8 @@ from rnn_engine_server.apis.ai00.models import Ai00Quant, StateFileRef
 from rnn_engine_server.apis.common.states import StateEntry, state_entry
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import KeyRing, Scope
-from rnn_engine_server.core.bodies import json_response
+from rnn_engine_server.core.answers import Encoded
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS
 from rnn_engine_server.core.schema import RequestBody, UnknownFields
@@ -209,9 +209,9 @@ ROUTES = RouteTable(scope=Scope.ADMIN, uses_model=False)
 @ROUTES.post(
     "/api/auth/exchange", "/api/oai/auth/exchange", answer=Token, always=True, scope=Scope.USE, uses_model=True
 )
-async def exchange(request: web.Request, body: ExchangeRequest) -> web.Response:
+async def exchange(call: Call, body: ExchangeRequest) -> Encoded:
     """The token of an API key, in ai00's form. A server without API keys accepts any key."""
-    keys = request.app[SETTINGS].auth.keys
+    keys = call.app[SETTINGS].auth.keys
     principal = KeyRing(keys).find(body.app_secret)
     is_known = not keys or (principal is not None and principal.name == body.app_id)
     status = 200 if is_known else 403
@@ -220,19 +220,19 @@ async def exchange(request: web.Request, body: ExchangeRequest) -> web.Response:
         "code": status,
         "message": "SUCCESS" if is_known else "there is no API key with this name and secret",
     }
-    return json_response(answer, status)
+    return Encoded.of(answer, status)
 
 
 @ROUTES.post("/admin/models/save", "/api/admin/models/save")
-async def save(request: web.Request, body: SaveRequest) -> WrittenFile:
+async def save(call: Call, body: SaveRequest) -> WrittenFile:
     """Write a model with its LoRAs into the folder of models, in f16 as ai00's prefab or in another format.
 
     With `overwrite` a file is replaced, and so is a folder that was written by this route and has not changed since. A
     file or folder that a model was loaded from is never replaced.
     """
-    models = request.app[MODELS]
+    models = call.app[MODELS]
     model = models.default if body.model is None else models.find(body.model)
-    target = folder_of(request).place(body.path)
+    target = folder_of(call.app[SETTINGS]).place(body.path)
     if os.path.lexists(target) and not body.overwrite:
         raise InvalidRequestError("path", body.path, "a name that is free, or overwrite set to true")
     if is_special(target):
@@ -243,12 +243,12 @@ async def save(request: web.Request, body: SaveRequest) -> WrittenFile:
 
 
 @ROUTES.post("/admin/models/state/load", "/api/admin/models/state/load", query=MODEL_QUERY, uses_model=True)
-async def load_state(request: web.Request, body: StateFileRef) -> StateEntry:
+async def load_state(call: Call, body: StateFileRef) -> StateEntry:
     """Read a state file in the folder of models and give the state a name, for all API keys.
 
     The name lasts until no request has used it for an hour.
     """
-    engine, path = engine_of(request), folder_of(request).find(body.path)
+    engine, path = engine_of(call), folder_of(call.app[SETTINGS]).find(body.path)
     if body.default:
         raise InvalidRequestError("default", True, "false, since the default state is chosen when the model is loaded")
     files = engine.state_files
@@ -266,9 +266,9 @@ async def load_state(request: web.Request, body: StateFileRef) -> StateEntry:
 
 
 @ROUTES.post("/admin/files/ls", "/api/admin/files/ls", "/admin/files/dir", "/api/admin/files/dir")
-async def list_folder(request: web.Request, body: ListRequest) -> list[FileEntry]:
+async def list_folder(call: Call, body: ListRequest) -> list[FileEntry]:
     """The files and folders in the folder of models, or in one below it."""
-    folder = folder_of(request).find(body.path)
+    folder = folder_of(call.app[SETTINGS]).find(body.path)
     if not folder.is_dir():
         raise InvalidRequestError("path", body.path, "a folder")
     return await asyncio.to_thread(_list, folder, body.is_sha)
@@ -300,34 +300,34 @@ _MOST_CONFIG_BYTES = 1 << 20
 
 
 @ROUTES.post("/admin/files/unzip", "/api/admin/files/unzip")
-async def unzip(request: web.Request, body: UnzipRequest) -> WrittenFile:
+async def unzip(call: Call, body: UnzipRequest) -> WrittenFile:
     """Unpack an archive in a folder for admins into a folder below `--unzip-folder`.
 
     An existing folder is replaced if it is empty, or if it was unpacked by this route and has not changed since.
     """
-    archive, target = folder_of(request).find(body.path), _output(request, body.output)
-    request.app[MODELS].check_unused(target, "output", body.output)
-    size = await asyncio.to_thread(unpack, archive, target, request.app[SETTINGS].limits)
+    archive, target = folder_of(call.app[SETTINGS]).find(body.path), _output(call, body.output)
+    call.app[MODELS].check_unused(target, "output", body.output)
+    size = await asyncio.to_thread(unpack, archive, target, call.app[SETTINGS].limits)
     return {"path": str(target), "size": size}
 
 
 @ROUTES.post("/admin/files/config/load", "/api/admin/files/config/load", "/api/files/config/load", answer=Ai00Config)
-async def load_config(request: web.Request, body: LoadConfigRequest) -> web.Response:
+async def load_config(call: Call, body: LoadConfigRequest) -> Encoded:
     """ai00's settings in a file in a folder for admins (`--admin-folder`).
 
     Settings that the file lacks have ai00's defaults.
     """
-    config = await asyncio.to_thread(_read, folder_of(request).find(body.path), body.path)
-    return web.Response(text=config.model_dump_json(), content_type="application/json")
+    config = await asyncio.to_thread(_read, folder_of(call.app[SETTINGS]).find(body.path), body.path)
+    return Encoded(config.model_dump_json().encode())
 
 
 @ROUTES.post("/admin/files/config/save", "/api/admin/files/config/save", "/api/files/config/save")
-async def save_config(request: web.Request, body: SaveConfigRequest) -> WrittenFile:
+async def save_config(call: Call, body: SaveConfigRequest) -> WrittenFile:
     """Write ai00's settings into a file, for the next start of a server with `--config`.
 
     An existing file is replaced only if it holds nothing but settings of ai00.
     """
-    path = folder_of(request).place(body.path)
+    path = folder_of(call.app[SETTINGS]).place(body.path)
     if path.suffix != ".toml":
         raise ForbiddenError(f"{body.path[:200]!r} can't be written; expected a file name that ends in .toml")
     text = tomli_w.dumps(body.config.model_dump(mode="json", exclude_none=True)).encode()
@@ -335,12 +335,12 @@ async def save_config(request: web.Request, body: SaveConfigRequest) -> WrittenF
     return {"path": str(path), "size": len(text)}
 
 
-def _output(request: web.Request, text: str) -> Path:
+def _output(call: Call, text: str) -> Path:
     """Return the path that `text` names. It must be below one of the folders for unpacked archives.
 
     Raises NotFoundError if the server has no folder for archives, ForbiddenError if `text` is not below such a folder.
     """
-    folders = request.app[SETTINGS].unzip_folders
+    folders = call.app[SETTINGS].unzip_folders
     if not folders:
         raise NotFoundError(
             "the server has no folder for unpacked archives; its operator can name one with --unzip-folder"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NotRequired
 
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -22,6 +21,8 @@ from rnn_engine_server.apis.openai.schemas import (
     CompletionChoice,
     CompletionRequest,
 )
+from rnn_engine_server.core.answers import Answer
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 
 _NUCLEUS = Ai00Nucleus()
@@ -103,12 +104,12 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/api/oai/completions", answer=Completion, chunk=Ai00CompletionChunk)
-async def completions(request: web.Request, body: Ai00CompletionRequest) -> web.StreamResponse:
+async def completions(call: Call, body: Ai00CompletionRequest) -> Answer:
     """Continue a text, as ai00 does: the texts of a list are joined to one."""
-    return await complete(request, body, Ai00CompletionDialect)
+    return await complete(call, body, Ai00CompletionDialect)
 
 
 @ROUTES.post("/api/oai/chat/completions", answer=ChatCompletion, chunk=ChatCompletionChunk)
-async def chat_completions(request: web.Request, body: Ai00ChatRequest) -> web.StreamResponse:
+async def chat_completions(call: Call, body: Ai00ChatRequest) -> Answer:
     """Continue a conversation, with ai00's defaults."""
-    return await converse(request, body)
+    return await converse(call, body)

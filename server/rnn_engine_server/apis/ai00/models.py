@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from aiohttp import web
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
@@ -24,10 +23,12 @@ from rnn_engine.model import LoraChoice
 from rnn_engine_server.apis.openai.models import ModelEntry, model_entry
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.answers import Answer
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import EVENTS, MODEL_QUERY, SETTINGS
 from rnn_engine_server.core.schema import RefusedError, RequestBody
-from rnn_engine_server.core.streams import send_repeatedly
+from rnn_engine_server.core.streams import repeated
 from rnn_engine_server.models.files import ModelFileEntry, describe_file
 from rnn_engine_server.models.orders import LoadOrder, ModelFolder, folder_of
 from rnn_engine_server.models.registry import MODELS, ServedModel
@@ -281,12 +282,12 @@ ROUTES = RouteTable()
 
 
 @ROUTES.get("/api/models/info", "/api/oai/models/info")
-async def info(request: web.Request) -> ModelsInfo:
+async def info(call: Call) -> ModelsInfo:
     """The loaded model, its settings and its states, in ai00's form."""
-    engine = engine_of(request)
+    engine = engine_of(call)
     listing = await engine.states.list()
     return {
-        "reload": describe_load(request.app[MODELS].find(engine.info.model).order, engine.info),
+        "reload": describe_load(call.app[MODELS].find(engine.info.model).order, engine.info),
         "model": model_info(engine.info.shape),
         "states": [
             {"id": str(each.id), "name": each.name, "default": each.name == listing.default} for each in listing.entries
@@ -295,25 +296,25 @@ async def info(request: web.Request) -> ModelsInfo:
 
 
 @ROUTES.get("/api/models/state", "/api/oai/models/state", answer=ModelsInfo, content_type=EVENTS)
-async def state(request: web.Request) -> web.StreamResponse:
+async def state(call: Call) -> Answer:
     """The loaded model, its settings and its states, in ai00's form: a stream with two events a second."""
-    return await send_repeatedly(request, _STATE_SECONDS, partial(info, request))
+    return await repeated(call, _STATE_SECONDS, partial(info, call))
 
 
 @ROUTES.get("/api/models/list", "/api/oai/models/list", scope=Scope.ADMIN, uses_model=False)
-async def list_files(request: web.Request) -> list[ModelFileEntry]:
+async def list_files(call: Call) -> list[ModelFileEntry]:
     """The files in the folder of models (`--model-folder`), or those of the served models if there is no folder.
 
     The first call reads the whole files.
     """
-    if request.app[SETTINGS].model_folder is None:
-        models = request.app[MODELS]
+    if call.app[SETTINGS].model_folder is None:
+        models = call.app[MODELS]
         return await asyncio.to_thread(_list_served, list(models))
-    return await asyncio.to_thread(_list, folder_of(request))
+    return await asyncio.to_thread(_list, folder_of(call.app[SETTINGS]))
 
 
 @ROUTES.get("/api/adapters", "/api/oai/adapters", uses_model=False)
-async def adapters(_request: web.Request) -> list[str]:
+async def adapters(_call: Call) -> list[str]:
     """The devices, each as "name (backend)"."""
     return [f"{device.name} ({device.backend})" for device in await asyncio.to_thread(list_devices)]
 
@@ -338,21 +339,21 @@ def _describe_served(model: ServedModel) -> ModelFileEntry:
 
 
 @ROUTES.post("/admin/models/load", "/api/admin/models/load", scope=Scope.ADMIN, uses_model=False)
-async def load(request: web.Request, body: ReloadRequest) -> ModelEntry:
+async def load(call: Call, body: ReloadRequest) -> ModelEntry:
     """Load a model from the folder of models (`--model-folder`), in place of the default model or in addition to it."""
-    models = request.app[MODELS]
-    order = await asyncio.to_thread(_order, body, folder_of(request))
+    models = call.app[MODELS]
+    order = await asyncio.to_thread(_order, body, folder_of(call.app[SETTINGS]))
     model = await (models.put(order) if body.add else models.replace_default(order))
-    return model_entry(model, request.app[SETTINGS].limits)
+    return model_entry(model, call.app[SETTINGS].limits)
 
 
 @ROUTES.post("/admin/models/unload", "/api/admin/models/unload", scope=Scope.ADMIN, uses_model=False)
-async def unload(request: web.Request, body: UnloadRequest) -> ModelEntry:
+async def unload(call: Call, body: UnloadRequest) -> ModelEntry:
     """Unload a model when its running requests have ended.
 
     Later requests for it get 503 until it is loaded again.
     """
-    return await _unload(request, body.model)
+    return await _unload(call, body.model)
 
 
 @ROUTES.get(
@@ -363,20 +364,20 @@ async def unload(request: web.Request, body: UnloadRequest) -> ModelEntry:
     scope=Scope.ADMIN,
     uses_model=False,
 )
-async def unload_by_get(request: web.Request) -> ModelEntry:
+async def unload_by_get(call: Call) -> ModelEntry:
     """Unload a model when its running requests have ended.
 
     Later requests for it get 503 until it is loaded again. Browsers are refused, except on the server's own page and on
     listed origins (`--cors-origin`).
     """
-    return await _unload(request, request.query.get("model"))
+    return await _unload(call, call.query.get("model"))
 
 
-async def _unload(request: web.Request, name: str | None) -> ModelEntry:
-    models = request.app[MODELS]
+async def _unload(call: Call, name: str | None) -> ModelEntry:
+    models = call.app[MODELS]
     model = models.default if name is None else models.find(name)
     await model.unload(withdraw=True)
-    return model_entry(model, request.app[SETTINGS].limits)
+    return model_entry(model, call.app[SETTINGS].limits)
 
 
 def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -31,7 +30,10 @@ from rnn_engine_server.apis.openai.embeddings import (
     tokens_of_inputs,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.answers import Long, Stream
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import RefusalError
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import NULL, Parsed, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
@@ -167,30 +169,30 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/api/oai/states", answer=StateList)
-async def states(request: web.Request, body: StatesRequest) -> web.StreamResponse:
+async def states(call: Call, body: StatesRequest) -> Stream:
     """The whole states after texts or tokens, in ai00's order."""
-    dims = prefab_dims(engine_of(request).info.shape)
-    return await _answer_whole(request, body, {"object": "states", "shape": dims}, "data")
+    dims = prefab_dims(engine_of(call).info.shape)
+    return await _answer_whole(call, body, {"object": "states", "shape": dims}, "data")
 
 
 @ROUTES.post("/api/oai/embeddings", answer=EmbeddingList)
-async def embeddings(request: web.Request, body: Ai00EmbeddingsRequest) -> web.StreamResponse:
+async def embeddings(call: Call, body: Ai00EmbeddingsRequest) -> Stream:
     """A row of the states after texts or tokens, as ai00 returned it: by default the token shift of a layer."""
     if body.layer is None:
-        return await _answer_whole(request, body, {"object": "embedding"}, "embedding")
-    return await answer_vectors(request, body)
+        return await _answer_whole(call, body, {"object": "embedding"}, "embedding")
+    return await answer_vectors(call, body)
 
 
 async def _answer_whole(
-    request: web.Request, body: StatesRequest | Ai00EmbeddingsRequest, fields: Mapping[str, object], name: str
-) -> web.StreamResponse:
+    call: Call, body: StatesRequest | Ai00EmbeddingsRequest, fields: Mapping[str, object], name: str
+) -> Stream:
     """Run the inputs of `body` and answer with the whole state of the model after each one.
 
     Each entry has the given `fields`, the index of its input, and the numbers of the state in the field `name`.
     """
-    engine = engine_of(request, body.cache_salt)
+    engine = engine_of(call, body.cache_salt)
     shape = engine.info.shape
-    inputs = await tokens_of_inputs(request, engine, "input", body.input, math.prod(prefab_dims(shape)))
+    inputs = await tokens_of_inputs(call, engine, "input", body.input, math.prod(prefab_dims(shape)))
     initial_state = (await resolve_state(engine, body.state)).initial_state
     entries: dict[int, VectorEntry] = {}
     costs: list[Cost] = []
@@ -200,24 +202,25 @@ async def _answer_whole(
             entries[index] = VectorEntry({**fields, "index": index}, name, rows)
             costs.append(end.cost)
     in_order = [entries[index] for index in range(len(inputs))]
-    return await send_vectors(request, engine.info.model, in_order, body.encoding_format, usage_of(costs))
+    return send_vectors(call, engine.info.model, in_order, body.encoding_format, usage_of(costs))
 
 
 _AT_A_TIME = 8  # pieces, between which the request may be cancelled
 
 
 @ROUTES.post("/api/oai/embeds", uses_model=False)
-async def embeds(request: web.Request, body: EmbedsRequest) -> Long[Embeds]:
+async def embeds(call: Call, body: EmbedsRequest) -> Long[Embeds]:
     """Vectors of the pieces of a text, made by a separate embedding model (`--embed-model`); 501 without one."""
-    embedder = request.app.get(EMBEDDER)
+    embedder = call.app.get(EMBEDDER)
     if embedder is None:
-        raise web.HTTPNotImplemented(
-            text="this server has no embedding model; its operator can name one with --embed-model. "
-            "/v1/embeddings makes vectors with the RWKV model itself"
+        raise RefusalError(
+            501,
+            "this server has no embedding model; its operator can name one with --embed-model. "
+            "/v1/embeddings makes vectors with the RWKV model itself",
         )
     max_tokens = min(max(body.max_tokens, 1), MOST_TOKENS)
-    pieces = await work(request, len(body.input), lambda: embedder.split(body.input, max_tokens))
-    limits = request.app[SETTINGS].limits
+    pieces = await work(call, len(body.input), lambda: embedder.split(body.input, max_tokens))
+    limits = call.app[SETTINGS].limits
     limits.check("max_inputs", "input", len(pieces))
     chunks: list[EmbeddedChunk] = []
     for start in range(0, len(pieces), _AT_A_TIME):

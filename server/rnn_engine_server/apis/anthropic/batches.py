@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
-from aiohttp import hdrs, web
 from pydantic import FailFast, Field
 from pydantic_core import from_json
 from typing_extensions import TypedDict
@@ -20,9 +19,10 @@ from rnn_engine_server.apis.anthropic.routes import anthropic_error
 from rnn_engine_server.apis.anthropic.schemas import AnthropicAnswer, AnthropicErrorDetail
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of
 from rnn_engine_server.apis.openai.batches import BATCHES, RUNNER
-from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.answers import Stream
 from rnn_engine_server.core.bodies import PageEnds, query_count, to_json
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import Limits
@@ -135,10 +135,10 @@ ROUTES = RouteTable(uses_model=False, error_form=anthropic_error)
 
 
 @ROUTES.post("/v1/messages/batches", scope=Scope.MANAGE)
-async def create_batch(request: web.Request, body: MessageBatchRequest) -> MessageBatch:
+async def create_batch(call: Call, body: MessageBatchRequest) -> MessageBatch:
     """Run requests of `/v1/messages` below those of clients that wait."""
-    owner, store = request[PRINCIPAL].name, request.app[BATCHES]
-    batch = await request.app[RUNNER].begin(partial(_create, store, owner, body))
+    owner, store = call.principal.name, call.app[BATCHES]
+    batch = await call.app[RUNNER].begin(partial(_create, store, owner, body))
     return _message_batch(store, batch)
 
 
@@ -172,13 +172,13 @@ async def _create(store: Batches, owner: str, body: MessageBatchRequest) -> Batc
         **OWNER_QUERY,
     },
 )
-async def list_batches(request: web.Request) -> MessageBatchList:
+async def list_batches(call: Call) -> MessageBatchList:
     """The message batches of the API key."""
-    store = request.app[BATCHES]
-    limit = query_count(request, "limit", 20, _MOST_LISTED)
-    after, before = (_own_id(request, name) for name in ("after_id", "before_id"))
+    store = call.app[BATCHES]
+    limit = query_count(call, "limit", 20, _MOST_LISTED)
+    after, before = (_own_id(call, name) for name in ("after_id", "before_id"))
     try:
-        found = await store.page(listed_owner(request), Cursor(limit, after, before), _ENDPOINT)
+        found = await store.page(listed_owner(call), Cursor(limit, after, before), _ENDPOINT)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{error.field}_id", f"{_PREFIX}{error.value}", "the id of a message batch") from None
     page = [_message_batch(store, batch) for batch in found.items]
@@ -190,60 +190,53 @@ async def list_batches(request: web.Request) -> MessageBatchList:
     }
 
 
-def _own_id(request: web.Request, name: str) -> str | None:
+def _own_id(call: Call, name: str) -> str | None:
     """Return the store's id of the batch that a query parameter names. Raises InvalidRequestError."""
-    given = request.query.get(name)
+    given = call.query.get(name)
     if given is not None and not given.startswith(_PREFIX):
         raise InvalidRequestError(name, given, "the id of a message batch")
     return None if given is None else given.removeprefix(_PREFIX)
 
 
 @ROUTES.get("/v1/messages/batches/{id}")
-async def get_batch(request: web.Request) -> MessageBatch:
+async def get_batch(call: Call) -> MessageBatch:
     """A message batch, and how far it has come."""
-    return _message_batch(request.app[BATCHES], await _batch(request))
+    return _message_batch(call.app[BATCHES], await _batch(call))
 
 
 @ROUTES.post("/v1/messages/batches/{id}/cancel", scope=Scope.MANAGE)
-async def cancel_batch(request: web.Request) -> MessageBatch:
+async def cancel_batch(call: Call) -> MessageBatch:
     """Cancel a message batch. The answers that it has are kept."""
-    batch = await request.app[RUNNER].cancel(await _batch(request))
-    return _message_batch(request.app[BATCHES], batch)
+    batch = await call.app[RUNNER].cancel(await _batch(call))
+    return _message_batch(call.app[BATCHES], batch)
 
 
 @ROUTES.delete("/v1/messages/batches/{id}", scope=Scope.MANAGE)
-async def delete_batch(request: web.Request) -> DeletedMessageBatch:
+async def delete_batch(call: Call) -> DeletedMessageBatch:
     """Delete a message batch that has ended, and its results."""
-    batch = await _batch(request)
-    await request.app[BATCHES].delete(batch.owner, batch.id)
-    return {"id": request.match_info["id"], "type": "message_batch_deleted"}
+    batch = await _batch(call)
+    await call.app[BATCHES].delete(batch.owner, batch.id)
+    return {"id": call.parameters["id"], "type": "message_batch_deleted"}
 
 
 @ROUTES.get("/v1/messages/batches/{id}/results", answer=MessageBatchResult, content_type=_LINES)
-async def get_results(request: web.Request) -> web.StreamResponse:
+async def get_results(call: Call) -> Stream:
     """The results of a message batch that has ended, one a line."""
-    batch, files = await _batch(request), request.app[BATCHES].files
+    batch, files = await _batch(call), call.app[BATCHES].files
     if not batch.has_ended:
-        raise InvalidRequestError("batch", request.match_info["id"], "a batch that has ended, as its results are")
+        raise InvalidRequestError("batch", call.parameters["id"], "a batch that has ended, as its results are")
     try:
         paths = [await files.content(batch.owner, each) for each in batch.result_ids if each is not None]
     except NotFoundError:
         raise NotFoundError(f"message batch {_PREFIX}{batch.id} has ended, and its results are gone") from None
-    response = web.StreamResponse(headers={"Content-Type": _LINES})
-    await response.prepare(request)
-    for path in () if request.method == hdrs.METH_HEAD else paths:
-        pieces = _result_pieces(path)
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-            await response.write(piece)
-    await response.write_eof()
-    return response
+    return Stream(_read_results(paths), _LINES, keep_alive=None, failure=None)
 
 
-async def _batch(request: web.Request) -> Batch:
+async def _batch(call: Call) -> Batch:
     """Return the batch that the path names. Raises NotFoundError."""
-    batch_id = request.match_info["id"]
+    batch_id = call.parameters["id"]
     with suppress(NotFoundError):
-        batch = await request.app[BATCHES].get(owner_of(request), batch_id.removeprefix(_PREFIX))
+        batch = await call.app[BATCHES].get(owner_of(call), batch_id.removeprefix(_PREFIX))
         if batch.endpoint == _ENDPOINT and batch_id.startswith(_PREFIX):
             return batch
     raise NotFoundError(f"there is no message batch {batch_id[:80]!r}")
@@ -286,6 +279,13 @@ def _time(seconds: float) -> str:
 
 
 # The results: lines of OpenAI's form in the batch's files, translated as they are read.
+
+
+async def _read_results(paths: Sequence[Path]) -> AsyncGenerator[bytes, None]:
+    for path in paths:
+        pieces = _result_pieces(path)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece
 
 
 def _result_pieces(path: Path) -> Iterator[bytes]:

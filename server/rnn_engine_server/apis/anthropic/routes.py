@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from aiohttp import web
-
 from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta
@@ -28,10 +26,11 @@ from rnn_engine_server.apis.common.answering import Dialect, Ended, answer_in
 from rnn_engine_server.apis.common.messages import call_arguments
 from rnn_engine_server.apis.openai.chat import prepare_chat
 from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.answers import Answer, encode_event
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import Usage
-from rnn_engine_server.core.streams import encode_event
 
 BlockType: TypeAlias = Literal["text", "thinking", "tool_use"]
 
@@ -260,16 +259,16 @@ ROUTES = RouteTable(error_form=anthropic_error)
 
 
 @ROUTES.post("/v1/messages", answer=AnthropicAnswer, chunk=AnthropicEvent)
-async def messages(request: web.Request, body: MessagesRequest) -> web.StreamResponse:
+async def messages(call: Call, body: MessagesRequest) -> Answer:
     """Continue a conversation, as Anthropic's API does. Errors have Anthropic's form, too."""
-    engine = engine_of(request, body.cache_salt)
-    calls, form, resolved = await prepare_chat(request, engine, body.chat)
+    engine = engine_of(call, body.cache_salt)
+    calls, form, resolved = await prepare_chat(call, engine, body.chat)
     dialect = AnthropicDialect(engine.info, form, body.stop, omits_thoughts=body.omits_thoughts)
-    return await answer_in(dialect, request, body.chat, calls, resolved, keep_alive=ping)
+    return await answer_in(dialect, call, body.chat, calls, resolved, keep_alive=ping)
 
 
 @ROUTES.post("/v1/messages/count_tokens")
-async def count_tokens(request: web.Request, body: CountTokensRequest) -> TokenCount:
+async def count_tokens(call: Call, body: CountTokensRequest) -> TokenCount:
     """The number of tokens of a conversation, in the form of Anthropic's API."""
-    [call], _, _ = await prepare_chat(request, engine_of(request, body.cache_salt), body.chat)
-    return {"input_tokens": len(call.prompt)}
+    [asked], _, _ = await prepare_chat(call, engine_of(call, body.cache_salt), body.chat)
+    return {"input_tokens": len(asked.prompt)}

@@ -9,12 +9,10 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
-
-from aiohttp import web
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Cost, Numbered, ParallelRequests
@@ -31,11 +29,11 @@ from rnn_engine.requests import (
 from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.common.states import EndSaver, ResolvedState
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import LEASE, LEFT_OUT, long_json_response
-from rnn_engine_server.core.errors import Failure, describe
-from rnn_engine_server.core.routing import DEADLINE, SETTINGS
+from rnn_engine_server.core.answers import EVENT_STREAM, Long, Stream, comment, encode_event
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import Failure
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import Timings, Usage
-from rnn_engine_server.core.streams import EVENT_STREAM, EventStream, comment, encode_event
 from rnn_engine_server.core.workers import work
 
 
@@ -272,62 +270,62 @@ RunRequests: TypeAlias = Callable[[EngineLike, Sequence[GenerateRequest], int], 
 
 async def answer_in(
     dialect: Dialect,
-    request: web.Request,
+    call: Call,
     body: GenerationBody,
-    calls: Sequence[GenerateRequest],
+    requests: Sequence[GenerateRequest],
     resolved: ResolvedState,
     *,
     stream_type: str = EVENT_STREAM,
     keep_alive: Callable[[], bytes] = comment,
     run: RunRequests = ParallelRequests,
     keep: Keep | None = None,
-) -> web.StreamResponse:
-    """Run the engine requests `calls` and send the answer that `dialect` makes of them, whole or as a stream.
+) -> Long[Body] | Stream:
+    """Return the answer that `dialect` makes of the engine requests `requests`, whole or as a stream that runs them.
 
-    All `calls` must have been checked and must start at the state `resolved`. `stream_type` is the content type of a
+    All `requests` must have been checked and must start at the state `resolved`. `stream_type` is the content type of a
     stream, `keep_alive` returns what breaks its silence, `run` makes what runs the requests, and `keep` keeps the
     answer. Raises InvalidRequestError or OverloadedError before any of them runs.
     """
     if not body.stream:
-        return await answer_whole(dialect.whole, request, body, calls, resolved, run=run, keep=keep)
-    running, saver = await _prepare(request, body, calls, resolved, run)
-    async with running, EventStream(request, stream_type, keep_alive) as stream:
-        return await _Streaming(stream, request, dialect, Tally(body.copies), saver, keep).run(running)
+        return await answer_whole(dialect.whole, call, body, requests, resolved, run=run, keep=keep)
+    running, saver = await _prepare(call, body, requests, resolved, run)
+    streaming = _Streaming(call, dialect, Tally(body.copies), saver, keep)
+    return Stream(streaming.run(running), stream_type, keep_alive, dialect.failure)
 
 
 async def _prepare(
-    request: web.Request,
+    call: Call,
     body: GenerationBody,
-    calls: Sequence[GenerateRequest],
+    requests: Sequence[GenerateRequest],
     resolved: ResolvedState,
     run: RunRequests,
 ) -> tuple[ParallelRequests, EndSaver | None]:
-    """Return the engine requests for `calls`, which have not started, and what saves a state after them, if wanted."""
-    engine = engine_of(request, body.cache_salt)
-    seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
-    deadline = min(time.monotonic() + seconds, request.get(DEADLINE, math.inf))
-    calls = [replace(call, deadline=deadline) for call in calls]
-    saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)
+    """Return what runs `requests`, and what saves a state after them, if wanted."""
+    engine = engine_of(call, body.cache_salt)
+    seconds = body.timeout or call.app[SETTINGS].limits.max_request_seconds
+    deadline = min(time.monotonic() + seconds, call.deadline)
+    requests = [replace(request, deadline=deadline) for request in requests]
+    saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, requests)
     if saver is not None:
-        calls = [saver.call]
-    return run(engine, calls, engine.info.num_slots), saver
+        requests = [saver.call]
+    return run(engine, requests, engine.info.num_slots), saver
 
 
 async def answer_whole(
     make_body: Callable[[Ended], Body],
-    request: web.Request,
+    call: Call,
     body: GenerationBody,
-    calls: Sequence[GenerateRequest],
+    requests: Sequence[GenerateRequest],
     resolved: ResolvedState,
     *,
     run: RunRequests = ParallelRequests,
     keep: Keep | None = None,
-) -> web.Response:
-    """Run the engine requests `calls`, and return the answer that `make_body` makes of them when all have ended.
+) -> Long[Body]:
+    """Run engine requests, and return the answer that `make_body` makes of them when all have ended.
 
     See `answer_in` for the other arguments.
     """
-    running, saver = await _prepare(request, body, calls, resolved, run)
+    running, saver = await _prepare(call, body, requests, resolved, run)
     tally = Tally(body.copies)
     outcomes = [ChoiceOutcome() for _ in running.requests]
     saved: Mapping[str, object] = {}
@@ -336,7 +334,7 @@ async def answer_whole(
             for index, event in events:
                 tally.add(index, event)
                 outcomes[index].add(event)
-                _note_left_out(request, event)
+                _note_left_out(call, event)
                 if saver is not None:
                     saved = await saver.note(event)
 
@@ -344,16 +342,13 @@ async def answer_whole(
         return make_body(Ended(outcomes, list(_best(outcomes, body.copies, body.n)), tally.usage(), saved))
 
     size = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in outcomes) * (1 + (body.alternatives or 0))
-    response = await long_json_response(request, size + request[LEASE].num_bytes, make)
-    if keep is not None:
-        await keep()
-    return response
+    return Long(size + call.lease.num_bytes, make, keep)
 
 
-def _note_left_out(request: web.Request, event: Event) -> None:
+def _note_left_out(call: Call, event: Event) -> None:
     """Note what the event `Started` says about JSON schemas, for the header that lists what was ignored."""
-    if isinstance(event, Started) and event.left_out:
-        request[LEFT_OUT] = request.get(LEFT_OUT, set()) | set(event.left_out)
+    if isinstance(event, Started):
+        call.left_out |= set(event.left_out)
 
 
 def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterator[int]:
@@ -369,51 +364,29 @@ def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterat
 
 
 class _Streaming:
-    """Sends the answer to one HTTP request as a stream, event by event."""
+    """Makes the pieces of a streamed answer, event by event."""
 
-    def __init__(
-        self,
-        stream: EventStream,
-        request: web.Request,
-        dialect: Dialect,
-        tally: Tally,
-        saver: EndSaver | None,
-        keep: Keep | None,
-    ) -> None:
-        self._request = request
-        self._stream = stream
+    def __init__(self, call: Call, dialect: Dialect, tally: Tally, saver: EndSaver | None, keep: Keep | None) -> None:
+        self._call = call
         self._dialect = dialect
         self._tally = tally
         self._saver = saver
         self._keep = keep
 
-    async def run(self, running: ParallelRequests) -> web.StreamResponse:
-        """Send the whole stream to the client and return the response.
-
-        An error before the stream's headers is raised, so that it gets its own HTTP status; a later error is sent as an
-        event.
-        """
-        try:
+    async def run(self, running: ParallelRequests) -> AsyncGenerator[bytes, None]:
+        """Run engine requests, and yield the whole stream."""
+        async with running:
             async for group in running:
-                if not self._stream.is_open:
-                    for _, event in group:
-                        _note_left_out(self._request, event)
-                    await self._stream.open()
-                await self._send(group)
-            await self._stream.write(self._dialect.ending(self._tally.usage()))
-        except ConnectionError:
-            raise
-        except Exception as error:
-            if not await self._stream.is_too_late_for_status():
-                raise
-            failure = partial(self._dialect.failure, describe(error))
-            await self._stream.write(await work(self._request, self._request[LEASE].num_bytes, failure))
-        return await self._stream.close()
+                for _, event in group:
+                    _note_left_out(self._call, event)
+                async for piece in self._encode_all(group):
+                    yield piece
+            yield self._dialect.ending(self._tally.usage())
 
-    async def _send(self, events: Sequence[Numbered]) -> None:
-        """Send `events` to the client, a group of engine events that are ready at the same time.
+    async def _encode_all(self, events: Sequence[Numbered]) -> AsyncIterator[bytes]:
+        """Yield the bytes for `events`, a group of engine events that are ready at the same time.
 
-        At the last event, save the state if wanted. The events before the last one are written first, since saving may
+        At the last event, save the state if wanted. What comes before the last event is yielded first, since saving may
         take long.
         """
         parts: list[bytes] = []
@@ -422,19 +395,19 @@ class _Streaming:
             saved: Mapping[str, object] = {}
             if self._saver is not None:
                 if isinstance(event, Finished):
-                    await self._stream.write(b"".join(parts))  # saving takes a while
+                    yield b"".join(parts)  # saving takes a while
                     parts.clear()
                 saved = await self._saver.note(event)
             encode = partial(self._dialect.event, index, event, saved)
             parts.append(encode() if isinstance(event, TextDelta) else await self._encode(event, encode))
             if isinstance(event, Finished) and self._keep is not None:
                 await self._keep()
-        await self._stream.write(b"".join(parts))
+        yield b"".join(parts)
 
     async def _encode(self, event: Event, encode: Callable[[], bytes]) -> bytes:
         """Return the bytes that `encode` makes of `event`, an engine event without text.
 
         It runs on another thread if the event may be large.
         """
-        size = self._request[LEASE].num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
-        return await work(self._request, size, encode)
+        size = self._call.lease.num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
+        return await work(self._call, size, encode)

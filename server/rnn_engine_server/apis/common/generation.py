@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 from typing_extensions import TypedDict
 
@@ -18,7 +17,7 @@ from rnn_engine.loading.parts import MAX_LOGPROBS
 from rnn_engine.requests import MAX_PRIORITY, GenerateRequest, TokenInfo
 from rnn_engine_server.apis.common.sampling import GrammarBody
 from rnn_engine_server.apis.common.states import SaveAs
-from rnn_engine_server.auth.admission import PRINCIPAL
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.kept import SLOT_PROMPTS, pack
 from rnn_engine_server.core.schema import (
     INTEGER,
@@ -468,9 +467,7 @@ def _of_place(engine: EngineLike, info: TokenInfo, most: int) -> dict[str, Promp
     }
 
 
-async def note_slot(
-    request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]
-) -> None:
+async def note_slot(call: Call, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]) -> None:
     """Store a request's prompt under the slot number that its body names, replacing an earlier prompt.
 
     Does nothing if the body names no slot. A prompt with a `cache_salt` is not stored, since other requests of the same
@@ -482,12 +479,12 @@ async def note_slot(
         return
     check_slot(engine, "id_slot", slot)
     default = await engine.states.default()
-    key, prompts, first = slot_key(request, engine, default, slot), request.app[SLOT_PROMPTS], calls[0]
+    key, prompts, first = slot_key(call, engine, default, slot), call.app[SLOT_PROMPTS], calls[0]
     root = None if first.initial_state is None else first.initial_state.root
     if root != _root_of(default) or first.mix is not None or body.cache_salt is not None:
         prompts.pop(key)
         return
-    packed = await work(request, len(first.prompt), lambda: pack(first.prompt))
+    packed = await work(call, len(first.prompt), lambda: pack(first.prompt))
     prompts.put(key, packed)
 
 
@@ -496,13 +493,13 @@ def check_slot(engine: EngineLike, field: str, slot: int) -> None:
         raise InvalidRequestError(field, slot, f"a slot from 0 to {engine.info.num_slots - 1}")
 
 
-def slot_key(request: web.Request, engine: EngineLike, default: NamedState | None, slot: int | str) -> Hashable:
+def slot_key(call: Call, engine: EngineLike, default: NamedState | None, slot: int | str) -> Hashable:
     """Return the key under which the prompt of a slot is stored.
 
     `slot` is the slot's number, or the digest of a saved state. Prompts start from the default state. If there is
     another one later, they no longer lead to the same state.
     """
-    return request[PRINCIPAL].name, engine.info.model, _root_of(default), slot
+    return call.principal.name, engine.info.model, _root_of(default), slot
 
 
 def _root_of(state: NamedState | None) -> str | None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from aiohttp import web
-
 from rnn_engine.errors import ForbiddenError
-from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import query_count, query_word
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.store.owners import Cursor
 
 ALL_OWNERS: Final = "*"
@@ -20,15 +18,15 @@ OWNER_QUERY: Final = {
 """What `listed_owner` reads."""
 
 
-def owner_of(request: web.Request) -> str | None:
+def owner_of(call: Call) -> str | None:
     """Return the name of the owner whose things a request may see and change; None = all, for an operator."""
-    principal = request[PRINCIPAL]
+    principal = call.principal
     return None if principal.scope is Scope.ADMIN else principal.name
 
 
-def listed_owner(request: web.Request) -> str | None:
+def listed_owner(call: Call) -> str | None:
     """Return the name of the owner whose things a list must have; None = all. Raises ForbiddenError."""
-    principal, asked = request[PRINCIPAL], request.query.get("owner")
+    principal, asked = call.principal, call.query.get("owner")
     if asked is None or asked == principal.name:
         return principal.name
     if principal.scope is not Scope.ADMIN:
@@ -36,8 +34,8 @@ def listed_owner(request: web.Request) -> str | None:
     return None if asked == ALL_OWNERS else asked
 
 
-def query_cursor(request: web.Request, default: int, most: int) -> Cursor:
+def query_cursor(call: Call, default: int, most: int) -> Cursor:
     """Return the part of a list that the query's `order`, `after` and `limit` select. Raises InvalidRequestError."""
-    order = query_word(request, "order", ("asc", "desc"), "desc")
-    limit = query_count(request, "limit", default, most)
-    return Cursor(limit, request.query.get("after"), ascending=order == "asc")
+    order = query_word(call, "order", ("asc", "desc"), "desc")
+    limit = query_count(call, "limit", default, most)
+    return Cursor(limit, call.query.get("after"), ascending=order == "asc")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiohttp import web
 from pydantic import Field
 
 from rnn_engine.chat_template import WorldTemplate
@@ -19,6 +18,7 @@ from rnn_engine.operations.relevance import (
 )
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.common.states import ModelBody, ResolvedState, resolve_state
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
@@ -39,13 +39,13 @@ def check_texts(limits: Limits, field: str, texts: Sequence[str]) -> None:
 
 
 async def find_relevance(
-    request: web.Request, engine: EngineLike, body: RelevanceBody, field: str, pairs: Sequence[tuple[str, str]]
+    call: Call, engine: EngineLike, body: RelevanceBody, field: str, pairs: Sequence[tuple[str, str]]
 ) -> tuple[Relevance, ...]:
     """Return the relevance for each pair of a query and a document.
 
     Raises InvalidRequestError for `field` if the prompts have more tokens than the limits allow.
     """
-    limits, start = request.app[SETTINGS].limits, await resolve_state(engine, body.state)
+    limits, start = call.app[SETTINGS].limits, await resolve_state(engine, body.state)
 
     def make() -> Sequence[RelevancePrompt]:
         prompts = _prompts(engine, body, start, pairs)
@@ -55,7 +55,7 @@ async def find_relevance(
     size = sum(len(query) + len(document) + CALL_WORK for query, document in pairs)
     if not isinstance(engine.info.chat_template, WorldTemplate):
         size += SHORT_WORK  # a template that is a program may take long even for short texts
-    prompts = await work(request, size, make)
+    prompts = await work(call, size, make)
     return await score_relevance(engine, prompts, initial_state=start.initial_state)
 
 

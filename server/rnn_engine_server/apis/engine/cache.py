@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from aiohttp import web
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.answers import Long
 from rnn_engine_server.core.bodies import query_count
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import RefusalError
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_server.core.schema import described
 from rnn_engine_states.cache.browse import HEAD_TOKENS, SnapshotNode, TreeNode, TreeQuery
@@ -188,10 +190,10 @@ ROUTES = RouteTable()
 
 
 @ROUTES.get("/v1/cache", query=_NODES_QUERY)
-async def get_cache(request: web.Request) -> Cache:
+async def get_cache(call: Call) -> Cache:
     """What the cache keeps of prompts and answers: counts, tiers, and the positions that were hit most."""
-    engine = engine_of(request)
-    limit = query_count(request, "limit", _DEFAULT_NODES, _MOST_NODES)
+    engine = engine_of(call)
+    limit = query_count(call, "limit", _DEFAULT_NODES, _MOST_NODES)
     nodes = await engine.cache_nodes(limit) if limit > 0 else ()
     stats = engine.cache_stats()
     return {
@@ -204,9 +206,9 @@ async def get_cache(request: web.Request) -> Cache:
 
 
 @ROUTES.delete("/v1/cache", scope=Scope.ADMIN)
-async def drop_cache(request: web.Request) -> CacheDropped:
+async def drop_cache(call: Call) -> CacheDropped:
     """Forget every kept position that is not in use."""
-    return {"object": "cache.dropped", "dropped": await engine_of(request).drop_cache()}
+    return {"object": "cache.dropped", "dropped": await engine_of(call).drop_cache()}
 
 
 def _node(engine: EngineLike, number: int, node: SnapshotNode) -> CacheNode:
@@ -229,9 +231,9 @@ _TREE_QUERY = {
 
 
 @ROUTES.get("/v1/cache/tree", query=_TREE_QUERY, scope=Scope.ADMIN, routine=True)
-async def get_tree(request: web.Request) -> Long[CacheTreeList]:
+async def get_tree(call: Call) -> Long[CacheTreeList]:
     """The kept prompts and answers as a tree, with the beginnings of their texts."""
-    engine, query = engine_of(request), _query(request)
+    engine, query = engine_of(call), _query(call)
     found = await engine.cache_tree(query)
 
     def make() -> CacheTreeList:
@@ -242,9 +244,9 @@ async def get_tree(request: web.Request) -> Long[CacheTreeList]:
 
 
 @ROUTES.get("/v1/cache/positions/{id}", query=MODEL_QUERY, scope=Scope.ADMIN)
-async def get_position(request: web.Request) -> Long[CachePosition]:
+async def get_position(call: Call) -> Long[CachePosition]:
     """All tokens before a kept position, and their text."""
-    engine, position = engine_of(request), request.match_info["id"]
+    engine, position = engine_of(call), call.parameters["id"]
     tokens = await engine.cache_tokens(position)
 
     def make() -> CachePosition:
@@ -260,23 +262,23 @@ async def get_position(request: web.Request) -> Long[CachePosition]:
 
 
 @ROUTES.delete("/v1/cache/positions/{id}", query=MODEL_QUERY, scope=Scope.ADMIN)
-async def drop_position(request: web.Request) -> CachePositionDropped:
+async def drop_position(call: Call) -> CachePositionDropped:
     """Forget one kept position; 409 if it is in use."""
-    position = request.match_info["id"]
-    if not await engine_of(request).drop_cache_position(position):
-        raise web.HTTPConflict(text=f"the kept position {position!r} is in use; drop it when its requests have ended")
+    position = call.parameters["id"]
+    if not await engine_of(call).drop_cache_position(position):
+        raise RefusalError(409, f"the kept position {position!r} is in use; drop it when its requests have ended")
     return {"object": "cache.position.deleted", "id": position, "deleted": True}
 
 
-def _query(request: web.Request) -> TreeQuery:
-    text = request.query.get("text", "")
+def _query(call: Call) -> TreeQuery:
+    text = call.query.get("text", "")
     if len(text) > _MOST_TEXT:
         raise InvalidRequestError("text", text, f"at most {_MOST_TEXT} characters")
     return TreeQuery(
         text=text,
-        under=request.query.get("under"),
-        depth=query_count(request, "depth", _MOST_LEVELS, _MOST_LEVELS),
-        limit=query_count(request, "limit", _DEFAULT_TREE, _MOST_NODES),
+        under=call.query.get("under"),
+        depth=query_count(call, "depth", _MOST_LEVELS, _MOST_LEVELS),
+        limit=query_count(call, "limit", _DEFAULT_TREE, _MOST_NODES),
     )
 
 

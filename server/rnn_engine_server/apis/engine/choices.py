@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, NotRequired, TypeAlias
 
-from aiohttp import web
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
@@ -19,7 +18,9 @@ from rnn_engine_server.apis.common.generation import Prompt, check_prompts, text
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.answers import Long
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import INTEGERS, NULL, STRING, STRINGS, Parsed, RefusedError, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
@@ -158,10 +159,10 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v1/choices")
-async def choices(request: web.Request, body: ChoicesRequest) -> Long[Choices]:
+async def choices(call: Call, body: ChoicesRequest) -> Long[Choices]:
     """Score given continuations of a text."""
-    engine = engine_of(request, body.cache_salt)
-    scores = await _score(request, engine, body)
+    engine = engine_of(call, body.cache_salt)
+    scores = await _score(call, engine, body)
 
     def make() -> Choices:
         likely = probabilities(_figures(body, scores))
@@ -177,13 +178,13 @@ async def choices(request: web.Request, body: ChoicesRequest) -> Long[Choices]:
 
 
 @ROUTES.post("/api/oai/chooses")
-async def chooses(request: web.Request, body: ChoosesRequest) -> Long[Chooses]:
+async def chooses(call: Call, body: ChoosesRequest) -> Long[Chooses]:
     """Rank given continuations of a text as ai00 does.
 
     The rank is by what ai00 calls perplexity: the mean of -ln p of the tokens.
     """
-    engine = engine_of(request, body.cache_salt)
-    scores = await _score(request, engine, body)
+    engine = engine_of(call, body.cache_salt)
+    scores = await _score(call, engine, body)
 
     def make() -> Chooses:
         data: list[ChoosesEntry] = [
@@ -194,10 +195,10 @@ async def chooses(request: web.Request, body: ChoosesRequest) -> Long[Chooses]:
     return Long(_size(scores), make)
 
 
-async def _score(request: web.Request, engine: EngineLike, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
+async def _score(call: Call, engine: EngineLike, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
     size = len(body.input) + sum(map(len, body.choices)) + CALL_WORK * len(body.choices)
-    make = partial(_context_and_options, engine, request.app[SETTINGS].limits, body)
-    context, options = await work(request, size, make)
+    make = partial(_context_and_options, engine, call.app[SETTINGS].limits, body)
+    context, options = await work(call, size, make)
     initial_state = (await resolve_state(engine, body.state)).initial_state
     return await score_choices(engine, context, options, initial_state=initial_state, calibrate=body.calibrate)
 

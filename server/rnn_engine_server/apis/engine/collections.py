@@ -7,7 +7,6 @@ from functools import partial
 from sqlite3 import Connection
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from aiohttp import web
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
@@ -30,17 +29,13 @@ from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.common.owned import ALL_OWNERS, OWNER_QUERY, listed_owner
 from rnn_engine_server.apis.common.states import ModelNameBody
-from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import (
-    PageEnds,
-    hold_more,
-    page_ends,
-    query_count,
-)
-from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.routing import SETTINGS
+from rnn_engine_server.core.answers import Long
+from rnn_engine_server.core.bodies import PageEnds, page_ends, query_count
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import SETTINGS, AppKey
 from rnn_engine_server.core.schema import STRING, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
@@ -48,7 +43,7 @@ from rnn_engine_states.documents import Document, DocumentStore, StoredCollectio
 
 T = TypeVar("T")
 
-COLLECTIONS = web.AppKey("collections", DocumentStore)
+COLLECTIONS = AppKey("collections", DocumentStore)
 """The collections of all API keys."""
 
 _MOST_LISTED = 10_000  # collections of a page
@@ -241,12 +236,12 @@ ROUTES = RouteTable()
 
 
 @ROUTES.get("/v1/collections", query=_LIST, uses_model=False)
-async def list_collections(request: web.Request) -> Long[CollectionEntries]:
+async def list_collections(call: Call) -> Long[CollectionEntries]:
     """The collections of documents."""
-    store, limit = request.app[COLLECTIONS], query_count(request, "limit", _MOST_LISTED, _MOST_LISTED)
-    page = partial(store.page, owner=listed_owner(request), after=request.query.get("after"), limit=limit)
-    found, has_more = await _read(request, page)
-    hold_more(request, "the list", _ENTRY_BYTES * len(found))
+    store, limit = call.app[COLLECTIONS], query_count(call, "limit", _MOST_LISTED, _MOST_LISTED)
+    page = partial(store.page, owner=listed_owner(call), after=call.query.get("after"), limit=limit)
+    found, has_more = await _read(call, page)
+    call.hold_more("the list", _ENTRY_BYTES * len(found))
 
     def make() -> CollectionEntries:
         ends = page_ends(found, has_more=has_more)
@@ -256,37 +251,37 @@ async def list_collections(request: web.Request) -> Long[CollectionEntries]:
 
 
 @ROUTES.post("/v1/collections", scope=Scope.MANAGE)
-async def create(request: web.Request, body: CreateCollectionRequest) -> CollectionEntry:
+async def create(call: Call, body: CreateCollectionRequest) -> CollectionEntry:
     """Make an empty collection of documents."""
-    store = request.app[COLLECTIONS]
-    made = await create_collection(engine_of(request), store, request[PRINCIPAL].name, body.name)
+    store = call.app[COLLECTIONS]
+    made = await create_collection(engine_of(call), store, call.principal.name, body.name)
     return _entry(store, made)
 
 
 @ROUTES.get("/v1/collections/{collection}", query=_OF, uses_model=False)
-async def get(request: web.Request) -> CollectionEntry:
+async def get(call: Call) -> CollectionEntry:
     """A collection of documents."""
-    return _entry(request.app[COLLECTIONS], await _collection(request))
+    return _entry(call.app[COLLECTIONS], await _collection(call))
 
 
 @ROUTES.delete("/v1/collections/{collection}", query=_OF, scope=Scope.MANAGE, uses_model=False)
-async def delete(request: web.Request) -> CollectionDeleted:
+async def delete(call: Call) -> CollectionDeleted:
     """Delete a collection with all of its documents."""
-    store, name = request.app[COLLECTIONS], request.match_info["collection"]
-    await _free(request, partial(store.delete, owner=_owner(request), name=name))
+    store, name = call.app[COLLECTIONS], call.parameters["collection"]
+    await _free(call, partial(store.delete, owner=_owner(call), name=name))
     return {"object": "collection.deleted", "name": name, "deleted": True}
 
 
 @ROUTES.post("/v1/collections/{collection}/documents", query=_OF, scope=Scope.MANAGE)
-async def add(request: web.Request, body: AddDocumentsRequest) -> DocumentsAdded:
+async def add(call: Call, body: AddDocumentsRequest) -> DocumentsAdded:
     """Add documents to a collection.
 
     The model runs each once for its vector and once for a state that is kept.
     """
-    engine, store, collection = engine_of(request), request.app[COLLECTIONS], await _collection(request)
+    engine, store, collection = engine_of(call), call.app[COLLECTIONS], await _collection(call)
     prepare = partial(prepare_documents, engine, store, collection, body.documents, replace_known=body.replace)
-    new = await _on_thread(request)(prepare)
-    request.app[SETTINGS].limits.check("max_prompt_tokens", "documents", new.num_tokens)
+    new = await _on_thread(call)(prepare)
+    call.app[SETTINGS].limits.check("max_prompt_tokens", "documents", new.num_tokens)
     costs = await add_documents(engine, store, collection, new)
     return {
         "object": "collection.documents.added",
@@ -296,103 +291,103 @@ async def add(request: web.Request, body: AddDocumentsRequest) -> DocumentsAdded
 
 
 @ROUTES.get("/v1/collections/{collection}/documents", query=_PAGE, uses_model=False)
-async def list_documents(request: web.Request) -> Long[DocumentEntries]:
+async def list_documents(call: Call) -> Long[DocumentEntries]:
     """The documents of a collection."""
-    collection, limit = await _collection(request), query_count(request, "limit", 100, _MOST_DOCUMENTS)
-    rows, has_more = await _read(request, partial(collection.page, after=request.query.get("after"), limit=limit))
+    collection, limit = await _collection(call), query_count(call, "limit", 100, _MOST_DOCUMENTS)
+    rows, has_more = await _read(call, partial(collection.page, after=call.query.get("after"), limit=limit))
     num_bytes = sum(row.num_bytes for row in rows)
-    _hold(request, num_bytes)
+    _hold(call, num_bytes)
 
     def make() -> DocumentEntries:
         read = partial(collection.read, rows=[row.row for row in rows])
-        documents = request.app[COLLECTIONS].database.read_now(read).values()
+        documents = call.app[COLLECTIONS].database.read_now(read).values()
         return {"object": "list", "data": list(map(_document_entry, documents)), "has_more": has_more}
 
     return Long(SHORT_WORK + 1 + num_bytes, make)
 
 
 @ROUTES.get("/v1/collections/{collection}/documents/{id}", query=_OF, uses_model=False)
-async def get_document(request: web.Request) -> Long[DocumentEntry]:
+async def get_document(call: Call) -> Long[DocumentEntry]:
     """One document of a collection."""
-    collection, document_id = await _collection(request), request.match_info["id"]
-    found = await _read(request, partial(collection.get, document_id=document_id))
-    _hold(request, len(found.text))
+    collection, document_id = await _collection(call), call.parameters["id"]
+    found = await _read(call, partial(collection.get, document_id=document_id))
+    _hold(call, len(found.text))
     return Long(len(found.text), partial(_document_entry, found))
 
 
 @ROUTES.delete("/v1/collections/{collection}/documents/{id}", query=_OF, scope=Scope.MANAGE, uses_model=False)
-async def remove_document(request: web.Request) -> DocumentsRemoved:
+async def remove_document(call: Call) -> DocumentsRemoved:
     """Remove one document from a collection."""
-    return await _removed(request, [request.match_info["id"]], must_exist=True)
+    return await _removed(call, [call.parameters["id"]], must_exist=True)
 
 
 @ROUTES.post("/v1/collections/{collection}/documents/delete", query=_OF, scope=Scope.MANAGE, uses_model=False)
-async def remove_documents(request: web.Request, body: RemoveDocumentsRequest) -> DocumentsRemoved:
+async def remove_documents(call: Call, body: RemoveDocumentsRequest) -> DocumentsRemoved:
     """Remove documents from a collection."""
-    return await _removed(request, body.ids, must_exist=False)
+    return await _removed(call, body.ids, must_exist=False)
 
 
 @ROUTES.post("/v1/collections/{collection}/query", query=_OF)
-async def query(request: web.Request, body: QueryRequest) -> Long[QueryAnswer]:
+async def query(call: Call, body: QueryRequest) -> Long[QueryAnswer]:
     """The documents of a collection that answer a query best."""
-    engine, collection = engine_of(request), await _collection(request)
+    engine, collection = engine_of(call), await _collection(call)
     found = await search_collection(
         engine,
-        request.app[COLLECTIONS],
+        call.app[COLLECTIONS],
         collection,
         body.query,
         top_n=body.top_n,
         candidates=body.candidates,
         rerank=body.rerank,
-        max_tokens=request.app[SETTINGS].limits.max_prompt_tokens,
-        on_thread=_on_thread(request),
-        hold=partial(_hold, request),
+        max_tokens=call.app[SETTINGS].limits.max_prompt_tokens,
+        on_thread=_on_thread(call),
+        hold=partial(_hold, call),
     )
     size = sum(len(hit.document.text) for hit in found.hits)
     return Long(size, partial(_query_answer, collection.name, engine.info.model, found))
 
 
-def _owner(request: web.Request) -> str:
+def _owner(call: Call) -> str:
     """Return the name of the owner whose collection is meant. Raises ForbiddenError and InvalidRequestError."""
-    owner = listed_owner(request)
+    owner = listed_owner(call)
     if owner is None:
         raise InvalidRequestError("owner", ALL_OWNERS, "the name of one API key")
     return owner
 
 
-async def _collection(request: web.Request) -> StoredCollection:
-    find = request.app[COLLECTIONS].find
-    return await _read(request, partial(find, owner=_owner(request), name=request.match_info["collection"]))
+async def _collection(call: Call) -> StoredCollection:
+    find = call.app[COLLECTIONS].find
+    return await _read(call, partial(find, owner=_owner(call), name=call.parameters["collection"]))
 
 
-async def _read(request: web.Request, query: Callable[[Connection], T]) -> T:
-    return await request.app[COLLECTIONS].database.read(query, request[PRINCIPAL].name)
+async def _read(call: Call, query: Callable[[Connection], T]) -> T:
+    return await call.app[COLLECTIONS].database.read(query, call.principal.name)
 
 
-async def _free(request: web.Request, change: Callable[[Transaction], T]) -> T:
-    return await request.app[COLLECTIONS].database.write(change, request[PRINCIPAL].name, frees=True)
+async def _free(call: Call, change: Callable[[Transaction], T]) -> T:
+    return await call.app[COLLECTIONS].database.write(change, call.principal.name, frees=True)
 
 
-async def _removed(request: web.Request, ids: Sequence[str], *, must_exist: bool) -> DocumentsRemoved:
-    collection, removed = await _collection(request), list[str]()
+async def _removed(call: Call, ids: Sequence[str], *, must_exist: bool) -> DocumentsRemoved:
+    collection, removed = await _collection(call), list[str]()
     while ids:
-        found, ids = await _free(request, partial(collection.remove, ids=ids))
+        found, ids = await _free(call, partial(collection.remove, ids=ids))
         removed += found
     if must_exist and not removed:
-        raise collection.unknown(request.match_info["id"])
+        raise collection.unknown(call.parameters["id"])
     return {"object": "collection.documents.deleted", "ids": removed}
 
 
-def _hold(request: web.Request, num_bytes: int) -> None:
+def _hold(call: Call, num_bytes: int) -> None:
     """Count documents that a request is about to read in its memory; `num_bytes` is their size in the store."""
-    hold_more(request, "the documents", _TIMES_HELD * num_bytes)
+    call.hold_more("the documents", _TIMES_HELD * num_bytes)
 
 
-def _on_thread(request: web.Request) -> OnThread:
+def _on_thread(call: Call) -> OnThread:
     """Return a function that runs others on the worker threads, where clients take turns."""
 
     async def run(function: Callable[[], T]) -> T:
-        return await work(request, SHORT_WORK + 1, function)
+        return await work(call, SHORT_WORK + 1, function)
 
     return run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -13,6 +12,7 @@ from rnn_engine.operations.naming import F64, FieldDifference, state_difference
 from rnn_engine.types import ModelShape
 from rnn_engine_server.apis.common.states import ModelNameBody, ResolvedState, State, resolve_state
 from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.workers import work
 from rnn_engine_states.frozen import NO_INITIAL_STATE
@@ -71,13 +71,13 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v1/states/compare")
-async def compare(request: web.Request, body: CompareStatesRequest) -> StateComparison:
+async def compare(call: Call, body: CompareStatesRequest) -> StateComparison:
     """How far two states are apart, by field, layer and head."""
-    engine = engine_of(request)
+    engine = engine_of(call)
     first = await resolve_state(engine, body.state)
     second = await resolve_state(engine, NO_INITIAL_STATE if body.other is None else body.other)
     shape = engine.info.shape
-    fields = await work(request, shape.state_bytes, partial(_fields, first, second, shape))
+    fields = await work(call, shape.state_bytes, partial(_fields, first, second, shape))
     return {
         "object": "state.comparison",
         "state": _compared(first),

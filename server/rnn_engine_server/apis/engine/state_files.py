@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import get_args
-
-from aiohttp import hdrs, web
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.apis.common.states import StateEntry, state_entry
 from rnn_engine_server.apis.openai.files import FILES
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import LEASE, query_word, receive_file
+from rnn_engine_server.core.answers import Stream
+from rnn_engine_server.core.bodies import query_word, receive_file
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_states.files.exchange import ExportForm, StateFiles
@@ -61,40 +61,42 @@ ROUTES = RouteTable()
     query=_FORM_QUERY,
     scope=Scope.MANAGE,
 )
-async def export(request: web.Request) -> web.StreamResponse:
+async def export(call: Call) -> Stream:
     """A state as a file."""
-    engine = engine_of(request)
-    _check_query(request, _FORM_QUERY)
-    form: ExportForm = query_word(request, "form", get_args(ExportForm), "full")
-    named = await engine.states.get(request.match_info["name"])
-    request[LEASE].hold(_COPIES[form] * named.frozen.num_bytes)
+    engine = engine_of(call)
+    _check_query(call, _FORM_QUERY)
+    form: ExportForm = query_word(call, "form", get_args(ExportForm), "full")
+    named = await engine.states.get(call.parameters["name"])
+    call.lease.hold(_COPIES[form] * named.frozen.num_bytes)
     parts = await asyncio.to_thread(_export, engine.state_files, form, named)
     if _COPIES[form] > 0:
-        request[LEASE].hold(sum(map(_size, parts)))
-    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/octet-stream"})
-    response.headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{named.id}{_ENDINGS[form]}"'
-    response.content_length = sum(map(_size, parts))
-    await response.prepare(request)
-    for part in () if request.method == hdrs.METH_HEAD else parts:
-        await response.write(part)
-    await response.write_eof()
-    return response
+        call.lease.hold(sum(map(_size, parts)))
+
+    async def pieces() -> AsyncGenerator[bytes | memoryview, None]:
+        for part in parts:
+            yield part
+
+    headers = {"Content-Disposition": f'attachment; filename="{named.id}{_ENDINGS[form]}"'}
+    num_bytes = sum(map(_size, parts))
+    return Stream(
+        pieces(), "application/octet-stream", keep_alive=None, failure=None, headers=headers, num_bytes=num_bytes
+    )
 
 
 @ROUTES.put("/v1/states/{name}", query=_UPLOAD_QUERY, scope=Scope.MANAGE)
-async def upload(request: web.Request) -> StateEntry:
+async def upload(call: Call) -> StateEntry:
     """Upload a state and give it a name.
 
     The body is the file itself: of any form that can be exported, or a `.pth` with a tuned state.
     """
-    engine = engine_of(request)
-    _check_query(request, _UPLOAD_QUERY)
-    name, query = request.match_info["name"], request.query
-    persistent, shared, any_model = (_flag(request, flag) for flag in ("persistent", "shared", "any_model"))
+    engine = engine_of(call)
+    _check_query(call, _UPLOAD_QUERY)
+    name, query = call.parameters["name"], call.query
+    persistent, shared, any_model = (_flag(call, flag) for flag in ("persistent", "shared", "any_model"))
     retention = Retention(query.get("owner"), _seconds(query.get("ttl")), persistent, shared)
     await engine.states.check_place(name, retention, 0)
-    with request.app[FILES].blobs.temporary("upload") as path:
-        await receive_file(request, path)
+    with call.app[FILES].blobs.temporary("upload") as path:
+        await receive_file(call, path)
         loaded, frozen = await asyncio.to_thread(_read, engine.state_files, path, any_model)
     named = await engine.states.put(name, frozen, retention, source="upload", form=loaded.form, key=loaded.id)
     return state_entry(named)
@@ -109,8 +111,8 @@ def _read(files: StateFiles, path: Path, any_model: bool) -> tuple[LoadedState, 
     return loaded, files.freeze(loaded, "upload")
 
 
-def _flag(request: web.Request, name: str) -> bool:
-    return query_word(request, name, ("true", "false"), "false") == "true"
+def _flag(call: Call, name: str) -> bool:
+    return query_word(call, name, ("true", "false"), "false") == "true"
 
 
 def _seconds(text: str | None) -> float | None:
@@ -120,8 +122,8 @@ def _seconds(text: str | None) -> float | None:
         raise InvalidRequestError("ttl", text, "a number of seconds") from None
 
 
-def _check_query(request: web.Request, known: Mapping[str, str]) -> None:
-    for name, value in request.query.items():
+def _check_query(call: Call, known: Mapping[str, str]) -> None:
+    for name, value in call.query.items():
         if name not in known:
             raise InvalidRequestError(name, value, f"one of the query's fields {', '.join(known)}")
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from aiohttp import web
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
@@ -29,8 +28,10 @@ from rnn_engine_server.apis.common.states import (
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import LEASE
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.answers import Long
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import RefusalError
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS
 from rnn_engine_server.core.schema import INTEGERS, NULL, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits
@@ -224,19 +225,19 @@ ROUTES = RouteTable()
 
 
 @ROUTES.get("/v1/states")
-async def list_states(request: web.Request) -> StateEntries:
+async def list_states(call: Call) -> StateEntries:
     """The states that have names."""
-    listing = await engine_of(request).states.list()
+    listing = await engine_of(call).states.list()
     return _entries(listing.entries, listing)
 
 
 @ROUTES.post("/v1/states", scope=Scope.MANAGE)
-async def create(request: web.Request, body: CreateStateRequest) -> CreatedState:
+async def create(call: Call, body: CreateStateRequest) -> CreatedState:
     """Run a prompt and name the state after it."""
-    engine = engine_of(request, body.cache_salt)
+    engine = engine_of(call, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
-    tokens = await work(request, len(body.prompt), partial(tokens_of, engine, body.prompt))
-    request.app[SETTINGS].limits.check("max_prompt_tokens", "prompt", len(tokens))
+    tokens = await work(call, len(body.prompt), partial(tokens_of, engine, body.prompt))
+    call.app[SETTINGS].limits.check("max_prompt_tokens", "prompt", len(tokens))
     named, cost = await create_state(
         engine, body.name, tokens, body.retention, initial_state=resolved.frozen, priority=body.priority
     )
@@ -244,15 +245,15 @@ async def create(request: web.Request, body: CreateStateRequest) -> CreatedState
 
 
 @ROUTES.get("/v1/states/{name}")
-async def get(request: web.Request) -> StateEntry:
+async def get(call: Call) -> StateEntry:
     """The state of that name or id."""
-    return state_entry(await engine_of(request).states.get(_name(request)))
+    return state_entry(await engine_of(call).states.get(_name(call)))
 
 
 @ROUTES.delete("/v1/states/{name}", scope=Scope.MANAGE)
-async def remove(request: web.Request) -> StateRemoved:
+async def remove(call: Call) -> StateRemoved:
     """Remove a state."""
-    removed = await engine_of(request).states.delete(_name(request))
+    removed = await engine_of(call).states.delete(_name(call))
     return {
         "object": "state.deleted",
         "id": str(removed.id),
@@ -262,53 +263,54 @@ async def remove(request: web.Request) -> StateRemoved:
 
 
 @ROUTES.post("/v1/states/{name}/open", scope=Scope.MANAGE)
-async def open_copy(request: web.Request, body: NewStateBody) -> StateEntry:
+async def open_copy(call: Call, body: NewStateBody) -> StateEntry:
     """Copy a state under another name."""
-    [copy] = await engine_of(request).states.fork(_name(request), [body.name], body.retention)
+    [copy] = await engine_of(call).states.fork(_name(call), [body.name], body.retention)
     return state_entry(copy)
 
 
 @ROUTES.post("/v1/states/{name}/fork", scope=Scope.MANAGE)
-async def fork(request: web.Request, body: ForkStateRequest) -> StateEntries:
+async def fork(call: Call, body: ForkStateRequest) -> StateEntries:
     """Copy a state under several names."""
-    states = engine_of(request).states
-    forks = await states.fork(_name(request), body.names, body.retention)
+    states = engine_of(call).states
+    forks = await states.fork(_name(call), body.names, body.retention)
     return _entries(forks, await states.list())
 
 
 @ROUTES.post("/v1/states/{name}/take", scope=Scope.MANAGE)
-async def take(request: web.Request, body: TakeStateRequest) -> StateEntry:
+async def take(call: Call, body: TakeStateRequest) -> StateEntry:
     """Move a state to another owner or name; the old name is gone."""
-    states = engine_of(request).states
-    named = await states.get(_name(request))
+    states = engine_of(call).states
+    named = await states.get(_name(call))
     return state_entry(await states.move(str(named.id), body.name or named.name, body.retention))
 
 
 @ROUTES.post("/v1/states/{name}/advance", scope=Scope.MANAGE)
-async def advance(request: web.Request, body: AdvanceStateRequest) -> Long[AdvancedState]:
+async def advance(call: Call, body: AdvanceStateRequest) -> Long[AdvancedState]:
     """Run more tokens from a named state, which the name then stands for, and read out log-probabilities.
 
     Calls for one state run in the order in which they come.
     """
     if body.mask is not None:
-        raise web.HTTPNotImplemented(
-            text="mask: a recurrent state has no pages or positions that a mask could hide, since it sums up all of "
+        raise RefusalError(
+            501,
+            "mask: a recurrent state has no pages or positions that a mask could hide, since it sums up all of "
             "its input. Fork the state before a text that must not be seen; logit_bias and grammars mask which "
-            "tokens are drawn"
+            "tokens are drawn",
         )
-    engine = engine_of(request)
+    engine = engine_of(call)
     given = body.input_embeddings
-    tokens = await work(request, len(body.input), partial(tokens_of, engine, body.input))
+    tokens = await work(call, len(body.input), partial(tokens_of, engine, body.input))
     if given is not None:
         tokens = [0] * len(given)  # placeholders: only their number counts
-    limits = request.app[SETTINGS].limits
+    limits = call.app[SETTINGS].limits
     limits.check("max_prompt_tokens", "input", len(tokens))
     if body.logprobs is not None or body.output_positions:
         alternatives = max(body.logprobs or 0, body.top_k if body.output_positions else 0)
         limits.check("max_logprob_entries", "logprobs", len(tokens) * (1 + alternatives))
     advanced = await advance_state(
         engine,
-        _name(request),
+        _name(call),
         tokens,
         logprobs=body.logprobs,
         top_k=body.top_k,
@@ -327,13 +329,13 @@ async def advance(request: web.Request, body: AdvanceStateRequest) -> Long[Advan
             "usage": usage_of([advanced.cost]),
         }
 
-    return Long(len(tokens) + request[LEASE].num_bytes, make)
+    return Long(len(tokens) + call.lease.num_bytes, make)
 
 
 @ROUTES.get("/v1/leases", query=MODEL_QUERY)
-async def list_leases(request: web.Request) -> LeaseEntries:
+async def list_leases(call: Call) -> LeaseEntries:
     """What owners have leased, the newest first."""
-    leases = await engine_of(request).states.leases()
+    leases = await engine_of(call).states.leases()
     return {
         "object": "list",
         "data": [
@@ -344,14 +346,14 @@ async def list_leases(request: web.Request) -> LeaseEntries:
 
 
 @ROUTES.delete("/v1/leases/{owner}", query=MODEL_QUERY, scope=Scope.MANAGE)
-async def end_lease(request: web.Request) -> LeaseEnded:
+async def end_lease(call: Call) -> LeaseEnded:
     """End the lease of an owner, with all of its states."""
-    lease = await engine_of(request).states.end_lease(request.match_info["owner"])
+    lease = await engine_of(call).states.end_lease(call.parameters["owner"])
     return {"object": "lease.ended", "owner": lease.owner, "states": list(lease.names)}
 
 
-def _name(request: web.Request) -> str:
-    return request.match_info["name"]
+def _name(call: Call) -> str:
+    return call.parameters["name"]
 
 
 def _entries(entries: Sequence[NamedState], listing: StateListing) -> StateEntries:

@@ -10,7 +10,6 @@ from functools import partial
 from importlib.metadata import version
 from typing import Literal, TypeAlias
 
-from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector
 from typing_extensions import TypedDict
 
@@ -22,12 +21,15 @@ from rnn_engine_server.apis.engine.cache import CacheTier, CacheTotals, cache_to
 from rnn_engine_server.apis.openai.models import HealthBody, Readiness
 from rnn_engine_server.auth.engine import engine_of, open_engines_of
 from rnn_engine_server.connections.connection import CONNECTIONS
-from rnn_engine_server.core.bodies import BUDGET, json_response, query_seconds
+from rnn_engine_server.core.answers import Answer, Encoded
+from rnn_engine_server.core.bodies import query_seconds
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import retry_headers
 from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.memory import BUDGET
 from rnn_engine_server.core.routing import EVENTS, LIFECYCLE, SETTINGS
 from rnn_engine_server.core.schema import described
-from rnn_engine_server.core.streams import send_repeatedly
+from rnn_engine_server.core.streams import repeated
 from rnn_engine_server.models.registry import MODELS, ModelStatus, ServedModel
 from rnn_engine_server.telemetry.metrics import METRICS
 from rnn_engine_states.cache.config import CacheStats
@@ -251,9 +253,9 @@ ROUTES = RouteTable()
 
 
 @ROUTES.get("/v1/engine", routine=True, uses_model=False)
-async def status(request: web.Request) -> ServerStatus:
+async def status(call: Call) -> ServerStatus:
     """The state of the engines: slots and the requests in them, counts, times, memory."""
-    app = request.app
+    app = call.app
     process = {sample.name: sample.value for metric in _PROCESS.collect() for sample in metric.samples}
     resident = process.get("process_resident_memory_bytes")
     return {
@@ -270,7 +272,7 @@ async def status(request: web.Request) -> ServerStatus:
         "model_folder": app[SETTINGS].model_folder is not None,
         "models": {model.name: model.status for model in app[MODELS]},
         "loading": {model.name: _progress(model) for model in app[MODELS] if model.status == "loading"},
-        "engines": [engine_status(name, engine) for name, engine in open_engines_of(request).items()],
+        "engines": [engine_status(name, engine) for name, engine in open_engines_of(call).items()],
     }
 
 
@@ -285,13 +287,13 @@ async def status(request: web.Request) -> ServerStatus:
     routine=True,
     uses_model=False,
 )
-async def events(request: web.Request) -> web.StreamResponse:
+async def events(call: Call) -> Answer:
     """The state of the engines: slots and the requests in them, counts, times, memory.
 
     It is a stream of events that ends when the server stops or the time for a request is up.
     """
-    seconds = query_seconds(request, "interval", _SECONDS, _LEAST_SECONDS, _MOST_SECONDS)
-    return await send_repeatedly(request, seconds, partial(status, request))
+    seconds = query_seconds(call, "interval", _SECONDS, _LEAST_SECONDS, _MOST_SECONDS)
+    return await repeated(call, seconds, partial(status, call))
 
 
 def _progress(model: ServedModel) -> LoadingStatus | None:
@@ -306,10 +308,10 @@ _QUERY = {"model": "Only this model; without it, all models."}
 
 
 @ROUTES.get("/health", "/v1/health", answer=HealthBody, also_answers={503: HealthBody}, always=True)
-async def health(request: web.Request) -> web.Response:
+async def health(call: Call) -> Encoded:
     """Whether the server takes requests, and how busy it is."""
-    models, lifecycle = request.app[MODELS], request.app[LIFECYCLE]
-    found = _find_health(request)
+    models, lifecycle = call.app[MODELS], call.app[LIFECYCLE]
+    found = _find_health(call)
     engines = [model.open_engine for model in models if model.open_engine is not None]
     stats = [engine.stats() for engine in engines]
     caches = [cache for engine in engines if (cache := engine.cache_stats()) is not None]
@@ -323,57 +325,57 @@ async def health(request: web.Request) -> web.Response:
         "cache_look_ups": sum(cache.look_ups for cache in caches),
         "cache_hits": sum(cache.hits for cache in caches),
     }
-    return json_response(body, status=200 if found.status == "ok" else 503)
+    return Encoded.of(body, status=200 if found.status == "ok" else 503)
 
 
 @ROUTES.get("/health/ready", answer=Readiness, also_answers={503: Readiness}, always=True, query=_QUERY)
-async def ready(request: web.Request) -> web.Response:
+async def ready(call: Call) -> Encoded:
     """Whether the server is ready for requests; if not, 503 with the reason."""
-    found = _find_health(request)
+    found = _find_health(call)
     return _answer(found, healthy=found.status == "ok")
 
 
 @ROUTES.get("/health/live", answer=Readiness, also_answers={503: Readiness}, always=True, query=_QUERY)
-async def live(request: web.Request) -> web.Response:
+async def live(call: Call) -> Encoded:
     """503 if only a restart helps: the engine has failed, or its device no longer answers."""
-    found = _find_health(request)
+    found = _find_health(call)
     return _answer(found, healthy=found.status not in ("failed", "stalled"))
 
 
-def _find_health(request: web.Request) -> Health:
+def _find_health(call: Call) -> Health:
     """Return the health of the model that the query names, or of all models together if it names none."""
-    name, models = request.query.get("model"), request.app[MODELS]
+    name, models = call.query.get("model"), call.app[MODELS]
     found = models.health() if name is None else models.find(name).health
-    if request.app[LIFECYCLE].closing and found.status != "failed":
+    if call.app[LIFECYCLE].closing and found.status != "failed":
         return Health("closing", "the server is stopping and takes no new requests")
     return found
 
 
-def _answer(found: Health, *, healthy: bool) -> web.Response:
+def _answer(found: Health, *, healthy: bool) -> Encoded:
     body = readiness(found)
     if healthy:
-        return json_response(body)
-    return json_response(body, status=503, headers=retry_headers(found.retry_after))
+        return Encoded.of(body)
+    return Encoded.of(body, status=503, headers=retry_headers(found.retry_after))
 
 
 _STARTED = "Process-Start-Time-Unix"  # a header of llama-server's
 
 
 @ROUTES.get("/metrics", answer=None, content_type="text/plain", routine=True, uses_model=False)
-async def metrics(request: web.Request) -> web.Response:
+async def metrics(call: Call) -> Encoded:
     """Counts, times and sizes for Prometheus: [metrics.md](metrics.md)."""
-    found = request.app[METRICS]
-    headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4, _STARTED: str(found.started)}
-    return web.Response(body=await asyncio.to_thread(found.render), headers=headers)
+    found = call.app[METRICS]
+    body, headers = await asyncio.to_thread(found.render), {_STARTED: str(found.started)}
+    return Encoded(body, CONTENT_TYPE_PLAIN_0_0_4, headers=headers)
 
 
 # Facts of the server: its limits, and the defaults of requests.
 
 
 @ROUTES.get("/props")
-async def props(request: web.Request) -> Props:
+async def props(call: Call) -> Props:
     """Properties of the server, such as its limits, in llama-server's form."""
-    engine, settings = engine_of(request), request.app[SETTINGS]
+    engine, settings = engine_of(call), call.app[SETTINGS]
     info = engine.info
     defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
     return {

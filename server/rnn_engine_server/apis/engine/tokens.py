@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, NotRequired
 
-from aiohttp import web
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
@@ -14,7 +13,9 @@ from rnn_engine.interface import EngineLike
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.answers import Long
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
 
@@ -87,9 +88,9 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/tokenize", "/v1/tokenize")
-async def tokenize(request: web.Request, body: TokenizeRequest) -> Long[Tokens]:
+async def tokenize(call: Call, body: TokenizeRequest) -> Long[Tokens]:
     """The tokens of a text."""
-    engine, limits = engine_of(request), request.app[SETTINGS].limits
+    engine, limits = engine_of(call), call.app[SETTINGS].limits
 
     def make() -> Tokens:
         tokens = engine.tokenize(body.content)
@@ -115,9 +116,9 @@ def _piece(token: int, data: bytes) -> TokenPiece:
 
 
 @ROUTES.post("/detokenize", "/v1/detokenize")
-async def detokenize(request: web.Request, body: DetokenizeRequest) -> Long[Text]:
+async def detokenize(call: Call, body: DetokenizeRequest) -> Long[Text]:
     """The text of tokens."""
-    engine, limits = engine_of(request), request.app[SETTINGS].limits
+    engine, limits = engine_of(call), call.app[SETTINGS].limits
 
     def make() -> Text:
         data = _text_bytes(engine, limits, body.tokens)
@@ -128,9 +129,9 @@ async def detokenize(request: web.Request, body: DetokenizeRequest) -> Long[Text
 
 
 @ROUTES.get("/tokenizer_info")
-async def tokenizer_info(request: web.Request) -> TokenizerInfo:
+async def tokenizer_info(call: Call) -> TokenizerInfo:
     """What lm-eval needs to know of a tokenizer, in vLLM's form."""
-    info = engine_of(request).info
+    info = engine_of(call).info
     end = next((text for text, token in info.special_tokens.items() if token == info.end_of_text), None)
     return {
         "tokenizer_class": info.tokenizer,

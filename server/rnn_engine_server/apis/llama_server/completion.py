@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -21,9 +20,11 @@ from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.answers import Answer, encode_event
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import ErrorBody, PromptProgressBody, Timings, only
-from rnn_engine_server.core.streams import encode_event
 
 
 class LlamaCompletionRequest(CompletionRequest):
@@ -332,18 +333,19 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/completion", "/completions", answer=LlamaCompletion | list[LlamaCompletion], chunk=LlamaCompletionChunk)
-async def completion(request: web.Request, body: LlamaCompletionRequest) -> web.StreamResponse:
+async def completion(call: Call, body: LlamaCompletionRequest) -> Answer:
     """Continue texts or tokens, as llama-server's own route does."""
-    engine = engine_of(request, body.cache_salt)
-    calls, resolved = await prepare_completions(request, engine, body)
-    await note_slot(request, engine, body, calls)
-    return await answer_in(LlamaDialect(engine, body), request, body, calls, resolved)
+    engine = engine_of(call, body.cache_salt)
+    calls, resolved = await prepare_completions(call, engine, body)
+    await note_slot(call, engine, body, calls)
+    return await answer_in(LlamaDialect(engine, body), call, body, calls, resolved)
 
 
 @ROUTES.post("/infill", answer=ErrorBody)
-async def infill(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+async def infill(call: Call) -> Answer:  # noqa: ARG001
     """Refused with 501 and the reason: RWKV models do not fill in."""
-    raise web.HTTPNotImplemented(
-        text="a recurrent model reads a text from its beginning and has not learned to fill in what comes before a "
-        "given end; continue the prefix with /completion"
+    raise RefusalError(
+        501,
+        "a recurrent model reads a text from its beginning and has not learned to fill in what comes before a "
+        "given end; continue the prefix with /completion",
     )

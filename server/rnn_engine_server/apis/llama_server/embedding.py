@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, find_vectors
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.answers import Long
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import only
 
 
@@ -48,9 +49,9 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/embedding", "/embeddings")
-async def embedding(request: web.Request, body: LlamaEmbeddingRequest) -> Long[list[LlamaEmbedding]]:
+async def embedding(call: Call, body: LlamaEmbeddingRequest) -> Long[list[LlamaEmbedding]]:
     """The vectors of texts or tokens, as llama-server's own route gives them."""
-    found = await find_vectors(request, body.model_copy(update={"normalize": body.normalizes}), each=body.per_token)
+    found = await find_vectors(call, body.model_copy(update={"normalize": body.normalizes}), each=body.per_token)
 
     def make() -> list[LlamaEmbedding]:
         return [{"index": index, "embedding": vectors} for index, vectors in enumerate(found.by_input())]

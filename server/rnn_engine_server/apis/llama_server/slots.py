@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import NotRequired
 
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -20,7 +19,10 @@ from rnn_engine_server.apis.common.generation import check_slot, slot_key
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import query_word, read_body
+from rnn_engine_server.core.answers import Encoded
+from rnn_engine_server.core.bodies import query_word
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.kept import SLOT_PROMPTS
 from rnn_engine_server.core.routing import SETTINGS
@@ -92,36 +94,31 @@ _ACTIONS = ("save", "restore", "erase")
 ROUTES = RouteTable()
 
 
-@ROUTES.post(
-    "/slots/{id}", request=SlotActionRequest, query={"action": "`save`, `restore` or `erase`."}, scope=Scope.MANAGE
-)
-async def slot_action(request: web.Request) -> SlotAction:
+@ROUTES.post("/slots/{id}", query={"action": "`save`, `restore` or `erase`."}, scope=Scope.MANAGE)
+async def slot_action(call: Call, body: SlotActionRequest) -> SlotAction:
     """Act on the last prompt that was sent with this `id_slot`.
 
     `save` gives the state after it a name, and `erase` forgets the prompt. After `restore`, prompts that begin like a
     saved one start from its state.
     """
-    action = request.query.get("action", "")
+    action = call.query.get("action", "")
     if action not in _ACTIONS:
         raise InvalidRequestError("action", action, f"one of {', '.join(_ACTIONS)}")
-    body = await read_body(request, SlotActionRequest)
-    engine = engine_of(request)
-    slot = _slot(request, engine)
+    engine = engine_of(call)
+    slot = _slot(call, engine)
     default = await engine.states.default()
     if action == "erase":
-        erased = request.app[SLOT_PROMPTS].pop(slot_key(request, engine, default, slot))
+        erased = call.app[SLOT_PROMPTS].pop(slot_key(call, engine, default, slot))
         return {"id_slot": slot, "n_erased": erased}
     if body.filename is None:
         raise InvalidRequestError("filename", None, f"the name of the state to {action}")
     act = _save if action == "save" else _restore
-    return await act(request, engine, default, slot, body.filename)
+    return await act(call, engine, default, slot, body.filename)
 
 
-async def _save(
-    request: web.Request, engine: EngineLike, default: NamedState | None, slot: int, name: str
-) -> SlotAction:
-    begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
-    tokens = prompts.get(slot_key(request, engine, default, slot))
+async def _save(call: Call, engine: EngineLike, default: NamedState | None, slot: int, name: str) -> SlotAction:
+    begun, prompts = time.monotonic(), call.app[SLOT_PROMPTS]
+    tokens = prompts.get(slot_key(call, engine, default, slot))
     if tokens is None:
         raise InvalidRequestError(
             "id_slot", slot, "the id_slot of a prompt that was sent last from the default state, and not erased since"
@@ -129,7 +126,7 @@ async def _save(
     retention = Retention(persistent="states" in engine.info.folders)
     start = None if default is None else default.frozen
     named, _ = await create_state(engine, name, tokens, retention, initial_state=start, with_tokens=True)
-    prompts.put(slot_key(request, engine, default, named.frozen.digest), tokens)  # a shared store does not keep them
+    prompts.put(slot_key(call, engine, default, named.frozen.digest), tokens)  # a shared store does not keep them
     return {
         "id_slot": slot,
         "filename": name,
@@ -139,17 +136,15 @@ async def _save(
     }
 
 
-async def _restore(
-    request: web.Request, engine: EngineLike, default: NamedState | None, slot: int, name: str
-) -> SlotAction:
+async def _restore(call: Call, engine: EngineLike, default: NamedState | None, slot: int, name: str) -> SlotAction:
     """Restore the prompt that was saved under `name` to a slot's number, and give its state to the cache.
 
     So later prompts that begin alike continue from that state. Raises InvalidRequestError if the state was not saved
     from a slot, or from another default state than the present one.
     """
-    begun, prompts, frozen = time.monotonic(), request.app[SLOT_PROMPTS], (await engine.states.get(name)).frozen
+    begun, prompts, frozen = time.monotonic(), call.app[SLOT_PROMPTS], (await engine.states.get(name)).frozen
     root = NO_INITIAL_STATE if default is None else default.frozen.digest
-    tokens: Sequence[int] | None = prompts.get(slot_key(request, engine, default, frozen.digest))
+    tokens: Sequence[int] | None = prompts.get(slot_key(call, engine, default, frozen.digest))
     if frozen.path is not None and frozen.path.root == root:
         tokens = unpack(frozen.path.tokens)
     if tokens is None or frozen.logits is None:
@@ -159,7 +154,7 @@ async def _restore(
     async with aclosing(engine.generate(GenerateRequest(tokens, initial_state=start, max_tokens=0))) as events:
         async for _ in events:
             pass
-    prompts.put(slot_key(request, engine, default, slot), tokens)
+    prompts.put(slot_key(call, engine, default, slot), tokens)
     return {
         "id_slot": slot,
         "filename": name,
@@ -169,8 +164,8 @@ async def _restore(
     }
 
 
-def _slot(request: web.Request, engine: EngineLike) -> int:
-    text = request.match_info["id"]
+def _slot(call: Call, engine: EngineLike) -> int:
+    text = call.parameters["id"]
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InvalidRequestError("id", text, "the number of a slot")
     check_slot(engine, "id", int(text))
@@ -181,13 +176,13 @@ _NO_SLOT_QUERY = {"fail_on_no_slot": "`1`: answer 503 if all slots are taken."}
 
 
 @ROUTES.get("/slots", query=_NO_SLOT_QUERY, routine=True)
-async def slots(request: web.Request) -> list[SlotEntry]:
+async def slots(call: Call) -> list[SlotEntry]:
     """A list with the slots of the device, as llama-server has it. Any sequence may take any slot."""
-    engine, limits = engine_of(request), request.app[SETTINGS].limits
-    flag = query_word(request, "fail_on_no_slot", ("0", "1"), "0")
+    engine, limits = engine_of(call), call.app[SETTINGS].limits
+    flag = query_word(call, "fail_on_no_slot", ("0", "1"), "0")
     held, count, drafts = {use.slot for use in engine.slot_uses()}, engine.info.num_slots, engine.info.max_draft > 0
     if flag == "1" and len(held) >= count:
-        raise web.HTTPServiceUnavailable(text=f"all {count} slots are taken")
+        raise RefusalError(503, f"all {count} slots are taken")
     return [
         {"id": slot, "n_ctx": limits.max_prompt_tokens, "speculative": drafts, "is_processing": slot in held}
         for slot in range(count)
@@ -195,17 +190,17 @@ async def slots(request: web.Request) -> list[SlotEntry]:
 
 
 @ROUTES.get("/lora-adapters")
-async def lora_adapters(request: web.Request) -> list[LoraAdapter]:
+async def lora_adapters(call: Call) -> list[LoraAdapter]:
     """A list with the LoRAs that are merged."""
     return [
         {"id": number, "path": lora.path.name, "scale": 1.0, "alpha": lora.alpha}
-        for number, lora in enumerate(engine_of(request).info.loras)
+        for number, lora in enumerate(engine_of(call).info.loras)
     ]
 
 
 @ROUTES.post("/lora-adapters", answer=ErrorBody)
-async def scale_adapters(request: web.Request) -> web.Response:  # noqa: ARG001
+async def scale_adapters(call: Call) -> Encoded:  # noqa: ARG001
     """Refused with 501 and the reason."""
-    raise web.HTTPNotImplemented(
-        text="LoRAs are merged into the weights when the model is loaded; start the server with other ones"
+    raise RefusalError(
+        501, "LoRAs are merged into the weights when the model is loaded; start the server with other ones"
     )

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from rnn_engine.errors import ForbiddenError
 from rnn_engine.hub import Wanted
 from rnn_engine_server.apis.ollama.routes import LINES, encode_line, ollama_error
 from rnn_engine_server.apis.ollama.schemas import PullRequest, PullStatus
-from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import json_response
-from rnn_engine_server.core.errors import describe
+from rnn_engine_server.core.answers import Answer, Encoded, Stream
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
-from rnn_engine_server.core.streams import EventStream
+from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.models.orders import LoadOrder, folder_of
 from rnn_engine_server.models.registry import MODELS
 
@@ -29,6 +26,8 @@ if TYPE_CHECKING:
     from rnn_engine.hub.download import Download, Hub
 
 _LOOK_SECONDS = 0.5  # between two reports on a file
+_FIRST: PullStatus = {"status": "pulling manifest"}
+"""What is sent while there is no report yet."""
 
 
 ROUTES = RouteTable()
@@ -37,52 +36,43 @@ ROUTES = RouteTable()
 @ROUTES.post(
     "/api/pull", answer=PullStatus, chunk=PullStatus, stream_type=LINES, uses_model=False, error_form=ollama_error
 )
-async def pull(request: web.Request, body: PullRequest) -> web.StreamResponse:
+async def pull(call: Call, body: PullRequest) -> Answer:
     """Fetch a model from the Hugging Face Hub into the folder of models (`--model-folder`), load it, and serve it.
 
     It is served under the name in the request. An API key needs the scope `admin` for it. If the model is served
     already, the answer is `success` for any key.
     """
-    async with aclosing(_pull(request, body.model)) as lines:
-        if body.stream:
-            return await _stream(request, lines)
-        return json_response([line async for line in lines][-1])
+    lines, last = _pull(call, body.model), _FIRST
+    if not body.stream:
+        async with aclosing(lines):
+            return Encoded.of([line async for line in lines][-1])
 
-
-async def _stream(request: web.Request, lines: AsyncIterator[PullStatus]) -> web.StreamResponse:
-    """Send `lines` as they come, and the last one again when there is none for a while."""
-    last: PullStatus = {"status": "pulling manifest"}
-    async with EventStream(request, LINES, lambda: encode_line(last)) as stream:
-        try:
+    async def encoded() -> AsyncGenerator[bytes, None]:
+        nonlocal last
+        async with aclosing(lines):
             async for last in lines:
-                await stream.open()
-                await stream.write(encode_line(last))
-        except ConnectionError:
-            raise
-        except Exception as error:
-            if not await stream.is_too_late_for_status():
-                raise
-            await stream.write(encode_line({"error": describe(error).message}))
-        return await stream.close()
+                yield encode_line(last)
+
+    return Stream(encoded(), LINES, lambda: encode_line(last), lambda failure: encode_line({"error": failure.message}))
 
 
-async def _pull(request: web.Request, name: str) -> AsyncGenerator[PullStatus, None]:
+async def _pull(call: Call, name: str) -> AsyncGenerator[PullStatus, None]:
     """Fetch the model called `name`, serve it under this name, and yield reports on it; nothing if it is served.
 
     Raises ForbiddenError unless the client is an admin, NotFoundError if there is no folder of models, and ModelError
     if the model can't be fetched.
     """
-    models = request.app[MODELS]
+    models = call.app[MODELS]
     if all(model.name != name for model in models):
-        if request[PRINCIPAL].scope is not Scope.ADMIN:
+        if call.principal.scope is not Scope.ADMIN:
             raise ForbiddenError(
                 f"the model {name[:200]!r} is not served, and only an API key with the scope 'admin' may fetch one; "
                 "the operator can run `rnn-engine pull`"
             )
-        folder, wanted = folder_of(request).path, Wanted.parse(name)
+        folder, wanted = folder_of(call.app[SETTINGS]).path, Wanted.parse(name)
         hub = _hub(folder)
         download = await asyncio.to_thread(hub.plan, wanted)
-        yield {"status": "pulling manifest"}
+        yield _FIRST
         fetching = _fetch(hub, download)
         while not fetching.done():
             for line in _progress(download):

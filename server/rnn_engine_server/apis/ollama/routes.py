@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
-from aiohttp import web
-
 from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
@@ -42,9 +40,11 @@ from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.embeddings import find_vectors
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import json_response, to_json
-from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.answers import Answer, Encoded, Long
+from rnn_engine_server.core.bodies import to_json
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import Failure, RefusalError
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.models.registry import MODELS, ServedModel
 
@@ -270,38 +270,36 @@ ROUTES = RouteTable(error_form=ollama_error)
 
 
 @ROUTES.post("/api/chat", answer=OllamaChat, chunk=OllamaChat, stream_type=LINES)
-async def chat(request: web.Request, body: OllamaChatRequest) -> web.StreamResponse:
+async def chat(call: Call, body: OllamaChatRequest) -> Answer:
     """Continue a conversation, as Ollama does. Errors of all of its routes have Ollama's form, too."""
-    return await _answer(request, body, "message")
+    return await _answer(call, body, "message")
 
 
 @ROUTES.post("/api/generate", answer=OllamaText, chunk=OllamaText, stream_type=LINES)
-async def generate(request: web.Request, body: OllamaGenerateRequest) -> web.StreamResponse:
+async def generate(call: Call, body: OllamaGenerateRequest) -> Answer:
     """Answer or continue a text, as Ollama does."""
-    return await _answer(request, body, "response")
+    return await _answer(call, body, "response")
 
 
-async def _answer(request: web.Request, body: OllamaGeneration, kind: AnswerKind) -> web.StreamResponse:
-    engine, translated = engine_of(request, body.cache_salt), body.translated
+async def _answer(call: Call, body: OllamaGeneration, kind: AnswerKind) -> Answer:
+    engine, translated = engine_of(call, body.cache_salt), body.translated
     form: AnswerForm | None = None
     if translated is None:  # the request only asks to load the model, which is loaded by now
         answer = OllamaDialect(engine.info, form, kind).empty()
-        return web.Response(body=encode_line(answer), content_type=LINES) if body.stream else json_response(answer)
+        return Encoded(encode_line(answer), LINES) if body.stream else Encoded.of(answer)
     if isinstance(translated, CompletionRequest):
-        calls, resolved = await prepare_completions(request, engine, translated)
+        calls, resolved = await prepare_completions(call, engine, translated)
     else:
-        calls, form, resolved = await prepare_chat(request, engine, translated)
+        calls, form, resolved = await prepare_chat(call, engine, translated)
     dialect = OllamaDialect(engine.info, form, kind)
-    return await answer_in(
-        dialect, request, translated, calls, resolved, stream_type=LINES, keep_alive=dialect.keep_alive
-    )
+    return await answer_in(dialect, call, translated, calls, resolved, stream_type=LINES, keep_alive=dialect.keep_alive)
 
 
 @ROUTES.post("/api/embed")
-async def embed(request: web.Request, body: EmbedRequest) -> Long[Embedded]:
+async def embed(call: Call, body: EmbedRequest) -> Long[Embedded]:
     """Vectors of texts, in Ollama's form."""
     begun = time.monotonic_ns()
-    found = await find_vectors(request, body)
+    found = await find_vectors(call, body)
 
     def make() -> Embedded:
         return {
@@ -316,41 +314,41 @@ async def embed(request: web.Request, body: EmbedRequest) -> Long[Embedded]:
 
 
 @ROUTES.post("/api/embeddings")
-async def older_embed(request: web.Request, body: OlderEmbedRequest) -> Long[OlderEmbedded]:
+async def older_embed(call: Call, body: OlderEmbedRequest) -> Long[OlderEmbedded]:
     """The vector of one text, for older clients of Ollama."""
     if len(body.input) != 1:
         raise InvalidRequestError("prompt", len(body.input), "one text")
-    [one] = (await find_vectors(request, body)).embeddings
+    [one] = (await find_vectors(call, body)).embeddings
     return Long(one.vector.size, lambda: {"embedding": one.vector.tolist()})
 
 
 @ROUTES.get("/api/tags", uses_model=False)
-async def tags(request: web.Request) -> OllamaModels:
+async def tags(call: Call) -> OllamaModels:
     """The models that are served, in Ollama's form."""
-    models = [ollama_model(model, model.info) for model in request.app[MODELS] if model.info is not None]
+    models = [ollama_model(model, model.info) for model in call.app[MODELS] if model.info is not None]
     return {"models": models}
 
 
 @ROUTES.get("/api/ps", uses_model=False)
-async def ps(request: web.Request) -> OllamaModels:
+async def ps(call: Call) -> OllamaModels:
     """The models that are loaded, in Ollama's form."""
-    seconds = request.app[SETTINGS].idle_unload_seconds
+    seconds = call.app[SETTINGS].idle_unload_seconds
     models = [
         running_model(model, model.info, seconds)
-        for model in request.app[MODELS]
+        for model in call.app[MODELS]
         if model.info is not None and model.status == "loaded"
     ]
     return {"models": models}
 
 
 @ROUTES.post("/api/show")
-async def show(request: web.Request, _body: ShowRequest) -> OllamaModelFacts:
+async def show(call: Call, _body: ShowRequest) -> OllamaModelFacts:
     """Details of a model, in Ollama's form."""
-    return model_facts(engine_of(request).info, request.app[SETTINGS].limits.max_prompt_tokens)
+    return model_facts(engine_of(call).info, call.app[SETTINGS].limits.max_prompt_tokens)
 
 
 @ROUTES.get("/api/version", uses_model=False)
-async def version(_request: web.Request) -> OllamaVersion:
+async def version(_call: Call) -> OllamaVersion:
     """The version of Ollama whose API this is."""
     return {"version": _VERSION}
 
@@ -368,6 +366,6 @@ LIBRARY_ROUTES = RouteTable(answer=OllamaError, uses_model=False, error_form=oll
 @LIBRARY_ROUTES.post("/api/copy")
 @LIBRARY_ROUTES.delete("/api/delete")
 @LIBRARY_ROUTES.post("/api/blobs/{digest}")
-async def refuse(_request: web.Request) -> web.StreamResponse:
+async def refuse(_call: Call) -> Answer:
     """Refused with 501 and the reason: no model is made, moved or deleted through Ollama's API."""
-    raise web.HTTPNotImplemented(text=_REASON)
+    raise RefusalError(501, _REASON)

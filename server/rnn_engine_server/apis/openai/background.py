@@ -18,17 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from aiohttp import hdrs, web
 from pydantic_core import from_json
 
 from rnn_engine.errors import InvalidRequestError, StorageError
 from rnn_engine.files import append
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
+from rnn_engine_server.core.answers import Stream, encode_event
 from rnn_engine_server.core.bodies import storage_errors, to_json
-from rnn_engine_server.core.inner import InnerCalls
-from rnn_engine_server.core.routing import DEADLINE
-from rnn_engine_server.core.streams import EventStream, cancel_tasks, encode_event, send_until_closing, uninterrupted
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.memory import parsed_bytes
+from rnn_engine_server.core.performing import InnerCalls
+from rnn_engine_server.core.routing import AppKey
+from rnn_engine_server.core.streams import cancel_tasks, uninterrupted
 from rnn_engine_server.store.histories import EVENTS
 from rnn_engine_server.store.responses import Responses, StoredResponse
 from rnn_engine_server.store.turns import History, StoredItem
@@ -50,7 +52,7 @@ def new_seed() -> int:
 
 
 class BackgroundRun:
-    """The run of one response. The handler that answers it finds it in its request, under `BACKGROUND_RUN`.
+    """The run of one response, which is the origin of the call that the handler answers.
 
     A run after a restart repeats the answer, but perhaps in other pieces. So its events go on in the middle of a piece.
     """
@@ -101,11 +103,12 @@ class BackgroundRun:
         if not (events.startswith(_FAILED) and self._is_closing()):
             self._write(events)
 
-    def fail(self, code: str, message: str) -> Mapping[str, Any]:
-        """Return the response as one that has failed, after appending the event for it."""
+    def fail(self, code: str, message: str, *, is_reported: bool = False) -> Mapping[str, Any]:
+        """Return the response as one that has failed, after appending the event for it unless it `is_reported`."""
         failed = {**self.queued, "status": "failed", "error": {"code": code, "message": message}}
         with suppress(OSError):  # that may be why it has failed
-            self._add_one("response.failed", failed)
+            if not is_reported:
+                self._add_one("response.failed", failed)
         return failed
 
     def end(self) -> None:
@@ -144,10 +147,6 @@ class BackgroundRun:
         self.changed = asyncio.Event()
 
 
-BACKGROUND_RUN = web.RequestKey("background_run", BackgroundRun)
-"""The run that a request belongs to. Absent for those that come over a connection."""
-
-
 class BackgroundRunner:
     """Runs the responses of a store that have not ended. For the event loop."""
 
@@ -178,7 +177,7 @@ class BackgroundRunner:
         response: Mapping[str, Any],
         given: Sequence[StoredItem],
         before: History,
-        body: bytearray,
+        body: bytes | bytearray,
         fields: Mapping[str, object],
         *,
         with_events: bool,
@@ -280,47 +279,43 @@ class BackgroundRunner:
             return
 
         deadline = time.monotonic() + self._max_seconds  # of all attempts together
-
-        def prepare(request: web.Request) -> None:
-            request[BACKGROUND_RUN], request[DEADLINE] = run, deadline
-
-        client = Client(principal.name, principal.weight)
-        post = partial(self._calls.post, prepare=prepare, take=run.add)
-        while (answer := await post(PATH, body, principal, client, response.id)).retry_seconds is not None:
+        route, client = self._calls.route(PATH), Client(principal.name, principal.weight)
+        assert route.request is not None
+        num_parsed = await asyncio.to_thread(parsed_bytes, body)
+        ask = partial(self._calls.ask, route, partial(route.request.parse, body), num_parsed)
+        ask = partial(ask, principal, client, response.id, deadline=deadline, origin=run, take=run.add)
+        while (answer := await ask()).retry_seconds is not None:
             left = deadline - time.monotonic()
             if left <= 0 and not self._is_closing():
                 break
             await asyncio.sleep(min(answer.retry_seconds, max(left, 0.0)))
-        if answer.status != 200 and not self._is_closing():
-            error = from_json(answer.body)["error"]
-            await self.finish(run, run.fail(error["code"] or error["type"], error["message"]))
+        if (failure := answer.failure) is not None and not self._is_closing():
+            failed = run.fail(failure.code or failure.type, failure.message, is_reported=answer.status == 200)
+            await self.finish(run, failed)
 
 
-BACKGROUND = web.AppKey("background", BackgroundRunner)
+BACKGROUND = AppKey("background", BackgroundRunner)
 
 
-async def stream_events(request: web.Request, response: StoredResponse, first: int) -> web.StreamResponse:
-    """Answer with the events of a response from number `first` on, until it has ended or the server stops.
+def stream_events(call: Call, response: StoredResponse, first: int) -> Stream:
+    """Return the events of a response from number `first` on, until it has ended or the server stops.
 
     Raises InvalidRequestError if the response has no events.
     """
     if response.events_bytes is None:
         allowed = "false; only a response that was asked for with `background` and `stream` can be streamed later"
         raise InvalidRequestError("stream", "true", allowed)
-    async with EventStream(request) as stream:
-        await stream.open()
-        if request.method != hdrs.METH_HEAD:
-            await send_until_closing(request, _send(stream, request.app[BACKGROUND].events(response), first))
-        return await stream.close()
+    return Stream(_without(first, call.app[BACKGROUND].events(response)), ends_with_server=True)
 
 
-async def _send(stream: EventStream, pieces: AsyncGenerator[bytes, None], skipped: int) -> None:
-    """Send encoded events, without the first `skipped` ones."""
+async def _without(skipped: int, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield encoded events without the first `skipped` ones."""
+    yield b""
     unsent = b""
     async with aclosing(pieces):
         async for piece in pieces:
             *begun, unsent = (unsent + piece).split(_END, skipped)
             skipped -= len(begun)
             if skipped == 0:
-                await stream.write(unsent)
+                yield unsent
                 unsent = b""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -13,17 +12,18 @@ from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner
 from rnn_engine_server.apis.openai.files import ExpiresAfter
 from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
 from rnn_engine_server.apis.openai.response_schemas import ResponseUsage, response_usage
-from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import PageEnds, page_ends
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import RequestBody, described
 from rnn_engine_server.jobs.runner import BatchRunner
 from rnn_engine_server.store.batches import Batch, Batches, BatchStatus, Endpoint
 
-BATCHES = web.AppKey("batches", Batches)
+BATCHES = AppKey("batches", Batches)
 """The batches of all API keys."""
-RUNNER = web.AppKey("batch_runner", BatchRunner)
+RUNNER = AppKey("batch_runner", BatchRunner)
 
 _MOST_LISTED = 100
 _ENTERED = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")  # with times
@@ -118,12 +118,12 @@ ROUTES = RouteTable(uses_model=False)
 
 
 @ROUTES.post("/v1/batches", scope=Scope.MANAGE)
-async def create_batch(request: web.Request, body: BatchRequest) -> BatchObject:
+async def create_batch(call: Call, body: BatchRequest) -> BatchObject:
     """Run the requests of a file, below those of clients that wait."""
-    owner, store = request[PRINCIPAL].name, request.app[BATCHES]
+    owner, store = call.principal.name, call.app[BATCHES]
     lifetime = None if body.output_expires_after is None else body.output_expires_after.seconds
     create = partial(store.create, owner, body.endpoint, body.input_file_id, body.completion_window)
-    begin = request.app[RUNNER].begin
+    begin = call.app[RUNNER].begin
     batch = await begin(partial(create, output_lifetime=lifetime, metadata=body.metadata))
     return _batch_object(store, batch)
 
@@ -137,10 +137,10 @@ async def create_batch(request: web.Request, body: BatchRequest) -> BatchObject:
         **OWNER_QUERY,
     },
 )
-async def list_batches(request: web.Request) -> BatchList:
+async def list_batches(call: Call) -> BatchList:
     """The batches of the API key."""
-    store = request.app[BATCHES]
-    found = await store.page(listed_owner(request), query_cursor(request, 20, _MOST_LISTED))
+    store = call.app[BATCHES]
+    found = await store.page(listed_owner(call), query_cursor(call, 20, _MOST_LISTED))
     return {
         "object": "list",
         "data": [_batch_object(store, batch) for batch in found.items],
@@ -149,28 +149,28 @@ async def list_batches(request: web.Request) -> BatchList:
 
 
 @ROUTES.get("/v1/batches/{id}")
-async def get_batch(request: web.Request) -> BatchObject:
+async def get_batch(call: Call) -> BatchObject:
     """A batch, and how far it has come."""
-    return _batch_object(request.app[BATCHES], await _batch(request))
+    return _batch_object(call.app[BATCHES], await _batch(call))
 
 
 @ROUTES.post("/v1/batches/{id}/cancel", scope=Scope.MANAGE)
-async def cancel_batch(request: web.Request) -> BatchObject:
+async def cancel_batch(call: Call) -> BatchObject:
     """Cancel a batch. The answers that it has are kept."""
-    batch = await request.app[RUNNER].cancel(await _batch(request))
-    return _batch_object(request.app[BATCHES], batch)
+    batch = await call.app[RUNNER].cancel(await _batch(call))
+    return _batch_object(call.app[BATCHES], batch)
 
 
 @ROUTES.delete("/v1/batches/{id}", scope=Scope.MANAGE)
-async def delete_batch(request: web.Request) -> BatchDeleted:
+async def delete_batch(call: Call) -> BatchDeleted:
     """Delete a batch that has ended, and its files."""
-    batch_id = request.match_info["id"]
-    await request.app[BATCHES].delete(owner_of(request), batch_id)
+    batch_id = call.parameters["id"]
+    await call.app[BATCHES].delete(owner_of(call), batch_id)
     return {"id": batch_id, "object": "batch", "deleted": True}
 
 
-async def _batch(request: web.Request) -> Batch:
-    return await request.app[BATCHES].get(owner_of(request), request.match_info["id"])
+async def _batch(call: Call) -> Batch:
+    return await call.app[BATCHES].get(owner_of(call), call.parameters["id"])
 
 
 def _batch_object(store: Batches, batch: Batch) -> BatchObject:

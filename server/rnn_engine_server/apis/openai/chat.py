@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from aiohttp import web
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate
@@ -38,8 +37,9 @@ from rnn_engine_server.apis.openai.schemas import (
     InputTokens,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import LEASE
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.answers import Answer, Long
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
@@ -216,18 +216,18 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v1/chat/completions", "/chat/completions", answer=ChatCompletion, chunk=ChatCompletionChunk)
-async def converse(request: web.Request, body: ChatRequest) -> web.StreamResponse:
+async def converse(call: Call, body: ChatRequest) -> Answer:
     """Continue a conversation."""
-    engine = engine_of(request, body.cache_salt)
-    calls, form, resolved = await prepare_chat(request, engine, body)
-    await note_slot(request, engine, body, calls)
+    engine = engine_of(call, body.cache_salt)
+    calls, form, resolved = await prepare_chat(call, engine, body)
+    await note_slot(call, engine, body, calls)
     prompt = calls[0].prompt
-    read = await work(request, len(prompt), lambda: text_of(engine, tuple(prompt))) if body.verbose else ""
-    return await answer_in(ChatDialect(engine, body, calls, form, read), request, body, calls, resolved)
+    read = await work(call, len(prompt), lambda: text_of(engine, tuple(prompt))) if body.verbose else ""
+    return await answer_in(ChatDialect(engine, body, calls, form, read), call, body, calls, resolved)
 
 
 async def prepare_chat(
-    request: web.Request, engine: EngineLike, body: ChatRequest
+    call: Call, engine: EngineLike, body: ChatRequest
 ) -> tuple[list[GenerateRequest], AnswerForm, ResolvedState]:
     """Return the engine requests for a chat's answers, the form that divides answers into parts, and the start state.
 
@@ -235,17 +235,17 @@ async def prepare_chat(
     """
     starts = await resolve_starts(engine, body)
     template = body.template_of(engine.info.chat_template)
-    size = _rendering_size(request, body, template) * len(starts) + CALL_WORK * body.n + body.bias_characters
-    settings = request.app[SETTINGS]
-    calls, form = await work(request, size, partial(_prepare, engine, settings, body, template, starts))
+    size = _rendering_size(call, body, template) * len(starts) + CALL_WORK * body.n + body.bias_characters
+    settings = call.app[SETTINGS]
+    calls, form = await work(call, size, partial(_prepare, engine, settings, body, template, starts))
     return calls, form, starts[0]
 
 
 @ROUTES.post("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens")
-async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> InputTokens:
+async def tell_input_tokens(call: Call, chat: ChatRequest) -> InputTokens:
     """The number of tokens that the model would read for a chat, without running it."""
-    [call, *_], _, _ = await prepare_chat(request, engine_of(request, chat.cache_salt), chat)
-    return {"object": "response.input_tokens", "input_tokens": len(call.prompt)}
+    [asked, *_], _, _ = await prepare_chat(call, engine_of(call, chat.cache_salt), chat)
+    return {"object": "response.input_tokens", "input_tokens": len(asked.prompt)}
 
 
 class AppliedTemplate(TypedDict):
@@ -255,24 +255,24 @@ class AppliedTemplate(TypedDict):
 
 
 @ROUTES.post("/v1/apply-template", "/apply-template")
-async def apply_template(request: web.Request, body: ChatRequest) -> Long[AppliedTemplate]:
+async def apply_template(call: Call, body: ChatRequest) -> Long[AppliedTemplate]:
     """What the model would read for a chat, without running it."""
-    engine, limits = engine_of(request, body.cache_salt), request.app[SETTINGS].limits
+    engine, limits = engine_of(call, body.cache_salt), call.app[SETTINGS].limits
     start = (await resolve_starts(engine, body))[0]
     template = body.template_of(engine.info.chat_template)
 
     def make() -> AppliedTemplate:
         return {"prompt": render_chat(engine, limits, body, template, start).text}
 
-    return Long(_rendering_size(request, body, template), make)
+    return Long(_rendering_size(call, body, template), make)
 
 
-def _rendering_size(request: web.Request, body: ChatRequest, template: ChatTemplate) -> int:
+def _rendering_size(call: Call, body: ChatRequest, template: ChatTemplate) -> int:
     """Return an estimate of the work of rendering a conversation, for the argument `size` of `work`.
 
     A template that is a program may take long even for short texts.
     """
-    held = request[LEASE].num_bytes
+    held = call.lease.num_bytes
     if held > SHORT_WORK:
         return held
     return template.most_characters(body.conversation) + (0 if isinstance(template, WorldTemplate) else SHORT_WORK)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from aiohttp import web
-
 from rnn_engine.errors import check_range, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
@@ -17,6 +15,8 @@ from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, m
 from rnn_engine_server.apis.openai.dialect import ChoicesDialect, CompletionTokens
 from rnn_engine_server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.answers import Answer
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
@@ -103,23 +103,21 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v1/completions", answer=Completion, chunk=Completion)
-async def completions(request: web.Request, body: CompletionRequest) -> web.StreamResponse:
+async def completions(call: Call, body: CompletionRequest) -> Answer:
     """Continue texts or tokens."""
-    return await complete(request, body, CompletionDialect)
+    return await complete(call, body, CompletionDialect)
 
 
-async def complete(
-    request: web.Request, body: CompletionRequest, dialect: type[CompletionDialect]
-) -> web.StreamResponse:
+async def complete(call: Call, body: CompletionRequest, dialect: type[CompletionDialect]) -> Answer:
     """Generate continuations of the prompts in `body`, and send them as the answer."""
-    engine = engine_of(request, body.cache_salt)
-    calls, resolved = await prepare_completions(request, engine, body)
-    echoes = await work(request, sum(map(len, body.prompt)) if body.echo else 0, partial(_echoes, engine, body))
-    return await answer_in(dialect(engine, body, calls, echoes), request, body, calls, resolved)
+    engine = engine_of(call, body.cache_salt)
+    calls, resolved = await prepare_completions(call, engine, body)
+    echoes = await work(call, sum(map(len, body.prompt)) if body.echo else 0, partial(_echoes, engine, body))
+    return await answer_in(dialect(engine, body, calls, echoes), call, body, calls, resolved)
 
 
 async def prepare_completions(
-    request: web.Request, engine: EngineLike, body: CompletionRequest
+    call: Call, engine: EngineLike, body: CompletionRequest
 ) -> tuple[list[GenerateRequest], ResolvedState]:
     """Return the engine requests for all answers to a completion request, and the state from which they start.
 
@@ -127,8 +125,8 @@ async def prepare_completions(
     """
     starts = await resolve_starts(engine, body)
     size = sum(map(len, body.prompt)) * len(starts) + CALL_WORK * len(body.prompt) * body.copies + body.bias_characters
-    make = partial(_calls, engine, request.app[SETTINGS].limits, body, starts)
-    return await work(request, size, make), starts[0]
+    make = partial(_calls, engine, call.app[SETTINGS].limits, body, starts)
+    return await work(call, size, make), starts[0]
 
 
 def _echoes(engine: EngineLike, body: CompletionRequest) -> list[str]:

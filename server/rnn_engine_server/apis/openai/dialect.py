@@ -28,8 +28,8 @@ from rnn_engine.requests import (
 from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome, Dialect, Ended, Tally
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, GenerationBody
 from rnn_engine_server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
+from rnn_engine_server.core.answers import DONE, encode_event
 from rnn_engine_server.core.schema import Usage
-from rnn_engine_server.core.streams import DONE, encode_event
 
 
 def token_text(token: int, data: bytes, *, as_id: bool = False) -> str:

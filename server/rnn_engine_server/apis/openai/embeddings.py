@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from aiohttp import web
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
@@ -30,7 +29,9 @@ from rnn_engine_server.apis.common.generation import (
 from rnn_engine_server.apis.common.messages import TEXT_PART, parse_content
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core.answers import JSON_TEXT, Stream
 from rnn_engine_server.core.bodies import to_json
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import INTEGER, INTEGERS, Parsed, RefusedError, Schema, Usage, is_integers
@@ -180,18 +181,16 @@ class VectorEntry:
     vector: F32  # [any] finite
 
 
-async def send_vectors(
-    request: web.Request, model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage
-) -> web.StreamResponse:
-    """Send a JSON object with the list `entries` as the response, piece by piece."""
-    response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
-    await response.prepare(request)
-    pieces = _pieces(model, entries, encoding, usage)
+def send_vectors(call: Call, model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage) -> Stream:
+    """Return a JSON object with the list `entries`, piece by piece."""
     size = sum(entry.vector.size + CALL_WORK for entry in entries)
-    while piece := await work(request, size, partial(_first_bytes, pieces)):
-        await response.write(piece)
-    await response.write_eof()
-    return response
+
+    async def encoded() -> AsyncGenerator[bytes, None]:
+        pieces = _pieces(model, entries, encoding, usage)
+        while piece := await work(call, size, partial(_first_bytes, pieces)):
+            yield piece
+
+    return Stream(encoded(), JSON_TEXT, keep_alive=None, failure=None, usage=usage)
 
 
 def _first_bytes(pieces: Iterator[bytes]) -> bytes:
@@ -254,41 +253,41 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v1/embeddings", answer=EmbeddingList)
-async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.StreamResponse:
+async def answer_vectors(call: Call, body: EmbeddingsRequest) -> Stream:
     """Vectors of texts or tokens."""
-    return await send_found(request, body, "embedding", "embedding")
+    return await send_found(call, body, "embedding", "embedding")
 
 
-async def send_found(request: web.Request, body: EmbeddingsRequest, kind: str, name: str) -> web.StreamResponse:
-    """Run the inputs of `body` and answer with their vectors, in entries of a `kind` with numbers in a field `name`."""
-    found = await find_vectors(request, body)
+async def send_found(call: Call, body: EmbeddingsRequest, kind: str, name: str) -> Stream:
+    """Run the inputs of `body` and return their vectors, in entries of a `kind` with numbers in a field `name`."""
+    found = await find_vectors(call, body)
     entries = [
         VectorEntry({"object": kind, "index": index}, name, embedding.vector)
         for index, embedding in enumerate(found.embeddings)
     ]
-    return await send_vectors(request, found.model, entries, body.encoding_format, usage_of(found.costs))
+    return send_vectors(call, found.model, entries, body.encoding_format, usage_of(found.costs))
 
 
-async def find_vectors(request: web.Request, body: EmbeddingsRequest, *, each: bool = False) -> FoundVectors:
+async def find_vectors(call: Call, body: EmbeddingsRequest, *, each: bool = False) -> FoundVectors:
     """Run the inputs of an embeddings request; return vectors made from the state after the last token of each.
 
     With `each` there is a vector for the state after every token. Raises InvalidRequestError, also for more inputs,
     tokens or numbers than the limits allow.
     """
-    engine = engine_of(request, body.cache_salt)
+    engine = engine_of(call, body.cache_salt)
     shape = engine.info.shape
     settings = body.settings_for(shape)
     settings.check(shape)
     numbers_each = settings.dimensions or settings.size(shape)
-    inputs = await tokens_of_inputs(request, engine, "input", body.input, numbers_each)
+    inputs = await tokens_of_inputs(call, engine, "input", body.input, numbers_each)
     sizes = [len(tokens) if each else 1 for tokens in inputs]
     if each:
-        inputs = _beginnings(request.app[SETTINGS].limits, inputs, numbers_each)
+        inputs = _beginnings(call.app[SETTINGS].limits, inputs, numbers_each)
     initial_state = (await resolve_state(engine, body.state)).initial_state
     costs: list[Cost] = []
     centre = None
     if body.center_on:
-        others = await tokens_of_inputs(request, engine, "center_on", body.center_on, settings.size(shape))
+        others = await tokens_of_inputs(call, engine, "center_on", body.center_on, settings.size(shape))
         centre, costs = await find_centre(engine, others, settings, initial_state=initial_state)
     begun = centre is not None
     found = await embed(engine, inputs, settings, initial_state=initial_state, centre=centre, wait_for_room=begun)
@@ -308,13 +307,13 @@ def _beginnings(limits: Limits, inputs: Sequence[Sequence[int]], numbers_each: i
 
 
 async def tokens_of_inputs(
-    request: web.Request, engine: EngineLike, field: str, prompts: Sequence[AnyPrompt], numbers_each: int
+    call: Call, engine: EngineLike, field: str, prompts: Sequence[AnyPrompt], numbers_each: int
 ) -> list[Sequence[int]]:
     """Return the token ids of each of `prompts`. Raises InvalidRequestError for `field` if the limits are exceeded.
 
     `numbers_each` is the length of one vector; all vectors of one answer together have a limit, too.
     """
-    limits = request.app[SETTINGS].limits
+    limits = call.app[SETTINGS].limits
     fitting = max(limits.max_vector_numbers // numbers_each, 1)
     if len(prompts) > fitting:
         allowed = f"at most {fitting} inputs of {numbers_each} numbers each (max_vector_numbers)"
@@ -323,7 +322,7 @@ async def tokens_of_inputs(
     def tokenize() -> list[Sequence[int]]:
         return [_tokens(engine, f"{field}.{number}", prompt) for number, prompt in enumerate(prompts)]
 
-    inputs = await work(request, sum(map(len, prompts)) + CALL_WORK * len(prompts), tokenize)
+    inputs = await work(call, sum(map(len, prompts)) + CALL_WORK * len(prompts), tokenize)
     limits.check("max_prompt_tokens", field, sum(map(len, inputs)))
     return inputs
 

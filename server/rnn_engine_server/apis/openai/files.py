@@ -8,7 +8,7 @@ from contextlib import aclosing
 from email.message import Message
 from typing import Annotated, Any, Literal, NotRequired, get_args
 
-from aiohttp import content_disposition_filename, hdrs, parse_content_disposition, web
+from aiohttp import content_disposition_filename, hdrs, parse_content_disposition
 from aiohttp.http import HeadersParser
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import Field
@@ -16,15 +16,17 @@ from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, check_text
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
-from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.answers import Stream
 from rnn_engine_server.core.bodies import PageEnds, body_pieces, page_ends, query_word, to_json
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import RouteTable
-from rnn_engine_server.core.routing import FORM, SETTINGS
+from rnn_engine_server.core.routing import FORM, SETTINGS, AppKey
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.store.files import FilePurpose, Files, NewFile, StoredFile, UploadPurpose
 
-FILES = web.AppKey("files", Files)
+FILES = AppKey("files", Files)
 """The files of all API keys."""
 
 _DEFAULT_LIFETIMES = {"batch": 30 * 24 * 3600.0}  # seconds, by purpose, as OpenAI has it; others never expire
@@ -106,11 +108,11 @@ ROUTES = RouteTable(uses_model=False)
 
 
 @ROUTES.post("/v1/files", form=FileUpload, scope=Scope.MANAGE)
-async def upload(request: web.Request) -> FileObject:
+async def upload(call: Call) -> FileObject:
     """Upload a file for a job."""
-    _check_form(request)
-    async with request.app[FILES].create(request[PRINCIPAL].name) as new:
-        body = await _read_form(request, new)
+    _check_form(call)
+    async with call.app[FILES].create(call.principal.name) as new:
+        body = await _read_form(call, new)
         lifetime = _DEFAULT_LIFETIMES.get(body.purpose) if body.expires_after is None else body.expires_after.seconds
         new.describe(body.file, body.purpose, lifetime)
     assert new.stored is not None
@@ -127,11 +129,11 @@ async def upload(request: web.Request) -> FileObject:
         **OWNER_QUERY,
     },
 )
-async def list_files(request: web.Request) -> FileList:
+async def list_files(call: Call) -> FileList:
     """The files of the API key."""
-    purpose = query_word(request, "purpose", get_args(FilePurpose), None)
-    cursor = query_cursor(request, _MOST_LISTED, _MOST_LISTED)
-    found = await request.app[FILES].page(listed_owner(request), cursor, purpose)
+    purpose = query_word(call, "purpose", get_args(FilePurpose), None)
+    cursor = query_cursor(call, _MOST_LISTED, _MOST_LISTED)
+    found = await call.app[FILES].page(listed_owner(call), cursor, purpose)
     return {
         "object": "list",
         "data": list(map(file_object, found.items)),
@@ -140,64 +142,71 @@ async def list_files(request: web.Request) -> FileList:
 
 
 @ROUTES.get("/v1/files/{id}")
-async def get_file(request: web.Request) -> FileObject:
+async def get_file(call: Call) -> FileObject:
     """What a file is."""
-    return file_object(await _stored(request))
+    return file_object(await _stored(call))
 
 
 @ROUTES.get("/v1/files/{id}/content", answer=None, content_type="application/octet-stream")
-async def get_content(request: web.Request) -> web.StreamResponse:
+async def get_content(call: Call) -> Stream:
     """The content of a file."""
-    stored = await _stored(request)
-    response = web.StreamResponse(
-        headers={hdrs.CONTENT_TYPE: "application/octet-stream", hdrs.CONTENT_DISPOSITION: "attachment"}
+    stored = await _stored(call)
+    files = call.app[FILES]
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        with await files.open_content(stored) as file:
+            # aiohttp's FileResponse sends a file without a look at how fast the client reads, and by the event loop
+            while piece := await asyncio.to_thread(file.read, _SENT_BYTES):
+                yield piece
+
+    headers = {"Content-Disposition": "attachment"}
+    return Stream(
+        pieces(),
+        "application/octet-stream",
+        keep_alive=None,
+        failure=None,
+        headers=headers,
+        num_bytes=stored.num_bytes,
     )
-    response.content_length = stored.num_bytes
-    with await request.app[FILES].open_content(stored) as file:
-        await response.prepare(request)
-        # aiohttp's FileResponse sends a file without a look at how fast the client reads, and by the event loop
-        while request.method != hdrs.METH_HEAD and (piece := await asyncio.to_thread(file.read, _SENT_BYTES)):
-            await response.write(piece)
-    await response.write_eof()
-    return response
 
 
 @ROUTES.delete("/v1/files/{id}", scope=Scope.MANAGE)
-async def delete_file(request: web.Request) -> FileDeleted:
+async def delete_file(call: Call) -> FileDeleted:
     """Delete a file."""
-    file_id = request.match_info["id"]
-    await request.app[FILES].delete(owner_of(request), file_id)
+    file_id = call.parameters["id"]
+    await call.app[FILES].delete(owner_of(call), file_id)
     return {"id": file_id, "object": "file", "deleted": True}
 
 
-async def _stored(request: web.Request) -> StoredFile:
-    return await request.app[FILES].get(owner_of(request), request.match_info["id"])
+async def _stored(call: Call) -> StoredFile:
+    return await call.app[FILES].get(owner_of(call), call.parameters["id"])
 
 
 # The form of an upload is read part by part, in any order of its fields, and the file is written as it comes.
 
 
-def _check_form(request: web.Request) -> None:
-    """Raise InvalidRequestError unless the body is a form, and an aiohttp exception if it is longer than allowed."""
+def _check_form(call: Call) -> None:
+    """Raise InvalidRequestError unless the body is a form, and RefusalError if it is longer than allowed."""
+    request = call.request
     if request.content_type != FORM:
         raise InvalidRequestError("content-type", request.content_type, f"{FORM}, a form with `file` and `purpose`")
     if request.content_length is not None:
-        _check_size(request, request.content_length - _FORM_BYTES)
+        _check_size(call, request.content_length - _FORM_BYTES)
 
 
-def _check_size(request: web.Request, num_bytes: int) -> None:
-    most = request.app[SETTINGS].limits.max_file_bytes
+def _check_size(call: Call, num_bytes: int) -> None:
+    most = call.app[SETTINGS].limits.max_file_bytes
     if num_bytes > most:
         found = f"file: the file has {num_bytes} bytes or more"
-        raise web.HTTPRequestEntityTooLarge(most, num_bytes, text=f"{found}; expected at most {most} (max_file_bytes)")
+        raise RefusalError(413, f"{found}; expected at most {most} (max_file_bytes)")
 
 
-async def _read_form(request: web.Request, new: NewFile) -> FileUpload:
+async def _read_form(call: Call, new: NewFile) -> FileUpload:
     """Read and check the form, and write the content of its file to `new`. Raises InvalidRequestError."""
     fields: dict[str, Any] = {}
-    most = request.app[SETTINGS].limits.max_file_bytes + _FORM_BYTES
-    body = _MarkedText(body_pieces(request, most))
-    end = b"--" + _boundary(request)
+    most = call.app[SETTINGS].limits.max_file_bytes + _FORM_BYTES
+    body = _MarkedText(body_pieces(call, most))
+    end = b"--" + _boundary(call)
     if await body.line() != end:
         raise _not_a_form("another first line", f"'--' and the boundary of {hdrs.CONTENT_TYPE}")
     while True:
@@ -208,7 +217,7 @@ async def _read_form(request: web.Request, new: NewFile) -> FileUpload:
         if name == "file":
             fields[name] = filename
             async for piece in content:
-                _check_size(request, new.num_bytes + len(piece))
+                _check_size(call, new.num_bytes + len(piece))
                 await new.write(piece)
         else:
             fields[name] = _decoded(name, await _joined(content, name, _FIELD_BYTES))
@@ -217,7 +226,7 @@ async def _read_form(request: web.Request, new: NewFile) -> FileUpload:
             break
         if rest:
             raise _not_a_form(rest.decode(errors="replace"), "the end of the line after the boundary")
-    return FileUpload.parse(to_json(_nested(fields)), request.app[SETTINGS].limits)
+    return FileUpload.parse(to_json(_nested(fields)), call.app[SETTINGS].limits)
 
 
 class _MarkedText:
@@ -278,12 +287,12 @@ def _decoded(name: str, data: bytes) -> str:
         raise InvalidRequestError(name, data[:80].decode(errors="replace"), "text in UTF-8") from None
 
 
-def _boundary(request: web.Request) -> bytes:
-    header = Message()
-    header[hdrs.CONTENT_TYPE] = request.headers[hdrs.CONTENT_TYPE]
+def _boundary(call: Call) -> bytes:
+    header, sent = Message(), call.request.headers[hdrs.CONTENT_TYPE]
+    header[hdrs.CONTENT_TYPE] = sent
     boundary = header.get_boundary("")
     if not 0 < len(boundary) <= _MOST_BOUNDARY or not boundary.isascii():
-        raise InvalidRequestError("content-type", request.headers[hdrs.CONTENT_TYPE][:200], f"{FORM} with a boundary")
+        raise InvalidRequestError("content-type", sent[:200], f"{FORM} with a boundary")
     return boundary.encode()
 
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
-from aiohttp import hdrs, web
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
-from rnn_engine_server.auth.admission import PRINCIPAL
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.answers import DONE, Stream, encode_event
 from rnn_engine_server.core.bodies import PageEnds, page_ends, query_page, query_word
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import RequestBody, described
-from rnn_engine_server.core.streams import DONE, EventStream, encode_event, send_until_closing
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
-from rnn_engine_server.models.registry import MODEL_USE
 from rnn_engine_server.store.events import Event, Level, Number
 from rnn_engine_server.store.tunings import (
     BASE_RATE,
@@ -35,9 +35,9 @@ from rnn_engine_server.store.tunings import (
     TuningStatus,
 )
 
-TUNINGS = web.AppKey("tunings", Tunings)
+TUNINGS = AppKey("tunings", Tunings)
 """The tuning jobs of all API keys."""
-TUNING_RUNNER = web.AppKey("tuning_runner", TuningRunner)
+TUNING_RUNNER = AppKey("tuning_runner", TuningRunner)
 
 _MOST_LISTED = 1000
 _PAGE = {
@@ -248,15 +248,15 @@ ROUTES = RouteTable(uses_model=False)
 
 
 @ROUTES.post("/v1/fine_tuning/jobs", scope=Scope.MANAGE, uses_model=True)
-async def create_job(request: web.Request, body: FineTuningRequest) -> FineTuningJob:
+async def create_job(call: Call, body: FineTuningRequest) -> FineTuningJob:
     """Tune the initial state of a model with the examples of a file."""
-    asked, info, runner = body.asked, engine_of(request).info, request.app[TUNING_RUNNER]
-    if request[MODEL_USE].state is not None:
+    asked, info, runner = body.asked, engine_of(call).info, call.app[TUNING_RUNNER]
+    if call.model.state is not None:
         raise InvalidRequestError("model", body.model, "the name of a model without a state")
     runner.check(info)
     create = partial(
-        request.app[TUNINGS].create,
-        request[PRINCIPAL].name,
+        call.app[TUNINGS].create,
+        call.principal.name,
         info.model,
         body.training_file,
         validation_file=body.validation_file,
@@ -266,7 +266,7 @@ async def create_job(request: web.Request, body: FineTuningRequest) -> FineTunin
         suffix=body.suffix,
         metadata=body.metadata,
     )
-    return _job_object(request, await runner.begin(create))
+    return _job_object(call, await runner.begin(create))
 
 
 @ROUTES.get(
@@ -277,51 +277,51 @@ async def create_job(request: web.Request, body: FineTuningRequest) -> FineTunin
         "metadata[NAME]": "Return only jobs whose metadata has this value under NAME.",
     },
 )
-async def list_jobs(request: web.Request) -> FineTuningJobList:
+async def list_jobs(call: Call) -> FineTuningJobList:
     """The fine-tuning jobs of the API key."""
     wanted = {
         name.removeprefix("metadata[").removesuffix("]"): value
-        for name, value in request.query.items()
+        for name, value in call.query.items()
         if name.startswith("metadata[")
     }
-    cursor = query_cursor(request, 20, _MOST_LISTED)
-    found = await request.app[TUNINGS].page(listed_owner(request), cursor, metadata=wanted)
+    cursor = query_cursor(call, 20, _MOST_LISTED)
+    found = await call.app[TUNINGS].page(listed_owner(call), cursor, metadata=wanted)
     return {
         "object": "list",
-        "data": [_job_object(request, job) for job in found.items],
+        "data": [_job_object(call, job) for job in found.items],
         "has_more": found.has_more,
     }
 
 
 @ROUTES.get("/v1/fine_tuning/jobs/{id}")
-async def get_job(request: web.Request) -> FineTuningJob:
+async def get_job(call: Call) -> FineTuningJob:
     """How far a fine-tuning job is."""
-    return _job_object(request, await _job(request))
+    return _job_object(call, await _job(call))
 
 
 @ROUTES.post("/v1/fine_tuning/jobs/{id}/cancel", scope=Scope.MANAGE)
-async def cancel_job(request: web.Request) -> FineTuningJob:
+async def cancel_job(call: Call) -> FineTuningJob:
     """Cancel a fine-tuning job; its checkpoints stay."""
-    return _job_object(request, await request.app[TUNING_RUNNER].cancel(await _job(request)))
+    return _job_object(call, await call.app[TUNING_RUNNER].cancel(await _job(call)))
 
 
 @ROUTES.post("/v1/fine_tuning/jobs/{id}/pause", scope=Scope.MANAGE)
-async def pause_job(request: web.Request) -> FineTuningJob:
+async def pause_job(call: Call) -> FineTuningJob:
     """Pause a fine-tuning job."""
-    return _job_object(request, await request.app[TUNING_RUNNER].pause(await _job(request)))
+    return _job_object(call, await call.app[TUNING_RUNNER].pause(await _job(call)))
 
 
 @ROUTES.post("/v1/fine_tuning/jobs/{id}/resume", scope=Scope.MANAGE)
-async def resume_job(request: web.Request) -> FineTuningJob:
+async def resume_job(call: Call) -> FineTuningJob:
     """Resume a paused fine-tuning job."""
-    return _job_object(request, await request.app[TUNING_RUNNER].resume(await _job(request)))
+    return _job_object(call, await call.app[TUNING_RUNNER].resume(await _job(call)))
 
 
 @ROUTES.delete("/v1/fine_tuning/jobs/{id}", scope=Scope.MANAGE)
-async def delete_job(request: web.Request) -> FineTuningJobDeleted:
+async def delete_job(call: Call) -> FineTuningJobDeleted:
     """Delete a fine-tuning job that has ended; its states stay."""
-    job_id = request.match_info["id"]
-    await request.app[TUNINGS].delete(owner_of(request), job_id)
+    job_id = call.parameters["id"]
+    await call.app[TUNINGS].delete(owner_of(call), job_id)
     return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
@@ -331,20 +331,20 @@ async def delete_job(request: web.Request) -> FineTuningJobDeleted:
     chunk=FineTuningEvent,
     query={**_PAGE, "stream": "`true` sends all events, the oldest first, and further ones when they happen."},
 )
-async def list_events(request: web.Request) -> web.StreamResponse | FineTuningEventList:
+async def list_events(call: Call) -> Stream | FineTuningEventList:
     """What has happened to a fine-tuning job."""
-    job = await _job(request)
-    if query_word(request, "stream", ("true", "false"), "false") == "true":
-        return await _stream_events(request, job)
-    found = await request.app[TUNINGS].events(job, query_cursor(request, 20, _MOST_LISTED))
+    job = await _job(call)
+    if query_word(call, "stream", ("true", "false"), "false") == "true":
+        return Stream(_event_pieces(job, call.app[TUNINGS]), ends_with_server=True)
+    found = await call.app[TUNINGS].events(job, query_cursor(call, 20, _MOST_LISTED))
     return {"object": "list", "data": list(map(_event_object, found.items)), "has_more": found.has_more}
 
 
 @ROUTES.get("/v1/fine_tuning/jobs/{id}/checkpoints", query=_PAGE)
-async def list_checkpoints(request: web.Request) -> FineTuningCheckpointList:
+async def list_checkpoints(call: Call) -> FineTuningCheckpointList:
     """The newest checkpoints of a fine-tuning job."""
-    job = await _job(request)
-    page, has_more = query_page(request, {each.id: each for each in job.checkpoints}, 10, _MOST_LISTED)
+    job = await _job(call)
+    page, has_more = query_page(call, {each.id: each for each in job.checkpoints}, 10, _MOST_LISTED)
     return {
         "object": "list",
         "data": [_checkpoint_object(job, checkpoint) for checkpoint in page],
@@ -352,26 +352,19 @@ async def list_checkpoints(request: web.Request) -> FineTuningCheckpointList:
     }
 
 
-async def _stream_events(request: web.Request, job: TuningJob) -> web.StreamResponse:
-    """Send the events of a job, the oldest first, until it has ended or the server stops."""
-    async with EventStream(request) as stream:
-        await stream.open()
-        if request.method != hdrs.METH_HEAD:
-            await send_until_closing(request, _send(stream, job, request.app[TUNINGS]))
-        return await stream.close()
-
-
-async def _send(stream: EventStream, job: TuningJob, store: Tunings) -> None:
+async def _event_pieces(job: TuningJob, store: Tunings) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a job, the oldest first, until it has ended."""
+    yield b""
     number = 0  # of the last event that was sent
     while True:
         news = asyncio.create_task(store.wait_for_news())  # from before the events are read
         try:
             events, has_ended = await store.events_after(job, number, _SENT_EVENTS)
             if events:
-                await stream.write(b"".join(encode_event({**_event_object(event)}) for event in events))
+                yield b"".join(encode_event({**_event_object(event)}) for event in events)
                 number = events[-1].number
             elif has_ended:
-                await stream.write(DONE)
+                yield DONE
                 return
             else:
                 await news
@@ -379,13 +372,13 @@ async def _send(stream: EventStream, job: TuningJob, store: Tunings) -> None:
             news.cancel()
 
 
-async def _job(request: web.Request) -> TuningJob:
-    return await request.app[TUNINGS].get(owner_of(request), request.match_info["id"])
+async def _job(call: Call) -> TuningJob:
+    return await call.app[TUNINGS].get(owner_of(call), call.parameters["id"])
 
 
-def _job_object(request: web.Request, job: TuningJob) -> FineTuningJob:
+def _job_object(call: Call, job: TuningJob) -> FineTuningJob:
     has_result = job.status == "succeeded"
-    finish = request.app[TUNING_RUNNER].estimated_finish(job)
+    finish = call.app[TUNING_RUNNER].estimated_finish(job)
     hyperparameters = _hyperparameters_object(job.hyperparameters)
     state: StateMethodObject = {"type": "state", "state": {"hyperparameters": hyperparameters}}
     supervised: SupervisedMethodObject = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}

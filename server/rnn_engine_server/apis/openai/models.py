@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Literal, NotRequired, cast
 
-from aiohttp import web
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, ModelNotFoundError
@@ -13,10 +12,11 @@ from rnn_engine.telemetry import HealthStatus
 from rnn_engine.types import EmbeddingTask
 from rnn_engine_server.auth.engine import engine_of, open_engines_of
 from rnn_engine_server.auth.keys import Scope
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import REST, SETTINGS
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.models.registry import MODEL_USE, MODELS, ModelStatus, ServedModel
+from rnn_engine_server.models.registry import MODELS, ModelStatus, ServedModel
 from rnn_engine_server.store.tunings import TUNED_PREFIX
 from rnn_engine_states.named.entry import NamedState
 
@@ -179,13 +179,13 @@ ROUTES = RouteTable()
 
 
 @ROUTES.get("/v1/models", "/models", "/api/oai/models", "/api/oai/v1/models", uses_model=False)
-async def list_models(request: web.Request) -> ModelList:
+async def list_models(call: Call) -> ModelList:
     """The models that are served."""
-    limits = request.app[SETTINGS].limits
-    models = [model for model in request.app[MODELS] if model.info is not None]
+    limits = call.app[SETTINGS].limits
+    models = [model for model in call.app[MODELS] if model.info is not None]
     tuned = [
-        _tuned_entry(request.app[MODELS].find(name), named, limits)
-        for name, engine in open_engines_of(request).items()
+        _tuned_entry(call.app[MODELS].find(name), named, limits)
+        for name, engine in open_engines_of(call).items()
         for named in (await engine.states.list()).entries
         if named.plain_name.startswith(TUNED_PREFIX)
     ]
@@ -193,13 +193,13 @@ async def list_models(request: web.Request) -> ModelList:
 
 
 @ROUTES.get(f"/v1/models/{{model:{REST}}}", uses_model=False)
-async def get_model(request: web.Request) -> ModelEntry:
+async def get_model(call: Call) -> ModelEntry:
     """The model of that name."""
-    model, state = request.app[MODELS].find_state(request.match_info["model"])
-    limits = request.app[SETTINGS].limits
+    model, state = call.app[MODELS].find_state(call.parameters["model"])
+    limits = call.app[SETTINGS].limits
     if state is None:
         return model_entry(model, limits)
-    engine = open_engines_of(request).get(model.name)
+    engine = open_engines_of(call).get(model.name)
     named = None if engine is None else await engine.states.find(state)
     if named is None:
         raise ModelNotFoundError(f"model: the model {model.name!r} has no state {state[:80]!r}, or is not loaded")
@@ -207,12 +207,12 @@ async def get_model(request: web.Request) -> ModelEntry:
 
 
 @ROUTES.delete(f"/v1/models/{{model:{REST}}}", scope=Scope.MANAGE)
-async def delete_model(request: web.Request) -> ModelDeleted:
+async def delete_model(call: Call) -> ModelDeleted:
     """Delete a model that was tuned: its state."""
-    name = request.match_info["model"]
-    await request[MODEL_USE].choose(name)
-    state = request[MODEL_USE].state
+    name = call.parameters["model"]
+    await call.model.choose(name)
+    state = call.model.state
     if state is None:
         raise InvalidRequestError("model", name, "MODEL:STATE, a model that was tuned; others can't be deleted")
-    await engine_of(request).states.delete(state)
+    await engine_of(call).states.delete(state)
     return {"id": name, "object": "model", "deleted": True}

@@ -18,8 +18,8 @@ from rnn_engine_server.apis.openai.background import BackgroundRun
 from rnn_engine_server.apis.openai.dialect import ContentTokens, chat_logprobs
 from rnn_engine_server.apis.openai.response_schemas import ResponsesRequest, ResponseUsage, response_usage
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob
+from rnn_engine_server.core.answers import encode_event
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.streams import encode_event
 
 ItemType: TypeAlias = Literal["message", "reasoning", "function_call"]
 
@@ -202,12 +202,7 @@ class ResponsesDialect(Dialect):
 
     def failure(self, failure: Failure) -> bytes:
         told = {"code": failure.code or failure.type, "message": failure.message}
-        self.response = {**self._response("failed"), "error": told}
-        return self._encode({"type": "response.failed", "response": self.response})
-
-    @property
-    def has_failed(self) -> bool:
-        return self.response is not None and self.response["status"] == "failed"
+        return self._encode({"type": "response.failed", "response": {**self._response("failed"), "error": told}})
 
     @property
     def queued(self) -> Mapping[str, Any]:
