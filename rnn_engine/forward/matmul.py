@@ -53,6 +53,11 @@ class LoadedPart:
     kind: MatMulClass
     halves_from: int | None = None  # the first row in f16, if those before it are in blocks: see two_formats.wgsl
 
+    @property
+    def constants(self) -> dict[str, Constant]:
+        """The constants of a kernel that multiplies these matrices."""
+        return {"PAIRED": self.places[0].activation is Activation.SWIGLU}
+
     def work(self, tokens: int) -> MatMulWork:
         """Return the size of the dispatch that multiplies these matrices with `tokens` tokens."""
         columns = max(1, self.num_weights // self.num_rows)  # the mean, if the matrices differ
@@ -73,7 +78,8 @@ class MatMulKernels:
         self._constants: dict[str, Constant] = {
             **limits.constants(),
             "MAX_SEGMENTS": MAX_SEGMENTS,
-            **{f"ACTIVATION_{name}": int(value) for name, value in Activation.__members__.items() if value},
+            **{f"ACTIVATION_{each.name}": int(each) for each in Activation if each and each is not Activation.SWIGLU},
+            "PAIRED": False,
         }
 
     def get(
@@ -98,7 +104,7 @@ class MatMulKernels:
 
     def source(self, part: LoadedPart) -> ShaderSource:
         """Return the WGSL of a kernel that multiplies `part`; all variants for it have the same bindings."""
-        return self.get(self.tuning.matmul(1, part.kind), part.format).source
+        return self.get(self.tuning.matmul(1, part.kind), part.format, part.constants).source
 
     def number_of(self, weights: WeightFormat) -> str:
         """Return the number type in which matrices of the format `weights` are multiplied: f32 or int8."""
@@ -188,7 +194,7 @@ class MatMul:
         if part.halves_from is not None:
             constants = {**constants, "HALVES_FROM": part.halves_from}
             includes = {**includes, "one_format": "two_formats"}
-        kernel = self._kernels.get(variant, part.format, constants, includes)
+        kernel = self._kernels.get(variant, part.format, {**part.constants, **constants}, includes)
         bindings = {**_bindings(part, buffers), **more_buffers}
         return SinglePart(part, variant, kernel, self._kernels.kernels.bind(kernel.source, bindings))
 
@@ -302,7 +308,8 @@ class BoundMatMul:
 
     def dispatch(self, part: LoadedPart, bind_group: BindGroup, variant: MatMulVariant, count: int) -> Dispatch:
         """Return the dispatch that multiplies `part`, a part of the matrices, with `count` tokens or logit rows."""
-        return self._dispatch(part, bind_group, variant, self.kernels.get(variant, part.format), count)
+        kernel = self.kernels.get(variant, part.format, part.constants)
+        return self._dispatch(part, bind_group, variant, kernel, count)
 
     def _dispatch(
         self, part: LoadedPart, bind_group: BindGroup, variant: MatMulVariant, kernel: Kernel, count: int

@@ -37,6 +37,7 @@ class Activation(IntEnum):
     BIASED = 11
     SILU = 12
     PRODUCT = 13  # multiplies what the output holds by the sum
+    SWIGLU = 14  # of rows in pairs: silu of an even row's sum times the next row's, which is one output
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class Segment:
             self.weights_start,
             matrix.inputs_start,
             matrix.inputs_stride,
-            matrix.outputs_start + self.start,
+            matrix.outputs_start + self.start // (2 if matrix.activation is Activation.SWIGLU else 1),
             matrix.outputs_stride,
             matrix.operand_start + self.start,
             matrix.operand_stride,

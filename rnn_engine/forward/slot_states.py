@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Final
 
@@ -96,6 +97,9 @@ class SlotStates:
         self._memory = memory
         self._recorder = Recorder(device)
         self._slot_bytes = 4 * layout.stride  # in each layer's buffer
+        self._layers_at_once = memory.max_buffer_bytes // self._slot_bytes  # that a buffer for the host can hold
+        parts = range(0, len(buffers), self._layers_at_once)
+        self._staging_bytes = [len(buffers[first:][: self._layers_at_once]) * self._slot_bytes for first in parts]
         self._sides = [0] * num_slots
         self._pair = memory.create_buffer("slots to copy", 8)
         kernel = device.kernels.get("copy_state", {"THREADS": _COPY_THREADS, "STATE_STRIDE": layout.stride})
@@ -129,17 +133,23 @@ class SlotStates:
     def start_read(self, slot: int) -> SlotRead:
         """Start to download a slot's state; waits only if no staging buffer is free. Raises DeviceError."""
         staging = self._take_staging()
-        copies = [
-            BufferCopy(buffer, slot * self._slot_bytes, staging, layer * self._slot_bytes, self._slot_bytes)
-            for layer, buffer in enumerate(self._buffers)
-        ]
+        copies = []
+        for layer, buffer in enumerate(self._buffers):
+            target, place = divmod(layer, self._layers_at_once)
+            part = slot * self._slot_bytes, staging[target], place * self._slot_bytes, self._slot_bytes
+            copies.append(BufferCopy(buffer, *part))
+        downloads: list[ReadBack] = []
         try:
             submission = self._recorder.submit(copies=copies)
-            download = self._recorder.download(staging, len(copies) * self._slot_bytes, submission)
+            for buffer, num_bytes in zip(staging, self._staging_bytes, strict=True):
+                downloads.append(self._recorder.download(buffer, num_bytes, submission))
         except DeviceError:
+            for download in downloads:
+                with suppress(DeviceError):
+                    download.take()
             self._unused.append(staging)
             raise
-        read = SlotRead(self._layout, self._sides[slot], download, lambda read: self._give_back(read, staging))
+        read = SlotRead(self._layout, self._sides[slot], downloads, lambda read: self._give_back(read, staging))
         self._reads.append(read)
         return read
 
@@ -148,7 +158,7 @@ class SlotStates:
         while self._reads:
             self._reads.popleft().abandon()
 
-    def _take_staging(self) -> Buffer:
+    def _take_staging(self) -> list[Buffer]:
         if not self._unused and self._num_staging < _MAX_READS:
             try:
                 self._unused.append(self._create_staging())
@@ -159,30 +169,31 @@ class SlotStates:
             self._reads[0].finish()
         return self._unused.pop()
 
-    def _give_back(self, read: SlotRead, staging: Buffer) -> None:
+    def _give_back(self, read: SlotRead, staging: list[Buffer]) -> None:
         self._reads.remove(read)
         self._unused.append(staging)
 
-    def _create_staging(self) -> Buffer:
-        return self._memory.create_buffer("state to read", len(self._buffers) * self._slot_bytes, mappable=True)
+    def _create_staging(self) -> list[Buffer]:
+        create = self._memory.create_buffer
+        return [create("state to read", num_bytes, mappable=True) for num_bytes in self._staging_bytes]
 
 
 class SlotRead:
     """The download of one slot's state from the device, in progress or done; implements `PendingState`."""
 
     def __init__(
-        self, layout: StateLayout, side: int, download: ReadBack, on_finished: Callable[[SlotRead], None]
+        self, layout: StateLayout, side: int, downloads: Sequence[ReadBack], on_finished: Callable[[SlotRead], None]
     ) -> None:
         self._layout = layout
         self._side = side
-        self._download: ReadBack | None = download
+        self._downloads = downloads  # of some layers each; empty once they are done
         self._on_finished = on_finished
         self._packed: F32 | DeviceError | None = None  # [L, stride]
 
     def done(self) -> bool:
-        if self._download is not None and self._download.is_ready:
+        if all(download.is_ready for download in self._downloads):
             self.finish()
-        return self._download is None
+        return not self._downloads
 
     def result(self) -> dict[str, F32]:
         self.finish()
@@ -193,16 +204,20 @@ class SlotRead:
 
     def finish(self) -> None:
         """Wait for the download of the state, store it on the host, and free the staging buffer."""
-        if self._download is None:
+        if not self._downloads:
             return
-        download, self._download = self._download, None
-        try:
-            self._packed = np.frombuffer(download.take(), np.float32).reshape(-1, self._layout.stride)
-        except DeviceError as error:
-            self._packed = error
+        downloads, self._downloads = self._downloads, ()
+        parts: list[bytes] = []
+        failed: DeviceError | None = None
+        for download in downloads:
+            try:
+                parts.append(download.take())
+            except DeviceError as error:
+                failed = error
+        self._packed = failed or np.frombuffer(b"".join(parts), np.float32).reshape(-1, self._layout.stride)
         self._on_finished(self)
 
     def abandon(self) -> None:
         """Drop the download of the state. `result` raises DeviceError from now on."""
-        self._download = None
+        self._downloads = ()
         self._packed = DeviceError("a state was not read before the runner was closed")

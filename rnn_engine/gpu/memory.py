@@ -65,6 +65,7 @@ class Memory:
         self._device_name = device_name
         self._on_close = on_close
         self.max_binding_bytes = max_binding_bytes
+        self.max_buffer_bytes: int = device.limits["max-buffer-size"]
         self._buffers: dict[BufferUse, list[Buffer]] = {"weights": [], "states": [], "buffers": []}
         self._staged_bytes = 0  # of uploads for which nobody is known to wait
 
@@ -80,7 +81,7 @@ class Memory:
         self, label: str, num_bytes: int, *, use: BufferUse = "buffers", mappable: bool = False
     ) -> Buffer:
         """Allocate a zeroed buffer for `use`, or for the host to read if `mappable`. Raises DeviceMemoryError."""
-        limit = self._device.limits["max-buffer-size"] if mappable else self.max_binding_bytes
+        limit = self.max_buffer_bytes if mappable else self.max_binding_bytes
         if num_bytes > limit:
             raise DeviceMemoryError(
                 f"{label}: {num_bytes} bytes are needed, but a buffer on this device has at most {limit} bytes."

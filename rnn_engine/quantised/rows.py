@@ -52,6 +52,25 @@ def read_rows(matrix: Matrix) -> NDArray[Any] | Blocks:
     return matrix.read() if isinstance(matrix, StoredRows) else matrix
 
 
+def interleave_rows(first: Matrix, second: Matrix) -> StoredRows:
+    """Return the rows of two matrices of one shape and type in turns, read when they are needed, an even number each."""
+
+    def fetch(rows: slice) -> NDArray[Any] | Blocks:
+        half = slice(rows.start // 2, rows.stop // 2)
+        one, other = read_rows(first[half]), read_rows(second[half])
+        if isinstance(one, Blocks) and isinstance(other, Blocks):
+            return replace(one, codes=_in_turns(one.codes, other.codes), figures=_in_turns(one.figures, other.figures))
+        assert not isinstance(one, Blocks) and not isinstance(other, Blocks)
+        return _in_turns(one, other)
+
+    rows, columns = first.shape
+    return StoredRows((2 * rows, columns), np.dtype(np.float32) if isinstance(first, Blocks) else first.dtype, fetch)
+
+
+def _in_turns(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
+    return np.stack([first, second], axis=1).reshape(-1, *first.shape[1:])
+
+
 def map_rows(function: Callable[[NDArray[Any] | Blocks], R], matrix: Matrix, step: int) -> Iterator[R]:
     """Apply `function` to pieces of `step` rows, a few ahead on a thread for each core; yield results in order."""
     with ThreadPoolExecutor(_NUM_THREADS) as pool:

@@ -56,7 +56,7 @@ fn main(
     var sums: Sums;
     sum_products(Place(segment, first_token, num_tokens, workgroup.x), Own(start, lane, split, thread), &sums);
 
-    if SPLITS == 1u {
+    if SPLITS == 1u && !PAIRED {
         for (var p = 0u; p < PANELS; p++) {
             let row = (first_panel + p) * PANEL + lane;
             for (var t = 0u; t < TOKENS; t++) {
@@ -85,15 +85,26 @@ fn main(
     }
 }
 
-// Add up the sums of the splits at a place of the workgroup's tile, and store the result.
-fn store_splits(segment: Segment, tile_row: u32, first_token: u32, num_tokens: u32, place: u32) {
+// Add up the sums of the splits at a place of the workgroup's tile.
+fn add_splits(place: u32) -> f32 {
     var sum = 0.0;
     for (var s = 0u; s < SPLITS; s++) {
         sum += split_sums[s * ROWS * TOKENS + place];
     }
-    let row = tile_row + place % ROWS;
+    return sum;
+}
+
+// Store the result of a place of the workgroup's tile. The rows of PAIRED matrices are a gate each and what it is for.
+fn store_splits(segment: Segment, tile_row: u32, first_token: u32, num_tokens: u32, place: u32) {
+    var row = tile_row + place % ROWS;
     let token = first_token + place / ROWS;
-    if row < segment.num_rows && token < num_tokens {
-        store(segment, token, row, sum);
+    if row >= segment.num_rows || token >= num_tokens || PAIRED && row % 2u == 1u {
+        return;
     }
+    var sum = add_splits(place);
+    if PAIRED {
+        sum *= sigmoid(sum) * add_splits(place + 1u);
+        row /= 2u;
+    }
+    store(segment, token, row, sum);
 }

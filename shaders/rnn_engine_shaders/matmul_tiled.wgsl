@@ -68,11 +68,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
         workgroupBarrier();
         for (var i = thread; i < TILE_ROWS * SIDE_TOKENS; i += THREADS) {
-            let row = place.first_row + i % TILE_ROWS;
+            var row = place.first_row + i % TILE_ROWS;
             let token = place.first_token + i / TILE_ROWS * EACH_TOKENS + t;
-            if row < segment.num_rows && token < place.num_tokens {
-                store(segment, token, row, finished[i]);
+            if row >= segment.num_rows || token >= place.num_tokens || PAIRED && row % 2u == 1u {
+                continue;
             }
+            var sum = finished[i];
+            if PAIRED {
+                sum *= sigmoid(sum) * finished[i + 1u];
+                row /= 2u;
+            }
+            store(segment, token, row, sum);
         }
     }
 }

@@ -56,8 +56,8 @@ def test_steps_of_one_token_continue_those_of_several(shape: ModelShape) -> None
         (tiny_shape(layers=1), "int4,first=int4", 5),
         (tiny_shape(layers=1), "int8,adapters=int8", 6),  # the recurrence reads adapters in formats of one buffer
         (tiny_v6(layers=1), "int8", 7),
-        (tiny_v6_qwen2(layers=1), "int4,first=int4", 8),
-        (tiny_v7_qwen2(layers=1), "int4,first=int4", 6),
+        (tiny_v6_qwen2(layers=1), "int4,first=int4", 7),
+        (tiny_v7_qwen2(layers=1), "int4,first=int4", 5),
     ],
 )
 def test_quantised_matrices_take_as_few_dispatches(shape: ModelShape, weights: str, count: int) -> None:

@@ -17,7 +17,8 @@ from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS, WeightFormat, round_up
 from rnn_engine.gpu import Buffer, Device, Memory, Plan, Recorder
-from rnn_engine.quantised import Blocks
+from rnn_engine.quantised.rows import Matrix as HostMatrix
+from rnn_engine.quantised.rows import interleave_rows
 from rnn_engine.types import F32
 from tests.support.gpu import KINDS, open_checked
 from tests.support.kept_blocks import KINDS as KEPT_KINDS
@@ -44,7 +45,7 @@ class Bench:
 
     def multiply(
         self,
-        matrices: Sequence[F32 | Blocks],
+        matrices: Sequence[HostMatrix],
         inputs: F32,
         *,
         weights: WeightFormat | Sequence[WeightFormat] = F32_FORMAT,
@@ -226,7 +227,7 @@ ACTIVATIONS: dict[Activation, Callable[[F32, F32, F32], F32]] = {
 }
 
 
-@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("count", [1, 20])
 def test_activations(bench: Bench, activation: Activation, count: int) -> None:
     matrix, inputs, bias, before = draw(70, 16), draw(count, 16), draw(70, seed=8), draw(count, 70, seed=9)
@@ -234,6 +235,19 @@ def test_activations(bench: Bench, activation: Activation, count: int) -> None:
     (found,), _ = bench.multiply([matrix], inputs, activation=activation, bias=bias, before=before, factors=factors)
     expected = ACTIVATIONS[activation](inputs @ matrix.T, bias if factors is None else factors, before)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_gate_and_what_it_is_for_in_one_dispatch(bench: Bench, count: int, is_split: bool) -> None:
+    gate, up, inputs = draw(99, 32), draw(99, 32, seed=8), draw(count, 32)
+    rows = interleave_rows(gate, up)
+    room = 4 * 32 * 150 if is_split else None  # for 128 rows
+    (found,), num_dispatches = bench.multiply([rows], inputs, activation=Activation.SWIGLU, max_binding_bytes=room)
+    assert num_dispatches == (2 if is_split else 1)
+    total = inputs @ gate.T
+    np.testing.assert_allclose(found[:, :99], total * sigmoid(total) * (inputs @ up.T), rtol=2e-5, atol=1e-4)
+    assert (found[:, 99:] == 7).all()  # as they were
 
 
 def test_tanh_of_a_large_argument_is_one(bench: Bench) -> None:

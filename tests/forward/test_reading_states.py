@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.gpu import Buffer, Memory, native
 from tests.support.gpu import make_gpu_runner
 from tests.support.models import random_model, tiny_shape
+from tests.support.results_contract import random_state
 
 MODEL = random_model(tiny_shape(layers=2), seed=3)
 
 
-@pytest.fixture
-def runner() -> Iterator[GpuRunner]:
-    runner = make_gpu_runner(MODEL, num_slots=3, max_tokens=8, max_rows=4, num_candidates=8)
+@pytest.fixture(params=[None, 4 * StateLayout(MODEL.shape).stride], ids=["one buffer", "a buffer for each layer"])
+def runner(request: pytest.FixtureRequest) -> Iterator[GpuRunner]:
+    runner = make_gpu_runner(
+        MODEL, num_slots=3, max_tokens=8, max_rows=4, num_candidates=8, max_buffer_bytes=request.param
+    )
     yield runner
     runner.close()
+
+
+def test_states_are_read_whole(runner: GpuRunner) -> None:
+    state = random_state(MODEL.shape)
+    runner.write_state(1, state)
+    for name, values in runner.read_state(1).items():
+        assert np.array_equal(values, state[name])
 
 
 def test_at_most_four_reads_hold_memory(runner: GpuRunner) -> None:

@@ -40,6 +40,7 @@ def make_gpu_runner(
     kind: str = "software",
     weights: str | FormatOf = "f32",
     max_binding_bytes: int | None = None,
+    max_buffer_bytes: int | None = None,
 ) -> GpuRunner:
     device, tuning = open_checked(kind)
     if isinstance(model.shape, HeadsShape) and model.shape.head_size > _SMALL_HEAD:
@@ -47,6 +48,7 @@ def make_gpu_runner(
     memory = device.allocate()
     if max_binding_bytes is not None:
         memory.max_binding_bytes = max_binding_bytes
+    memory.max_buffer_bytes = max_buffer_bytes or memory.max_buffer_bytes
     format_of, activations = parse_weights(weights, model.shape)
     limits = StepLimits(
         num_slots,

@@ -2,24 +2,26 @@
 
 The time mix is that of RWKV-6 or RWKV-7. After it come:
 
-1. Norm and the gate with its activation.
-2. The other half of the channel mix's inputs, by which the gate is multiplied.
-3. The matrix back to the width, added to the residual.
+1. Norm and the channel mix's gate, times the other half of its inputs.
+2. The matrix back to the width, added to the residual.
 
-With the norm in a dispatch of its own, a layer of QRWKV6 has eleven dispatches, and one of ARWKV nine. On hardware, a
-step of one token has eight and six. The maths is that of reference.py beside this module.
+With the norm in a dispatch of its own, a layer of QRWKV6 has ten dispatches, and one of ARWKV eight. On hardware, a
+step of one token has seven and five. If gate and other half are in different formats, each has a dispatch. The maths
+is that of reference.py beside this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from rnn_engine.forward.context import BuildContext, NormShift
-from rnn_engine.forward.segments import Activation
+from rnn_engine.forward.segments import Activation, SegmentWeights
 from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
+from rnn_engine.quantised.rows import interleave_rows
 from rnn_engine.versions.qwen2.layout import ShapeV6Qwen2, ShapeV7Qwen2
 from rnn_engine.versions.shared.plan import LayerBuilder, check_head_size
 from rnn_engine.versions.v6 import plan as v6
@@ -63,8 +65,10 @@ def _channel_mix(builder: LayerBuilder, mixes: Buffer, hidden: Buffer) -> tuple[
     gate = builder.alone("ffn.gate.weight", Activation.SILU)
     up = builder.alone("ffn.up.weight", Activation.PRODUCT)
     down = builder.alone("ffn.down.weight", Activation.RESIDUAL)
-    return (
-        builder.normed_matmul("ffn norm", _FFN_NORM, "gate", [gate], mixes, hidden, keeps_mixes=True),
-        builder.matmul("up", [up], mixes, hidden),
-        builder.matmul("down", [down], hidden, builder.context.buffers.x),
-    )
+    last = builder.matmul("down", [down], hidden, builder.context.buffers.x)
+    if gate.weights.format.name != up.weights.format.name:
+        normed = builder.normed_matmul("ffn norm", _FFN_NORM, "gate", [gate], mixes, hidden, keeps_mixes=True)
+        return normed, builder.matmul("up", [up], mixes, hidden), last
+    rows = interleave_rows(gate.weights.values, up.weights.values)
+    both = replace(gate, weights=SegmentWeights(rows, gate.weights.format), activation=Activation.SWIGLU)
+    return builder.normed_matmul("ffn norm", _FFN_NORM, "gate and up", [both], mixes, hidden), last
