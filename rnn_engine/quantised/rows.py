@@ -53,15 +53,14 @@ def read_rows(matrix: Matrix) -> NDArray[Any] | Blocks:
 
 
 def interleave_rows(first: Matrix, second: Matrix) -> StoredRows:
-    """Return the rows of two matrices of one shape and type in turns, read when they are needed, an even number each."""
+    """Return the rows of two matrices of one shape in turns, read when they are needed, an even number at once."""
 
     def fetch(rows: slice) -> NDArray[Any] | Blocks:
         half = slice(rows.start // 2, rows.stop // 2)
         one, other = read_rows(first[half]), read_rows(second[half])
-        if isinstance(one, Blocks) and isinstance(other, Blocks):
+        if isinstance(one, Blocks) and isinstance(other, Blocks) and one.format == other.format:
             return replace(one, codes=_in_turns(one.codes, other.codes), figures=_in_turns(one.figures, other.figures))
-        assert not isinstance(one, Blocks) and not isinstance(other, Blocks)
-        return _in_turns(one, other)
+        return _in_turns(*(each.numbers() if isinstance(each, Blocks) else each for each in (one, other)))
 
     rows, columns = first.shape
     return StoredRows((2 * rows, columns), np.dtype(np.float32) if isinstance(first, Blocks) else first.dtype, fetch)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
-from rnn_engine.quantised import NF4_LEVELS, SF4_LEVELS
+from rnn_engine.quantised import NF4_LEVELS, SF4_LEVELS, Blocks
 from rnn_engine.quantised.formats import PLAIN_FORMATS
+from rnn_engine.quantised.rows import interleave_rows, read_rows
 from rnn_engine.types import F32
+from tests.support.kept_blocks import random_kept
 
 SIZES = [(1, 1), (7, 9), (8, 8), (64, 16), (65, 3), (129, 250), (200, 64), (16, 33)]
 FLOATS = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -186,3 +188,16 @@ def test_rows_may_be_packed_a_few_panels_at_a_time(weights: WeightFormat) -> Non
 
 def test_a_weight_beyond_f16_becomes_its_greatest_value() -> None:
     assert round_trip(WEIGHT_FORMATS["f16"], np.array([[1e6, -1e6, 1]], np.float32)).tolist() == [[65504, -65504, 1]]
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")])
+def test_rows_of_two_matrices_in_turns(kinds: tuple[str, str]) -> None:
+    blocks = [random_kept(kind, 12, 256, seed=seed) for seed, kind in enumerate(kinds)]
+    both = interleave_rows(*blocks)
+    assert both.shape == (24, 256)
+    found = read_rows(both[8:20])
+    is_kept = kinds[0] == kinds[1]
+    assert isinstance(found, Blocks) == is_kept
+    numbers = found.numbers() if isinstance(found, Blocks) else found
+    for first, each in enumerate(blocks):
+        assert np.array_equal(numbers[first::2], each.numbers()[4:10])
