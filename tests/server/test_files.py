@@ -245,7 +245,7 @@ class TestStore:
         store.close()
         again = Store(tmp_path)
         assert await owned(again, "ann") == [stored[0], stored[2]]
-        with await again.files.open_content(stored[1]) as file:
+        async with again.files.open_content(stored[1]) as file:
             assert file.read() == b"content"
         assert (again.readings().num_files, again.readings().file_bytes) == (3, 21)
         again.close()
@@ -318,7 +318,8 @@ class TestStore:
         with pytest.raises(NotFoundError, match=f"there is no file '{brief.id}'"):
             await store.files.get("ann", brief.id)
         with pytest.raises(NotFoundError, match="is gone"):
-            await store.files.open_content(brief)
+            async with store.files.open_content(brief):
+                pass
         assert await owned(store, "ann") == [lasting]
         assert contents(store) == [lasting.id]
 

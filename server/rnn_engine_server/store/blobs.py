@@ -46,13 +46,16 @@ class Blobs:
         except FileNotFoundError:
             return 0
 
-    def open(self, name: str) -> IO[bytes]:
+    @contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
         """Open a blob, which can then be read even if it is deleted. Raises NotFoundError and StorageError."""
         with storage_errors("the file can't be read"):
             try:
-                return self.path(name).open("rb")
+                file = self.path(name).open("rb")
             except FileNotFoundError:
                 raise NotFoundError(f"the content of {name!r} is gone") from None
+        with file:
+            yield file
 
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Literal, TypeAlias
@@ -128,12 +128,12 @@ class Files:
 
         return await asyncio.to_thread(find)
 
-    async def open_content(self, stored: StoredFile) -> IO[bytes]:
-        """Open a file's content, which can then be read even if the file is deleted.
+    def open_content(self, stored: StoredFile) -> AbstractAsyncContextManager[IO[bytes]]:
+        """Open a file's content for an `async with` block, in which it can be read even if the file is deleted.
 
         Raises NotFoundError if it is deleted already, and StorageError.
         """
-        return await asyncio.to_thread(self.blobs.open, stored.id)
+        return on_thread(self.blobs.open(stored.id))
 
     @asynccontextmanager
     async def create(self, owner: str) -> AsyncIterator[NewFile]:

@@ -154,7 +154,7 @@ async def get_content(call: Call) -> Stream:
     files = call.app[FILES]
 
     async def pieces() -> AsyncGenerator[bytes, None]:
-        with await files.open_content(stored) as file:
+        async with files.open_content(stored) as file:
             # aiohttp's FileResponse sends a file without a look at how fast the client reads, and by the event loop
             while piece := await asyncio.to_thread(file.read, _SENT_BYTES):
                 yield piece
