@@ -6,6 +6,7 @@ import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is imported: beside other processes its threads only wait
 os.environ["RNN_ENGINE_TUNE"] = "0"  # also for the commands that tests start: kernels are fixed, and none are kept
+os.environ.setdefault("GALLIVM_PERF", "nopt")  # Mesa's software driver takes longer to compile a kernel than to run it
 
 import gc
 import signal

@@ -5,6 +5,7 @@
 
 const PARTS = (WIDTH + THREADS - 1u) / THREADS; // numbers of a thread
 const MOST_HELD = 32u; // that a thread keeps, so that it loads all of them at once, and once only
+const HOLDS = PARTS <= MOST_HELD && THREADS > 8u; // software devices have 8 threads and compile long code slowly
 
 fn bias_of_norm(place: u32) -> f32 {
     if CENTRES {
@@ -21,7 +22,7 @@ fn mean_of(sum: f32, thread: u32) -> f32 {
 }
 
 fn mean_and_scale(start: u32, thread: u32) -> vec2<f32> {
-    if PARTS <= MOST_HELD {
+    if HOLDS {
         return mean_and_scale_held(start, thread);
     }
     var sum = 0.0;

@@ -25,7 +25,6 @@ SIZES: dict[str, ModelShape] = {
     "v7, one layer, one head of 128": tiny_shape(layers=1, width=128, head_size=128, vocab=12),
     "v6, 12 layers, 3 heads of 16": tiny_v6(layers=12, width=48, head_size=16, ffn=100, vocab=12),
     "v6, 5 heads of 24": tiny_v6(layers=2, width=120, head_size=24, ffn=53, vocab=97, mix_rank=5, decay_rank=11),
-    "v5.2, one head of 128": tiny_v5("v5.2", layers=2, width=128, head_size=128, vocab=12),
     "v5.1, 3 heads of 24": tiny_v5("v5.1", layers=2, width=72, head_size=24, vocab=97),
     "v5.0, 2 heads of 40": tiny_v5("v5.0", layers=1, width=80, head_size=40, ffn=53, vocab=12),
 }

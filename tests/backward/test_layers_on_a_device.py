@@ -10,7 +10,7 @@ import pytest
 from rnn_engine.types import ModelShape
 from tests.support.layer_gradients import Case, DeviceLayers, reference_gradients
 from tests.support.models import random_model, tiny_shape
-from tests.support.older_models import tiny_v5, tiny_v6
+from tests.support.older_models import tiny_v6
 from tests.support.reference import relative_error
 
 HEADS_OF_20 = tiny_shape(layers=3, width=40, head_size=20, ffn=52)
@@ -28,9 +28,8 @@ def load(shape: ModelShape, kind: str = "software", *, trains_shifts: bool = Tru
     [
         (HEADS_OF_20, "software"),
         (HEADS_OF_20, "discrete"),
-        (tiny_shape(layers=2, width=128, head_size=64), "software"),
-        (tiny_v6(width=128, head_size=64), "software"),
-        (tiny_v5("v5.2", width=128, head_size=64), "software"),
+        (tiny_shape(layers=2, width=64, head_size=64), "software"),
+        (tiny_v6(width=64, head_size=64), "software"),
     ],
 )
 def test_gradients_are_those_of_numpy(shape: ModelShape, kind: str) -> None:

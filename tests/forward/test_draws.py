@@ -27,7 +27,6 @@ SIZES = [
     DrawKernels(257, 16),
     DrawKernels(1, 8),
     DrawKernels(7, 16),
-    DrawKernels(1244, 128),
     DrawKernels(65536, 128),
     DrawKernels(257, 16, "discrete"),
 ]

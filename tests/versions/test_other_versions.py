@@ -23,18 +23,15 @@ MAX_TOKENS = 640
 SIZES: dict[str, ModelShape] = {
     "v6, 8 heads of 17": tiny_v6(layers=1, width=136, head_size=17, vocab=12),
     "v6, 3 heads of 24": tiny_v6(layers=3, width=72, head_size=24, ffn=53, vocab=256),
-    "v6, one head of 256": tiny_v6(layers=1, width=256, head_size=256, vocab=50277),
     "v6, 2 heads of 64": tiny_v6(layers=2, width=128, head_size=64, vocab=12),
     "v5.2, 5 heads of 40": tiny_v5("v5.2", layers=1, width=200, head_size=40, vocab=50277),
     "v5.1, 3 heads of 24": tiny_v5("v5.1", layers=3, width=72, head_size=24, vocab=12),
-    "v5.2, 3 heads of 64": tiny_v5("v5.2", layers=2, width=192, head_size=64, vocab=12),
     "v5.0, one head of 64": tiny_v5("v5.0", layers=2, width=64, head_size=64, vocab=12),
     "v5.0, one head of 128": tiny_v5("v5.0", layers=1, width=128, head_size=128, vocab=256),
     "v4, width 40": tiny_v4(layers=1, width=40, ffn=33, vocab=50277),
     "v4, width 200": tiny_v4(layers=5, width=200, vocab=256),
     "v7 with DeepEmbed": deep_embedded(tiny_shape(layers=1, width=40, head_size=20, ffn=52, vocab=5027)),
     "v7, 2 heads of 20": tiny_shape(layers=2, width=40, head_size=20, vocab=12),
-    "v7, 2 heads of 64": tiny_shape(layers=3, width=128, head_size=64, vocab=12),
     "v7, one head of 256": tiny_shape(layers=1, width=256, head_size=256),
     **{
         f"{shape.version}, another epsilon": replace(shape, group_norm_epsilon=0.02)
