@@ -282,7 +282,10 @@ class Database:
         return connection
 
     def _create(self, path: Path) -> sqlite3.Connection:
-        """Open or create the file, and rescue what a damaged one has. Raises StateError if it is newer, or can't be."""
+        """Open the file, which is created if it is missing, and rescue what can be read of one that is damaged.
+
+        Raises StateError for a file that a later version has written, or that can't be opened.
+        """
         try:
             try:
                 return self._prepare(path)

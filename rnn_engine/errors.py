@@ -252,7 +252,10 @@ def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequestError for the first of `tokens` that is no id; it is named as in "prompt token 3" there."""
+    """Raise InvalidRequestError for the first of `tokens` that is not an id in a vocabulary of `vocab_size` tokens.
+
+    The error names the token by `name` and its position: "prompt token 3".
+    """
     if are_token_ids(tokens, vocab_size):
         return  # takes a fifth of the time of the loop below
     for position, token in enumerate(tokens):

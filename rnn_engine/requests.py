@@ -271,5 +271,8 @@ Event: TypeAlias = PromptProgress | Started | PromptScored | TextDelta | Finishe
 
 
 def empty_prompt(end_of_text: int, initial_state: InitialState | None) -> tuple[int, ...]:
-    """Return the prompt for no text: no tokens if a state has logits, else `end_of_text`, which also begins texts."""
+    """Return the prompt for an empty text: no tokens if `initial_state` has logits to continue from, else one.
+
+    It is `end_of_text`, the token that ends texts, since it also begins them.
+    """
     return () if initial_state is not None and initial_state.logits is not None else (end_of_text,)

@@ -156,7 +156,10 @@ _listener: ContextVar[Callable[[RequestReport], None] | None] = ContextVar("list
 
 @contextmanager
 def reports_to(listener: Callable[[RequestReport], None]) -> Iterator[None]:
-    """Call `listener` with a `RequestReport` at the end of each request begun in the block, or tasks of it."""
+    """Call `listener` with a `RequestReport` at the end of each request that begins in the `with` block.
+
+    Requests that begin in tasks started in the block count too.
+    """
     token = _listener.set(listener)
     try:
         yield

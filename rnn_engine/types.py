@@ -128,7 +128,10 @@ State: TypeAlias = Mapping[str, F32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InitialState:
-    """A state, with read-only arrays that sequences share, from which one starts in place of the empty state."""
+    """A recurrent state from which a sequence starts, in place of the model's empty state.
+
+    Its arrays are read-only, since sequences share them.
+    """
 
     root: str  # equal for equal states; the cache keeps states under it
     state: State
@@ -243,7 +246,10 @@ class ModelShape(ABC):
 
     @property
     def settings(self) -> str:
-        """The settings, in no tensor, that change results; states of others are not continued."""
+        """A text of the settings that change the model's results but are in none of its tensors.
+
+        States made with other settings are not continued.
+        """
         return ""
 
     @property
@@ -269,13 +275,19 @@ class Model(Protocol):
     def has(self, name: str) -> bool: ...
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Return the tensor by BlinkDL's name, orientation and stored type, which outlives the file."""
+        """Return the tensor that BlinkDL's RWKV files call `name`, oriented as there, with its stored type.
+
+        The array stays valid when the file is closed.
+        """
 
     def block_type(self, name: str, /) -> str | None:
         """Return the name of the format in whose quantised blocks a tensor is stored; None for plain numbers."""
 
     def matrix(self, name: str, /, *, transposed: bool = False) -> Matrix:
-        """Return a tensor, perhaps in blocks, for reading by rows: [R, C], or [C, R] if `transposed`."""
+        """Return a tensor for reading by rows: a matrix [R, C] as `tensor` has it, or [C, R] if `transposed`.
+
+        It is valid while the model is open. Its numbers are those of `tensor`, but may be in quantised blocks.
+        """
 
 
 class Tokenizer(Protocol):

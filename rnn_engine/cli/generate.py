@@ -77,7 +77,11 @@ def generate_command(
 
 
 def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None]:
-    """Return the model's path, and PROMPT if it is there; `has_prompt` if an option has it. Raises UsageError."""
+    """Divide a command's arguments `words` into the model's path and the prompt, which is None if it is missing.
+
+    With `has_prompt`, an option gives the prompt. Raises UsageError for too many arguments, or for a model that can't
+    be found.
+    """
     if len(words) > (1 if has_prompt else 2):
         allowed = "only MODEL beside --prompt or --tokens" if has_prompt else "MODEL and PROMPT; put PROMPT in quotes"
         raise click.UsageError(f"{len(words)} arguments; expected {allowed}")

@@ -161,7 +161,10 @@ class RemoteRequest:
         member.spawn(member.links.hold(member.name, member.front, self._key, held))
 
     async def _run(self) -> None:
-        """Have the replica run the request to its end. Events come in its stream; an error of the call ends it."""
+        """Have the replica run the request, and wait until it has ended. Its events arrive in the replica's stream.
+
+        If the call itself fails, the request ends with an error here.
+        """
         member = self._member
         try:
             await member.links.run(member.name, member.front, self._key, self._call)
@@ -267,7 +270,10 @@ class Members:
         return await self._ask(member.name, method, *args, **named)
 
     async def ask_all(self, method: Method[P, T], *args: P.args, **named: P.kwargs) -> dict[str, T]:
-        """Call a method of all engines; return results by replica, without lost ones. Raises the error of one."""
+        """Call a method of all engines; return the results by the replicas' names.
+
+        A replica that is lost or does not answer is left out, and logged. Raises the error of one that fails.
+        """
         self.refuse_if_unable()
         names = [member.name for member in self if not member.lost]
         asking = (self._ask(name, method, *args, **named) for name in names)

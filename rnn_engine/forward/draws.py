@@ -50,7 +50,10 @@ def _told_words(draw: TokenDraw) -> int:
 
 
 def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> NDArray[np.uint32]:
-    """Return a `struct Draw` of draw.wgsl for each row, zeros without a draw. Uploads what `penalties` lacks."""
+    """Encode the draws of `batch` as an array [R, words], with a `struct Draw` of draw.wgsl for each logit row.
+
+    Rows without a draw are zeros. `penalties` is updated: it uploads what the draws need before their first token.
+    """
     ends = np.cumsum([run.rows for run in batch])
     drawing = [run.draw is not None for run in batch]
     draws = [run.draw for run in batch if run.draw is not None]
@@ -135,7 +138,10 @@ class Following:
 
 
 class DeviceDraws:
-    """Uploads a step's draws, with stop tokens and biases that are new to their slots, and lists the copies back."""
+    """Uploads the inputs of a step's draws to the device, and lists the copies that bring the drawn tokens back.
+
+    A slot's stop tokens and biases are uploaded if they are others than those of its last draw.
+    """
 
     def __init__(self, buffers: StepBuffers, vocab_size: int, limits: StepLimits, memory: Memory) -> None:
         self._buffers = buffers

@@ -71,7 +71,10 @@ class OpenRuns:
                 self._steps[ticket][run.slot] = run
 
     def close(self, ticket: Ticket, batch: Batch, drawn: Sequence[Drawn]) -> None:
-        """After the oldest step in flight, set which side each slot reads. `drawn` is empty if the step failed."""
+        """After a step, correct which side of the token shifts each slot reads next, now that its draws are known.
+
+        The step is the oldest in flight. `drawn` has one item for each run of `batch`; it is empty if the step failed.
+        """
         own = self._steps.pop(ticket)
         for run, one in zip(batch, drawn, strict=False):
             if run.slot in own:

@@ -132,7 +132,10 @@ NO_MASK = DRAWN_LAST = 0xFFFFFFFF
 
 
 def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
-    """Encode `batch` as `struct Batch` of batch.wgsl. `shift_sides` has the side, 0 or 1, that each slot reads."""
+    """Encode `batch` as the 4-byte words of `struct Batch` of batch.wgsl, up to its last token.
+
+    `shift_sides` has for each slot the copy of the token shifts, 0 or 1, that the step reads.
+    """
     ids = given_ids(batch, vocab_size)
     slots = [run.slot for run in batch]
     lengths = np.array([len(run_ids) for run_ids in ids])

@@ -19,7 +19,11 @@ _MAX_DISPATCHES = 2048  # WebGPU promises query sets of 4096 times
 
 
 def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
-    """Return the median seconds of each dispatch, run in a pass of its own. Blocks. Raises DeviceError."""
+    """Run `plan` `repeats` times after a warm-up, and return the median seconds of each of its dispatches.
+
+    Each dispatch is a compute pass of its own here, so the times do not show dispatches that overlap within a step.
+    Blocks. Raises DeviceError if the device has no clock, or fails.
+    """
     if not device.has_timestamps:
         raise DeviceError(f"{device.info.name} can't time dispatches, since it has no timestamp queries")
     if len(plan.dispatches) > _MAX_DISPATCHES:

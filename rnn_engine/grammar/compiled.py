@@ -108,7 +108,11 @@ def check_start(grammar: CompiledGrammar, vocab_size: int) -> None:
 
 
 def start_after(grammar: CompiledGrammar, tokens: Sequence[int]) -> GuidanceMask | KbnfMask:
-    """Return the grammar's mask after `tokens`. Raises StepError if that can't be, ends the text or takes too long."""
+    """Return the grammar's token mask of a text that begins with `tokens`, advanced past them.
+
+    Raises StepError if the grammar allows no such beginning, if the text ends with it, or if following it takes too
+    long.
+    """
     mask, begun = grammar.start(), time.thread_time()
     for token in tokens:
         mask.next()

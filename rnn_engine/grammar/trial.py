@@ -122,7 +122,10 @@ class _Watch:
     """A context manager that kills a child process if it takes too long, while the block waits for its answer."""
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float, takes_too_much: Callable[[], bool]) -> None:
-        """Kill `process` after `seconds`, or when `takes_too_much`, which another thread calls, returns True."""
+        """Kill `process` after `seconds` by the clock, or when `takes_too_much` returns True.
+
+        `takes_too_much` is called at intervals, on another thread.
+        """
         self.is_over = False  # `takes_too_much` has returned True
         self.is_late = False  # `seconds` have passed
         self._process = process

@@ -300,7 +300,10 @@ def _load_onto_device(
 def place_model(
     model: ModelFile, settings: LoadSettings, size: RunnerSize, cache_folder: Path | None = None
 ) -> tuple[DeviceChoice, MemoryPlan]:
-    """Choose device ("auto" may be cpu), format and room for spare slots. Raises as `plan_memory` does."""
+    """Choose the device for `model`, its weight format there, and the memory for spare slots.
+
+    For the setting "auto", the device may be "cpu"; see `choose_device`. Raises as `plan_memory` does.
+    """
     if not cpu_has(settings.weights) and settings.device == "auto":
         choice = DeviceChoice("auto", f"numpy has no weights in {settings.weights}")
     else:
@@ -366,7 +369,10 @@ def assemble(
 
 
 def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:
-    """Lock this process's folders; yield "cache" or "states" after each. A read-only one is only logged."""
+    """Lock the folders that only this process may write to; yield each lock after its use, "cache" or "states".
+
+    A read-only folder of states is not locked; that is logged.
+    """
     if config.disk is not None:
         yield "cache", OwnedFolder(config.disk.folder, "cache folder", CACHE_LOCK)
     if states.folder is None:

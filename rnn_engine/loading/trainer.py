@@ -101,7 +101,10 @@ def load_trainer(
 def plan_trainer(
     model: ModelFile, device: str, size: TrainerSize, *, weights: str | None, device_memory: int | None = None
 ) -> str:
-    """Return the format with which a trainer fits on a GPU, for which it has a pass; see `load_trainer`."""
+    """Return the weight format with which a trainer of `model` fits on a GPU, without loading anything.
+
+    For the arguments and errors see `load_trainer`. The version must have a backward pass on devices.
+    """
     usual = usual_weights(model)
     weights = usual if weights is None else weights
     like = SizingDevice.like(device)

@@ -25,7 +25,10 @@ _BLOCK = re.compile(r"(?:\w+\.)?blocks\.([0-9]{1,6})\..*")
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor's name and dimensions, as letters, and what differs in ai00's `.st` files."""
+    """The description of one tensor of a model: its name, its dimensions as letters, and if it is required.
+
+    ai00's `.st` files have some tensors under another name, and some with their last two dimensions swapped.
+    """
 
     name: str
     dims: tuple[str, ...]
@@ -114,7 +117,10 @@ def _found_in_layer(layer: str, names: Iterable[str]) -> str:
 
 
 def check_none_missing(missing: Sequence[str], names: Collection[str], last_layer: str) -> None:
-    """Raise ModelError for `missing` tensors; it names those of `last_layer` if they seem to be stray ones."""
+    """Raise ModelError if a file with the tensors `names` lacks those in `missing`.
+
+    If it lacks most of `last_layer`, such as "blocks.2.", the message names the tensors from which that was counted.
+    """
     if not missing:
         return
     lacks = sum(last_layer in name for name in missing)

@@ -242,7 +242,11 @@ _LOCATE: Final[Mapping[Library, Callable[[Iterable[str], HfConfig], Iterable[tup
 def _locate(
     path: Path, source: TensorSource, config: HfConfig | None, find_layout: FindLayout
 ) -> tuple[dict[str, StoredTensor], Layout | None]:
-    """Return how a file of any format stores tensors, by BlinkDL's names, and the layout if their names show it."""
+    """Map BlinkDL's name of each tensor of a model to how its file, of any format, stores the tensor.
+
+    Returns the layout, too, if the names in the file show it. Raises ModelError if two stored tensors are the same
+    tensor of the model.
+    """
     if isinstance(source, GgufFile | GgufParts):
         return locate_llama_cpp(source.metadata, source.tensors), None
     if isinstance(source, GgmfFile):

@@ -327,7 +327,10 @@ async def run_states(
     initial_state: InitialState | None = None,
     wait_for_room: bool = False,
 ) -> AsyncGenerator[tuple[int, InputState], None]:
-    """Run lists of token ids in parallel; yield index and state as each ends. Raises InvalidRequestError at first."""
+    """Run `inputs`, lists of token ids, in parallel; yield each one's index and the state after it as soon as it ends.
+
+    Raises InvalidRequestError before anything runs. `wait_for_room` is as in `ParallelRequests`.
+    """
 
     def make() -> list[GenerateRequest]:
         calls = [GenerateRequest(each, initial_state=initial_state, max_tokens=0, keep_end=True) for each in inputs]

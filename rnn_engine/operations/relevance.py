@@ -108,7 +108,10 @@ def num_prompt_tokens(prompts: Sequence[RelevancePrompt]) -> int:
 async def score_relevance(
     engine: EngineLike, prompts: Sequence[RelevancePrompt], *, initial_state: InitialState | None = None
 ) -> tuple[Relevance, ...]:
-    """Return the relevance for `prompts`, made by `relevance_prompts`. Raises OverloadedError at first if full."""
+    """Return the relevance for each of `prompts`, which `relevance_prompts` made.
+
+    Raises OverloadedError if the queue is full, before anything runs.
+    """
     if method(engine) == "reranker":
         return await _read_states(engine, prompts, initial_state)
     # An answer begins with a space unless the template ends with white space.

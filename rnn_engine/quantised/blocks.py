@@ -185,7 +185,11 @@ _RANGE_SHARES: Final = (1.0, 0.9, 0.8)
 
 
 def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greatest: float, nearest: Nearest) -> Halves:
-    """Return scales [...] of least error, searched from `scales` times `shares`; `greatest` is the farthest code."""
+    """Return the scale [...] of each block of weights `blocks` [..., B] that gives the least squared error found.
+
+    The search starts from `scales` [...] times each of `shares`. With `scales`, the farthest weight of a block has the
+    code `greatest`, up to its sign.
+    """
     found = np.empty(scales.shape, np.float16)
     for chunk, part in chunks(blocks):
         before = scales.reshape(-1)[part].astype(np.float32)
@@ -194,7 +198,10 @@ def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greate
 
 
 def search_ranges(blocks: F32, scales: Halves) -> Halves:
-    """Return scale and offset [..., 2] of least error for codes from 0 to 15, searched from those of the range."""
+    """Return the scale and offset [..., 2] of each block of weights [..., B] that give the least squared error found.
+
+    The codes are 0 to 15. `scales` [..., 2] reach from the least weight of a block to its greatest.
+    """
     found = np.empty(scales.shape, np.float16)
     for chunk, part in chunks(blocks):
         before = scales.reshape(-1, 2)[part].astype(np.float32)

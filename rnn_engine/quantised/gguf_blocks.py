@@ -227,7 +227,10 @@ def _with_high(low: _Bytes, high: _Bytes) -> _Bytes:
 
 
 def _spread(packed: _Bytes, num_parts: int, bits: int, columns: int) -> _Bytes:
-    """Return the codes [..., parts * columns] of bytes that have the first `columns` in their lowest `bits`."""
+    """Return the codes [..., parts * columns] of which each byte of `packed` [..., bytes] has several.
+
+    `columns` bytes have the codes of the first `columns` weights in their lowest `bits` bits, then of the next ones.
+    """
     groups = packed.reshape(*packed.shape[:-1], -1, 1, columns)
     shifts = (np.arange(num_parts, dtype=np.uint8) * np.uint8(bits))[:, np.newaxis]
     return ((groups >> shifts) & np.uint8((1 << bits) - 1)).reshape(*packed.shape[:-1], -1)

@@ -98,7 +98,11 @@ class ChainStep(Protocol):
     """The protocol of a step of a sampling chain, such as top-k, which removes tokens or changes their logits."""
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:
-        """Return the tokens of `pool` that remain, at least one, or None if that depends on tokens not in it."""
+        """Apply the step to `pool`, the tokens kept so far, and return those that remain. There is at least one.
+
+        `uniforms` are the random numbers of the draw. Return None if the result depends on tokens that are not in the
+        pool.
+        """
 
 
 class Selection(ChainStep, Protocol):

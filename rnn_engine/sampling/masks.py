@@ -28,7 +28,10 @@ MOST_SECONDS_EACH: Final = 0.5  # of processor time that one mask may take
 
 
 class TokenMask(Protocol):
-    """Decides which tokens may come next in a text. `next` may run on another thread, but beside no method."""
+    """The protocol of an object that decides which tokens may come next in one text, such as a grammar.
+
+    `next` may be called on another thread than the other methods, but never two methods at a time.
+    """
 
     @property
     def ended(self) -> bool:

@@ -341,7 +341,10 @@ class SamplingParams:
             raise InvalidRequestError("sampler", self.sampler, "null with other steps", message)
 
     def resolved(self, tokenize: Callable[[str], Sequence[int]]) -> SamplingParams:
-        """Return a copy with tokens in place of texts. Raises InvalidRequestError for a bias, or a lone bad word."""
+        """Return a copy in which the texts of `logit_bias` and `bad_words` are replaced by their tokens.
+
+        Raises InvalidRequestError if a bias is out of range or `bad_words` is a single text.
+        """
         _refuse_one_text("bad_words", self.bad_words)
         if not self.bad_words and not any(isinstance(token, str) for token in self.logit_bias):
             return self

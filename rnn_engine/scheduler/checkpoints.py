@@ -85,7 +85,10 @@ class Waypoints:
         return None if self._window is None else self._window.cut
 
     def submit(self, end: int, *, is_point: bool) -> bool:
-        """Record a run's end; return True if it becomes a waypoint, which no point that is saved anyway does."""
+        """Record that the prompt was submitted up to position `end`; return True if its state there becomes a waypoint.
+
+        `is_point` says that the state is saved there anyway; it is no waypoint then.
+        """
         is_waypoint = not is_point and self._window is not None and self._window.earliest <= end
         if is_point or is_waypoint:
             self._kept = end
@@ -253,7 +256,10 @@ class CheckpointPlan:
             self.close()
 
     def claim(self, position: int, *, logits: bool) -> None:
-        """Plan to save the state at `position`, with `logits` or not, after all submitted runs, for one that waits."""
+        """Plan to save the state at `position`, after all submitted runs, for a prompt that waits for this one.
+
+        With `logits`, the logits there are saved too.
+        """
         assert self.submitted < position, f"a claim at {position} of what was submitted up to {self.submitted}"
         planned = self._points.get(position)
         kind = CheckpointKind.BRANCH if planned is None else planned.kind
@@ -288,7 +294,11 @@ class Wait:
 
 
 class SingleFlight:
-    """The plans of running prompts: others wait for common beginnings, holding nothing that needs a clean-up."""
+    """Keeps the plans of all running prompts, so that prompts with a common beginning run it only once.
+
+    A new prompt waits for a running one with the same beginning. Waiters hold no resources, so a cancelled one needs no
+    clean-up.
+    """
 
     def __init__(self, min_shared: int = MIN_SHARED) -> None:
         """Start without running prompts. A prompt waits for another only if that saves at least `min_shared` tokens."""

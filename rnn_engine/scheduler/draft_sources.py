@@ -50,7 +50,10 @@ class Experience:
             self._of_all.note(length, is_right=is_right)
 
     def chance(self, length: int) -> float:
-        """Return the chance of a token predicted by a match of `length`: the share so far, and what was expected."""
+        """Return the estimated probability that the token predicted by a match of `length` tokens is correct.
+
+        It is the share of correct predictions so far, blended with the expected share.
+        """
         which = _class_of(length)
         expected = self._of_all.chance(length) if self._of_all else length / (length + 2.0)
         return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)

@@ -76,7 +76,10 @@ class Drafter:
         self.is_off = False  # nothing will be drafted any more
 
     def look(self, generated: Sequence[int]) -> bool:
-        """Pass new tokens to the sources; return True if a draft can be proposed. Quiet texts have fewer looks."""
+        """Pass the tokens generated so far to the sources of predictions; return True if a draft can be proposed.
+
+        The longer nothing was predicted, the more tokens pass between two look-ups.
+        """
         num_generated = len(generated)
         if num_generated < self._next_look or self.is_off:
             return False

@@ -207,7 +207,10 @@ class _Mean:
 
 
 def _interpolate(means: Sequence[_Mean], tokens: int, below: float, seconds: float) -> float:
-    """Return the estimated seconds of `tokens`, between `below` in `seconds` and ascending `means`."""
+    """Return the estimated seconds of a step of `tokens`, between steps of `below` tokens in `seconds` and `means`.
+
+    `means` are ascending by tokens. A step greater than all of them takes as long as the greatest.
+    """
     for mean in means:
         if mean.tokens >= tokens:
             return seconds + (tokens - below) / (mean.tokens - below) * (mean.seconds - seconds)
@@ -266,7 +269,10 @@ class Meter:
         return now
 
     def left_prompt(self, arrived: float, started: float, request: GenerateRequest) -> Timing:
-        """Return a request's times, its prompt ending now; count the time to first token if it generates any."""
+        """Return the times at which a request arrived, started, and finished its prompt, which is now.
+
+        Also count the request's time to first token, if it generates any.
+        """
         now = self._clock()
         if request.max_tokens > 0:
             self.counters.first_token_seconds.add(now - arrived)

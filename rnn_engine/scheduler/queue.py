@@ -30,7 +30,10 @@ _FORMS = "eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a policy decides by: how many sequences can run, at most in a step, and how long that was delayed."""
+    """The data by which a batching policy decides: how many sequences can run, and how long that was delayed.
+
+    Also the most sequences that a step can run.
+    """
 
     sequences: int  # at least 1
     capacity: int  # the most that a step can run
@@ -353,7 +356,11 @@ class Queue:
         return list(self._lines)
 
     def add(self, queued: Queued, *, has_begun: bool = False) -> None:
-        """Add a request at its client's end, or if it `has_begun` before others, after the client's turn."""
+        """Add a request to its client's queued requests, at the end.
+
+        If `has_begun`, it comes before those of the client's requests that have not begun, and the client's turn is
+        over.
+        """
         client = self._clients[queued.key] = queued.request.client
         line = self._lines.get(client)
         if line is None:
@@ -383,7 +390,11 @@ class Queue:
         self._drop_empty(client)
 
     def ready(self, held: Mapping[Client, int] | None = None) -> Iterator[Queued]:
-        """Yield ready requests in order; some may be taken meanwhile. `held` counts each client's slots, if any."""
+        """Yield the requests that can start, each once, in the order in which they should get slots.
+
+        The caller may take requests, or make them wait, before it asks for the next. `held` are the slots that each
+        client holds; it is read before each request. None: no client holds any.
+        """
         held = Counter() if held is None else held
         orders = [(client, line, line.ready()) for client, line in self._lines.items()]
         while orders:

@@ -118,7 +118,11 @@ def _advance(live: SlotSequence, run: TokenRun, drawn: Drawn, rows: RunRows) -> 
 
 
 class Scheduler:
-    """Runs requests on the slots of a runner, all in every step, on one thread; `wait_seconds` says when."""
+    """Runs requests on the slots of a runner by continuous batching: all that hold a slot advance in every step.
+
+    Synchronous, and owned by one thread. It waits only for the runner and, for a short time, for masks. The caller asks
+    `wait_seconds` when to call `step`.
+    """
 
     def __init__(
         self,
@@ -240,7 +244,11 @@ class Scheduler:
         return [Delivery(key, error)]
 
     def expire(self, key: int, error: RnnEngineError) -> list[Delivery]:
-        """End a request at its time limit, with its text in a later step, or return the delivery of `error`."""
+        """End the request `key` at its time limit: with the text so far, or with `error` if there is none.
+
+        Return the delivery of the error as a list, or an empty list. The end with the text so far comes from a later
+        step.
+        """
         live = self._slots.live.get(key) or self._admission.suspended(key)
         if live is None:
             return self.withdraw(key, error)

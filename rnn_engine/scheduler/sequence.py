@@ -62,7 +62,10 @@ class SlotSequence(ABC):
     scores: PromptScores | None = None
 
     def __init__(self, key: int, request: GenerateRequest, slot: int, start: Start, context: Context) -> None:
-        """Prepare to run a request or a part of it in `slot`; `key` and the caller's `context` are the whole's."""
+        """Prepare to run `request`, or one part of it, in `slot`. `key` and `context` are the whole request's.
+
+        `context` is the caller's.
+        """
         self.key = key
         self.request = request
         self.slot = slot
@@ -434,7 +437,10 @@ class SamplingSequence(SlotSequence):
         return infos
 
     def _follow(self, row: RowSource, forced: Sequence[TokenInfo] = ()) -> list[Event]:
-        """Enter the phase after tokens, the last of them `forced`, were added; return the events to deliver now."""
+        """Enter the phase that follows after tokens were added to the answer; return the events to deliver now.
+
+        The last of the tokens are `forced`. If the text has ended, the events may include its end.
+        """
         events, ending = self.answer.events(), self.answer.ending
         if ending is None and not forced:
             return events

@@ -213,7 +213,10 @@ class Answer:
         return self._show((info,))
 
     def take_all(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
-        """Add tokens, of which only the last may end the text, with `logprobs` if any; return False if it does."""
+        """Add one or more tokens to the answer; return False if the last one ends the text. No other may end it.
+
+        `logprobs` are those of the tokens, if they were asked for. There must be no mask.
+        """
         self._generated.extend(tokens)
         infos = [self._infos[token] for token in tokens]
         if self._has_logprobs:

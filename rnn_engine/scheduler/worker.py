@@ -250,7 +250,10 @@ class Worker:
                 logger.exception("the call at the worker's end failed")
 
     def turn(self) -> None:
-        """Obey commands, run one step, and check the device after failures. Waits. Raises if it can't go on."""
+        """Run the commands that have arrived, run one step, and check the device if anything failed.
+
+        For the worker's thread. Waits for commands while no step is due. Raises if the worker can't go on.
+        """
         self._obey_and_step()
         if self._is_idle:
             self._is_idle = False
@@ -278,7 +281,11 @@ class Worker:
             self._deadline = None
 
     def _obey(self) -> None:
-        """Run the commands that have come by the time that a step is due, so that steps go on whatever comes."""
+        """Run the commands that have arrived. While no step is due, wait for more and run these, too.
+
+        Once a step is due, only the commands that have come by then are run before it, so that steps go on even if
+        commands keep coming.
+        """
         while not self._stopping:
             wait_seconds = self._scheduler.wait_seconds()
             if wait_seconds == 0.0:
@@ -377,7 +384,10 @@ class Worker:
             self._deadline = None
 
     def _note_progress(self) -> None:
-        """Obey commands and restart the time limit of loading. Raises EngineClosedError if the worker must stop."""
+        """Run the commands that came while a part of the model was loaded, and restart the time limit for loading.
+
+        Raises EngineClosedError if the worker must stop, so that nothing is loaded in vain.
+        """
         if self._deadline is not None:
             self._deadline = self._deadline._replace(begun=time.monotonic())
         self._obey_waiting()

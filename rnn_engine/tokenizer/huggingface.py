@@ -52,7 +52,10 @@ def piece_decoder(decoder: _Step | None) -> Callable[[str], bytes]:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Map the characters of byte-level BPE to bytes: printable Latin-1 to itself, those from U+0100 to the others."""
+    """Map each character with which byte-level BPE writes bytes to the byte that it stands for.
+
+    Printable Latin-1 characters stand for their own bytes, characters from U+0100 on for the other bytes.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

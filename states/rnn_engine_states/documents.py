@@ -96,7 +96,10 @@ class Document:
 
     @classmethod
     def parse(cls, value: object, place: str) -> Self:
-        """Return a client's text or object as a document, maybe with a random id. Raises InvalidRequestError."""
+        """Return the document that a client gives as a text, or as an object with `text` and maybe `id` and `metadata`.
+
+        Without an id it gets a random one. Raises InvalidRequestError, which names the document by `place`.
+        """
         match {"text": value} if isinstance(value, str) else value:
             case {"text": str(text), **rest} if rest.keys() <= {"id", "metadata"}:
                 document_id, metadata = rest.get("id"), rest.get("metadata")
@@ -297,7 +300,10 @@ class DocumentStore:
         return self._owned is not None
 
     def create(self, transaction: Transaction, owner: str, name: str, model: str, model_name: str) -> StoredCollection:
-        """Create an empty collection for a model's vectors. Raises InvalidRequestError for the name or another one."""
+        """Create an empty collection for vectors of the model with the fingerprint `model`, and return it.
+
+        Raises InvalidRequestError if the name is not valid or in use, or if the owner may have no more.
+        """
         check_name(name, "name")
         if _select(transaction, "owner = ? AND name = ?", owner, name):
             raise InvalidRequestError("name", name, "a name that is free; there is a collection of this name")

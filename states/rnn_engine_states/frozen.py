@@ -113,7 +113,10 @@ class TokenPath:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenState:
-    """A read-only state with a digest, from which sequences start, and whose arrays names and the cache share."""
+    """A read-only state from which sequences can start, identified by the digest of its values.
+
+    Named states, sequences and the cache share its arrays.
+    """
 
     digest: str  # of the values without the logits, which follow from them; equal for equal states
     state: State

@@ -48,7 +48,10 @@ class _Held:
 
 
 class Matrices:
-    """The vectors of collections searched last, within a bound. Thread-safe: only common new ones are waited for."""
+    """The vectors of the collections that were searched last, within a bound on their bytes. Thread-safe.
+
+    A search waits for another one only while both need the same new vectors.
+    """
 
     def __init__(self, database: Database, capacity: int = _CAPACITY) -> None:
         self._database = database

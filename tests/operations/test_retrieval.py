@@ -137,9 +137,7 @@ async def test_the_cache_keeps_the_states_of_documents() -> None:
 
 
 @pytest.mark.parametrize(("setting", "bound"), [("f16 states", 5e-4), ("int8 weights", 0.03)])
-async def test_rounded_states_and_weights_change_scores_little(
-    setting: str, bound: float
-) -> None:
+async def test_rounded_states_and_weights_change_scores_little(setting: str, bound: float) -> None:
     async with retrieving() as engine:
         exact = await log_odds(engine, PAIRS)
     if setting == "f16 states":

@@ -140,7 +140,10 @@ class Screen(ABC):
         """Show the error message `text`."""
 
     def show(self, answer: Callable[[Callable[[str], None]], bool]) -> None:
-        """Show the text that `answer` passes to its argument, and note if it returns False: it was ended early."""
+        """Show one answer part by part, and note if it was ended early.
+
+        `answer` is called with a function that shows text; it returns True if the answer came to its end.
+        """
         with self.answer() as show:
             finished = answer(show)
         if not finished:

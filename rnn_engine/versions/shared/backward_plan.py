@@ -33,7 +33,10 @@ _KEPT_EVERY: Final = 16  # as in kept_gradients.wgsl
 def norm_shift_backward(
     context: BackwardContext, builder: LayerBuilder, what: str, norm_shift: NormShift, x: Buffer, d_mixes: Buffer
 ) -> KernelStage:
-    """Return the stage that adds a norm's and its shift's gradient to `context.dx`, from its input and mixes."""
+    """Return the stage that adds the gradient through one of the layer's norms and its token shift to `context.dx`.
+
+    `x` is the input of the norm; `d_mixes` has the gradients of its mixes, in the layout of the mixes.
+    """
     constants = {**norm_shift.constants(context.forward, builder.vectors), "TRAINS_SHIFT": context.trains_shifts}
     buffers = {
         "x": x,
@@ -54,7 +57,10 @@ def matmul_backward(
     input_gradients: Buffer,
     inputs: Buffer | None = None,
 ) -> TransposedMatMul:
-    """Return the stage of the inputs' gradients; `inputs` is for those that an activation has made."""
+    """Return the stage that computes the gradients of the inputs of the stage `forward`.
+
+    `inputs`, which `forward` reads, are needed if an activation has made them; the gradients are those of its argument.
+    """
     return TransposedMatMul.of(
         forward,
         context.forward.memory,
@@ -249,7 +255,10 @@ class BonusLayersBackward:
         bonus: str,
         has_gate: bool,
     ) -> None:
-        """Allocate the buffers beside the time mix's activations; `bonus` is the vector's name of u [D]."""
+        """Allocate the buffers, for the activations `mixes` and `projected` of the time mix.
+
+        `bonus` is the name of u [D] in the layer's vectors.
+        """
         create = context.forward.memory.create_buffer
         self.projected = projected
         self.d_mixes = create("gradients of mixes", mixes.size)

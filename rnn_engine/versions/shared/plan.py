@@ -71,7 +71,10 @@ class LayerBuilder:
         *,
         keeps_mixes: bool = False,
     ) -> NormedMatMul:
-        """Return the stage of a norm and shift, and of the matmul of its mixes, of use to others if `keeps_mixes`."""
+        """Return the stage of one of the layer's norms with its token shift, and of the matmul that reads its mixes.
+
+        `mixes` is as in `norm_shift`. Other stages may read what this one writes there only if `keeps_mixes`.
+        """
         context = self.context
         norm = NormBefore(
             self.norm_shift(norm_what, norm_shift, mixes),
@@ -95,7 +98,11 @@ class LayerBuilder:
         return self.matmul("output", [matrix], mixed, self.context.buffers.x)
 
     def between_planes(self, name: str, source: int, target: int, activation: Activation = Activation.NONE) -> Matrix:
-        """Return a matrix of D columns, with its bias if any, from plane `source` of inputs to `target` of outputs."""
+        """Return the layer's weight matrix `name` [D, D], or fewer rows, for a matmul on planes of larger buffers.
+
+        It reads plane `source` of the inputs and writes plane `target` of the outputs. A bias of the matrix, if the
+        layer's vectors have one, is added.
+        """
         bias = self.vectors.starts.get(f"{name.removesuffix('weight')}bias")
         activation = activation if bias is None else Activation.BIASED
         places = (source * self.plane, self.width, target * self.plane, self.width)
@@ -215,7 +222,10 @@ def bonus_constants(builder: LayerBuilder, shape: HeadsShape, bonus: str, *, has
 
 @dataclass(frozen=True, slots=True)
 class GatedRecurrence:
-    """The stage of adapters' second halves and the recurrence, which of a single token may compute them itself."""
+    """The stage of the second halves of a layer's adapters, and of the recurrence that reads their outputs.
+
+    If the tuning says so, the recurrence of a single token computes them itself, in place of a dispatch before.
+    """
 
     gates: BoundMatMul
     recurrence: KernelStage
@@ -231,12 +241,18 @@ class GatedRecurrence:
 
 
 def can_compute_gates(context: BuildContext, gates: BoundMatMul) -> bool:
-    """Return True if `gates` are one part in one buffer: with two, compilers keep registers in memory."""
+    """Return True if the recurrence of a single token can compute `gates`, the second halves of adapters, itself.
+
+    That needs matrices in one part, in a format of one buffer: compilers keep registers in memory for two.
+    """
     return context.tuning.adapter_loads > 0 and len(gates.parts) == 1 and len(gates.parts[0][0].weights) == 1
 
 
 def adapter_constants(name: str, place: SegmentPlace | None, *, has_bias: bool) -> dict[str, Constant]:
-    """Return the constants of an adapter, 0 if there is none, for adapter_rows.wgsl; `place` is its second half's."""
+    """Return the constants of the adapter `name` for adapter_rows.wgsl. `place` is that of its second half.
+
+    They are 0 if the layer lacks the adapter.
+    """
     constants = {
         "START": place.weights_start if place else 0,
         "PANEL_BLOCKS": place.panel_blocks if place else 0,
@@ -257,7 +273,10 @@ def stage_with_adapters(
     buffers: Mapping[str, Buffer],
     includes: Mapping[str, Include],
 ) -> KernelStage:
-    """Return the stage of a single token that computes `gates` itself; see `can_compute_gates`, `head_stage`."""
+    """Return the stage of a wkv recurrence of a single token that computes `gates`, see `can_compute_gates`, itself.
+
+    The other arguments are those of `head_stage`.
+    """
     ((part, _),) = gates.parts
     tuning = builder.context.tuning
     turn = COLUMNS_AT_ONCE * tuning.adapter_loads

@@ -187,7 +187,10 @@ class Layer(LayerBuilder):
         )
 
     def _projections(self) -> list[Matrix]:
-        """Return the matrices of r, k and v, to planes [T, D], and the adapters' first halves, after these."""
+        """Return the layer's matrices for r, k and v, and the down-projections of its low-rank adapters.
+
+        Each of r, k and v is written to a plane [T, D] of its own, and the adapters' hidden vectors after these.
+        """
         planes = enumerate((("receptance", "x_r"), ("key", "x_k"), ("value", "x_v")))
         matrices = [
             self.between_planes(f"att.{name}.weight", _MIXES.index(mix), plane) for plane, (name, mix) in planes

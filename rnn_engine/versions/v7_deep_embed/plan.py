@@ -101,7 +101,11 @@ class _Layer(Layer):
         )
 
     def _key(self) -> list[Matrix]:
-        """Return the matrices of the key, the scale's inner vector and the embedding's part of each token's matrix."""
+        """Return the matrices that the channel mix of a layer with DeepEmbed multiplies first.
+
+        They compute the key, the inner vector of the scale, and the part of each token's matrix that depends on its
+        embedding.
+        """
         deep, width = self._deep, self.width
         inner, embedded = self.weights("ffn.s1", transposed=True), self.weights("ffn.s_emb_x.weight")  # [S, D], [E, D]
         return [

@@ -26,7 +26,10 @@ def run_layers(
 
 
 def channel_mix(ids: Array, embedded: Array, block: Block, x: Array, previous: Array) -> Array:
-    """Compute the channel mix, shift included, from ids [T], the first layer's input and x, previous [T, D]."""
+    """Compute the channel mix of RWKV-7 with DeepEmbed, token shift included.
+
+    ids: [T] token ids; embedded: [T, D] the first layer's input; x, previous: [T, D] -> [T, D].
+    """
     k = block.matmul(x + (previous - x) * block("ffn.x_k"), "ffn.key.weight")
     k = np.square(np.maximum(k, 0))
     matrix = block.rows("ffn.s_emb.weight", ids) + block.matmul(embedded, "ffn.s_emb_x.weight")  # [T, S * S]

@@ -44,7 +44,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class SummaryChanges:
-    """A summary's changes since a version, or all of it: checkpoints added and removed, as joined packed marks."""
+    """The changes of a cache's summary since an earlier version: checkpoints added and removed, or all checkpoints.
+
+    Each is given by its packed mark. Packed marks are joined without separators.
+    """
 
     version: int  # to pass to the next call of `changes`
     whole: bool  # `kept` has all marks
@@ -53,7 +56,11 @@ class SummaryChanges:
 
 
 class CacheSummary:
-    """A cache's marks for a fleet's router, and recent changes. For one thread, except `changes`."""
+    """A summary of a cache for a fleet's router: the checkpoints, each by hashes of its tokens, and recent changes.
+
+    The hashes and the length of a checkpoint are its mark. `keep` and `lose` are for one thread; `changes` may be
+    called on any thread.
+    """
 
     def __init__(self, most_marks: int = MOST_MARKS, most_changes: int = MOST_CHANGES) -> None:
         self._most = most_marks
@@ -168,7 +175,11 @@ class SnapshotNode(PositionRecord):
 
 
 def snapshot(checkpoints: Iterable[Checkpoint], limit: int = 1000, head_tokens: int = 32) -> tuple[SnapshotNode, ...]:
-    """Return the `limit` positions with the most hits, of equal ones the longest, by root and length. Owner only."""
+    """Return the `limit` positions of a cache that have the most hits, ordered by root and length.
+
+    Of positions with equally many hits, the longer ones are returned. Each has its first `head_tokens` tokens. For the
+    thread that owns the cache.
+    """
     ranked = sorted(checkpoints, key=lambda checkpoint: (-checkpoint.hits, -checkpoint.length))
     shown = sorted(ranked[:limit], key=lambda checkpoint: (checkpoint.root, checkpoint.length))
     index = {checkpoint: number for number, checkpoint in enumerate(shown)}

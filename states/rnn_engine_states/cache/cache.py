@@ -56,7 +56,10 @@ _LIGHTEST_FIRST = list(MissReason)
 
 
 class StateCache:
-    """One model's states by token prefix. For the thread that owns the device, except where methods say so."""
+    """The cache of one model's states, which stores and finds checkpoints by token prefix.
+
+    For the thread that owns the device, except methods that say otherwise.
+    """
 
     def __init__(
         self,
@@ -65,7 +68,11 @@ class StateCache:
         config: CacheConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Store states in `tiers`, quickest first, made by `upkeep`, with what earlier processes left there."""
+        """Make a cache that stores states in `tiers`, which are ordered from the quickest to the slowest.
+
+        `upkeep` makes the tiers. `live` reads and writes the slots' states. Adds the checkpoints that earlier
+        processes left in slow tiers.
+        """
         self._positions = Positions(config.max_mark_tokens, clock)
         self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
         self._tiers = TieredStore(live, tiers, self._stats, self._positions.become_ghost, config, clock)
@@ -79,7 +86,11 @@ class StateCache:
     def inquire(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
     ) -> Inquiry | None:
-        """Ask the shared store for a longer checkpoint, for `learn`; None if it can't pay. See `prefetch`."""
+        """Start to ask the shared store if it has a longer checkpoint of a prompt than this cache has.
+
+        Returns None if there is no shared store, or if a checkpoint in it would save too little. See `prefetch` for
+        `on_done`. Pass the inquiry to `learn` when it is done.
+        """
         tier = self._shared
         if tier is None:
             return None
@@ -90,7 +101,10 @@ class StateCache:
         return tier.inquire(root, pack(tokens), shortest, longest, on_done)
 
     def learn(self, inquiry: Inquiry) -> None:
-        """Add the checkpoint that a finished inquiry found, once, so that `prefetch` finds it."""
+        """Add the checkpoint that a finished query to the shared store found to the cache, so that `prefetch` finds it.
+
+        Does nothing for an inquiry that was passed before.
+        """
         answer = inquiry.take()
         if answer is None or self._shared is None:
             return
@@ -171,7 +185,11 @@ class StateCache:
         return unpack(self._positions.continuation(root, pack(tokens), count))
 
     def restore(self, match: Match, slot: int) -> None:
-        """Load a match into `slot`, and release it. Raises StateError if it was lost, ValueError without one."""
+        """Load the state that a look-up found into `slot`, and release the match.
+
+        Copies the state to the quickest tier that accepts it. Raises StateError if the state was lost meanwhile, and
+        ValueError for a miss or a released match.
+        """
         if match.checkpoint is None or not match.locked:
             raise ValueError(f"nothing to restore: {match}")
         try:

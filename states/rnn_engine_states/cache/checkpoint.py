@@ -38,7 +38,10 @@ class MissReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """The record of one position on a path, compared by identity: its kind, use, and the sizes of its copies."""
+    """The record of one position on a token path: its kind, when it was used, and the sizes of its copies in the tiers.
+
+    Compared by identity: a position has one record, whatever happens to its copies.
+    """
 
     root: str
     kind: CheckpointKind

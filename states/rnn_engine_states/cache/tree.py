@@ -81,7 +81,10 @@ class Place(Generic[V]):
 
 
 class TokenTree(Generic[V]):
-    """A trie from packed tokens to values, in blocks. A path is known only while it leads to a value."""
+    """A map from token sequences, packed as bytes, to values. It is a trie in which each step is a block of tokens.
+
+    A path is known while it leads to a value: removing a value also forgets the path that only it used.
+    """
 
     def __init__(self, block_tokens: int = 512) -> None:
         self._block = block_tokens * TOKEN_BYTES

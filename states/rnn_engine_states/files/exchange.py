@@ -105,7 +105,11 @@ class OwnedFolder:
     """A folder that this process has locked against others. `release` or garbage collection unlocks it."""
 
     def __init__(self, path: Path, what: str, lock_name: str) -> None:
-        """Lock and create a folder, `what` in messages, by the file `lock_name`. Raises StateError if that fails."""
+        """Lock the folder at `path` against other processes, and create it if it is missing.
+
+        Error messages call it `what`. Raises StateError if the folder can't be used or another process has locked it.
+        `lock_name` is the lock file in it.
+        """
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -162,7 +166,10 @@ class StateFiles:
         self.any_model = any_model
 
     def read(self, path: Path, layout: Layout | None = None, *, any_model: bool = False) -> LoadedState:
-        """Read a state file of any format, in a tuned state's `layout`. Raises StateError if it does not fit."""
+        """Read a state file in any supported format. Raises StateError if it is damaged or does not fit the model.
+
+        `layout` overrides the layout of a tuned state's matrices. With `any_model`, the file may name another model.
+        """
         if any_model or self.any_model:
             return read_state(path, self.shape, None, layout)
         return read_state(path, self.shape, self.model, layout, self.base)

@@ -136,7 +136,11 @@ class SavedState:
 def full_state_file(
     saved: SavedState, model_version: str, *, checksums: bool = True
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return a full-state file's tensors and metadata, of the same size but unread without `checksums`."""
+    """Return the tensors and the metadata of the full-state file of `saved`.
+
+    `model_version` is the RWKV version, such as "v7". Without `checksums`, the metadata has as many bytes, and the
+    arrays' values are not read.
+    """
     tensors: dict[str, NDArray[Any]] = {}
     if saved.tokens is not None:
         # the tokens come first in the file, so that `read_summary` reads only its beginning
@@ -163,14 +167,21 @@ def full_state_file(
 
 
 def read_summary(path: Path, model: str | None) -> Summary:
-    """Read a full-state file without arrays. Raises StateError if it is damaged, or of another `model`, if given."""
+    """Read the metadata and the tokens of a full-state file, but not the arrays of its state and logits.
+
+    Raises StateError if the file is of another format, or if the part that is read is damaged. Unless `model` is None,
+    also raises StateError if the file's model has another fingerprint.
+    """
     with opened(path) as data:
         file = read_safetensors(data)
         return _summary(file, _checked_metadata(file, path), path, model)
 
 
 def read_full_state(path: Path, shape: ModelShape, model: str | None) -> SavedState:
-    """Read a full-state file. Raises StateError if it is damaged, does not fit, or is of another `model`, if given."""
+    """Read a whole full-state file. Raises StateError if it is damaged or does not fit the model.
+
+    Unless `model` is None, also raises StateError if the file's model has another fingerprint.
+    """
     with opened(path) as data:
         return full_state_of(read_safetensors(data), path, shape, model)
 
@@ -235,7 +246,11 @@ def _summary(file: SafetensorsFile, metadata: Mapping[str, str], path: Path, mod
 
 
 def check_model(name: str, found: str | None, expected: str | None) -> None:
-    """Raise StateError if a file, called `name`, was made for another model; None is any, or unknown."""
+    """Raise StateError if a file says that its state was made for another model than the `expected` one.
+
+    `found` is None if the file names no model, and `expected` is None if any is accepted. The error calls the file
+    `name`.
+    """
     if found is not None and expected is not None and found != expected:
         raise StateError(
             f"{name}: the state belongs to model {show(found)}; the loaded model is {expected}. If you know that they "

@@ -73,7 +73,11 @@ class Retention:
 
 
 def check_changeable(entry: NamedState, field: str) -> None:
-    """Raise InvalidRequestError for a state that the operator loads at every start, which would undo a change."""
+    """Raise InvalidRequestError, which names `field`, if a named state is read-only.
+
+    States that the operator loads at every start are read-only for everybody, because the next start would undo a
+    change.
+    """
     if entry.read_only:
         raise InvalidRequestError(
             field,

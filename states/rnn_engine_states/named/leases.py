@@ -133,7 +133,10 @@ class Leases:
         self._soonest = math.inf  # seconds by `clock`: no lease expires before
 
     def renew(self, owner: str, ttl: float | None = None) -> Lease:
-        """Restart or create an owner's lease, and return it; `ttl` None is the lease's own, at first `DEFAULT_TTL`."""
+        """Restart the time to live of the owner's lease, or create a lease if there is none. Return the lease.
+
+        `ttl` replaces the lease's time to live; None leaves it unchanged, or is `DEFAULT_TTL` for a new lease.
+        """
         now = self._clock()
         lease = self._by_owner.get(owner)
         if lease is None:

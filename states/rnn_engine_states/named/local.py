@@ -197,7 +197,11 @@ class LocalTable:
             return table.usage(self._failed_writes)
 
     def _write(self, changes: Sequence[Change], default: str | None) -> None:
-        """Write the files of changed states. If that fails, undo what is not changed again, and raise."""
+        """Write or delete the files of states that were changed in the table.
+
+        If that fails, undo the change, unless one of the states was changed meanwhile, and raise the error. `default`
+        was the default state before the change.
+        """
         try:
             for change in changes:
                 self._sync(change.id)

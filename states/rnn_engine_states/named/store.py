@@ -33,7 +33,10 @@ class TableAccess(Protocol):
         """The locks of states that this engine changes by running the model, by id."""
 
     async def ask(self, question: Callable[[NamedStateTable], T], first: str = "") -> T:
-        """Return what `question` returns. If the operator has a state `first`, the table may have only such."""
+        """Return what `question` returns for the table. It changes nothing.
+
+        If the operator's own states include one that is called `first` or has this id, the table may have no others.
+        """
 
     async def use(self, require: Callable[[NamedStateTable], NamedState], first: str) -> NamedState:
         """Return the state of `require` with its arrays, and renew its lease. Raises NotFoundError if they are lost."""
@@ -55,7 +58,10 @@ class TableAccess(Protocol):
 
 
 class Viewer:
-    """Who uses named states: this one may do all. A subclass translates its client's names to full ones."""
+    """Who uses the named states, and what they may see and change. This one may do all, and says full names.
+
+    A subclass translates between the names that its client says and the full names of the table.
+    """
 
     home: str = ""  # the namespace in which names are looked up first
     listed: str | None = None  # the namespace whose states and leases are listed, with the shared states; None = all

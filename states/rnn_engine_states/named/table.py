@@ -112,7 +112,10 @@ _MOST_TOMBSTONES = 1024  # names of deleted states that are remembered, with the
 
 
 class NamedStateTable:
-    """The named states in memory by full names, with leases, quotas, deleted names and changes. Not thread-safe."""
+    """The table of named states in memory, with their leases and quotas and the names that were deleted last.
+
+    Names are full names. Every method that changes states or leases also records that. Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -296,7 +299,10 @@ class NamedStateTable:
         source: str,
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        """Return a new state of id `key`, if free, or else computed from name and values, outside of the table."""
+        """Return a new named state without adding it to the table. Its id is `key`, or random if `key` is in use.
+
+        Without `key`, the id is computed from the name and the values, so that it is the same at every start.
+        """
         key = key or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}\n{frozen.digest}")
         if self.of_id(key) is not None or self.named(str(key)) is not None:
             key = uuid.uuid4()
@@ -365,7 +371,10 @@ class NamedStateTable:
         self.leases.touched.clear()
 
     def undo(self, changes: Sequence[Change], default: str | None, reason: str) -> None:
-        """Undo `changes` and the default, unless a state was changed since; `reason` is for names removed again."""
+        """Undo `changes` if none of their states has been changed since. `default` was the default state before them.
+
+        Errors for the name of a state that is removed again show `reason`.
+        """
         if any(self.of_id(change.id) != change.after for change in changes):
             return
         if any(change.before is not None and self._is_taken(change.before) for change in changes):
@@ -389,7 +398,10 @@ class NamedStateTable:
             )
 
     def _renew(self, retention: Retention, name: str) -> str | None:
-        """Renew or create the lease of `retention` for `name`; return its owner, None for a persistent state."""
+        """Renew the owner's lease that keeps a state called `name`, or create it if there is none.
+
+        `retention` has the owner. Return the lease's owner, or None for a persistent state, which has no lease.
+        """
         owner = retention.owner_of(name)
         if owner is not None:
             self.leases.renew(owner, retention.ttl)
@@ -412,7 +424,10 @@ class NamedStateTable:
             )
 
     def _check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
-        """Raise OverloadedError without room for bytes and names, after leases that would end for `owner`."""
+        """Raise OverloadedError if the table has no room for `num_names` more names and `num_bytes` more bytes.
+
+        Counts the bytes of leases that would end to make room for a state of `owner`.
+        """
         self._check_names(num_names)
         self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
@@ -424,7 +439,11 @@ class NamedStateTable:
     def _find_victims(
         self, owner: str | None, num_bytes: int, growth: Callable[[list[FrozenState]], int]
     ) -> list[Lease]:
-        """Return newer leases to end, newest first, until `growth` fits. Raises OverloadedError if it never does."""
+        """Return the leases to end, newest first, so that `owner` can get `num_bytes` more bytes of states.
+
+        `growth` returns by how many bytes the table would grow if the states in its argument were removed. Raises
+        OverloadedError if ending all newer leases would not free enough.
+        """
         used = self._counts.num_bytes
         victims: list[Lease] = []
         going: list[FrozenState] = []

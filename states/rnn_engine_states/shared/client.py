@@ -61,7 +61,10 @@ class CircuitBreaker:
         return until is not None and self._clock() < until
 
     def allow(self) -> bool:
-        """Return True if an operation, which must note its outcome, may start: after each pause, only one."""
+        """Return True if an operation may start now. While the circuit is open, allow one operation after each pause.
+
+        The caller must then call `note_success` or `note_failure`.
+        """
         if self.refuses:
             return False
         if self._open_until is not None:
@@ -168,7 +171,10 @@ class StoreClient:
         self._counters.written_bytes += written
 
     def note_unreadable(self, what: str, reason: object) -> None:
-        """Count and log `what` can't be parsed, for a `reason`, and so counts as missing. For any thread."""
+        """Count and log a value of the store that can't be parsed and is treated as missing. For any thread.
+
+        `what` describes the value, and `reason` the error.
+        """
         with self._counting_unreadable:
             self._counters.unreadable += 1
         _log.warning(

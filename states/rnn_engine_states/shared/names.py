@@ -130,7 +130,10 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class NamesRead:
-    """The changes since a revision, or all states as one change, of which texts and keys are unchecked."""
+    """The result of reading the named states in a shared store: the changes since a known revision, or all states.
+
+    All states are a single change. Texts and keys in the result have not been checked.
+    """
 
     revision: Revision
     last_version: int
@@ -185,7 +188,10 @@ class SharedNames:
         return NamesRead(revision, int(version), bool(complete), changes, when)
 
     async def change(self, known: Revision, pending: Pending) -> tuple[Commit, Revision]:
-        """Apply changes if the names are as `known`; return outcome and new revision. Needed arrays are kept."""
+        """Apply changes to the named states if these still have the revision `known`.
+
+        Return the outcome and the new revision. Arrays that are needed must be in the store, and no longer expire.
+        """
         follows = Revision(secrets.token_hex(8).encode(), known.number + 1, known.read_at)
         keys = [*self._keys, *(_value_key(self._model, value) for value in (*pending.needed, *pending.unneeded))]
         change, num_needed = pending.change.encode(), len(pending.needed)

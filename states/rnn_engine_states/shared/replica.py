@@ -159,7 +159,10 @@ class StoreReplica:
         self.table.last_version = max(self.table.last_version, entry.version)
 
     def _renew_lost_leases(self, used: Mapping[str, float]) -> None:
-        """Renew leases of owners with states for which the store lacks the lease or its last use in `used`."""
+        """Renew the leases that the store lacks, or whose last use it lacks, for owners with states in the copy.
+
+        `used` has the time of each lease's last use, by owner.
+        """
         table = self.table
         for owner in {entry.owner for entry in table.entries()}:
             if owner is not None and (owner not in used or table.leases.find(owner) is None):

@@ -156,7 +156,10 @@ class SharedTable:
         self._last_read = self._begun
 
     async def _commit(self) -> tuple[Commit, Sequence[ValueKey]]:
-        """Send local changes, if any; return the outcome, and the keys of the arrays that they need."""
+        """Send local changes of the named states to the store, if there are any.
+
+        Return the outcome, and the keys of the arrays that the changed states need.
+        """
         pending = self._replica.pending()
         if pending is None:
             return Commit.DONE, ()

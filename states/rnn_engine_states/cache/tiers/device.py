@@ -19,7 +19,11 @@ class _Slab:
 
 
 class DeviceTier(Tier):
-    """The tier in slabs of device memory, copied from and to slots by `save` and `load`; logits are bounded apart."""
+    """The cache's tier on the device. It copies states from and to live slots: it has `save` and `load`, not `put`.
+
+    It stores each copy in a slab, a preallocated place for one state. The queue counts the bytes of the copies; their
+    logits in host memory are bounded too.
+    """
 
     name = "device"
 

@@ -63,7 +63,10 @@ class Fetches:
     """The queued and running reads of checkpoints from slow tiers, started in the order of their requests."""
 
     def __init__(self, max_bytes: int, on_unlock: Callable[[Checkpoint], None]) -> None:
-        """Bound what is read ahead to `max_bytes`, or one read; call `on_unlock` after a checkpoint's last release."""
+        """Bound the copies that are read ahead to `max_bytes` in all. One read is always allowed, even if it has more.
+
+        `on_unlock` is called when the last fetch of a checkpoint has been released.
+        """
         self._max_bytes = max_bytes
         self._on_unlock = on_unlock
         self._reads: dict[Checkpoint, _Read] = {}

@@ -66,7 +66,11 @@ class SharedTier(SlowTier):
     def __init__(
         self, store: OpenStore, checkpoints: CheckpointStore, model: str, shape: ModelShape, max_record_bytes: int
     ) -> None:
-        """Store states in `store`; beyond `max_record_bytes` of records in memory, others are evicted first."""
+        """Store copies of states by `checkpoints` in `store`.
+
+        When this tier's records in host memory take `max_record_bytes`, a new copy is recorded only after others have
+        been evicted.
+        """
         config = store.config
         super().__init__(config, model, shape, capacity=store.capacity or _UNBOUNDED, patience=config.timeout)
         self.min_tokens = config.min_tokens

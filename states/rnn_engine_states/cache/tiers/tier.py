@@ -194,7 +194,10 @@ class Tier(ABC):
         """Start to read the tier's copy of `checkpoint`. The copy may be dropped right after the call."""
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read a copy that is not in memory; it stays until the future, which may raise, is done."""
+        """Start to read a copy of a state from a slow tier. The future raises an exception if the copy is damaged.
+
+        Only for a copy that is not in memory. The copy stays until the future is done or cancelled.
+        """
         raise NotImplementedError
 
     @abstractmethod

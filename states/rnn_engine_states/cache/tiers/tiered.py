@@ -300,7 +300,10 @@ class TieredStore:
         return True
 
     def evict_copy(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        """Remove a copy from a tier, after copying it to a slower one unless this machine has another."""
+        """Remove a checkpoint's copy from a tier, after copying it to a slower tier.
+
+        It is not copied if a slower tier of this machine has a copy already.
+        """
         self._stats_of[tier.name].evictions += 1
         move = self._moves.get(checkpoint)
         arriving = move is not None and move.tier is tier
@@ -455,7 +458,10 @@ class Keeper:
             self.note(checkpoint)  # the writer is too far behind
 
     def _make_room_for(self, store: TieredStore, checkpoint: Checkpoint, size: int) -> bool:
-        """Evict lesser checkpoints, in a shared tier any, until `size` bytes are free; return False if that fails."""
+        """Evict checkpoints of less value than `checkpoint` from the slow tier, until it has `size` free bytes.
+
+        Return False if that fails. In a shared tier, any checkpoints may be evicted.
+        """
         queue = self._tier.queue
         if self._tier.shared:
             return store.make_room(self._tier, size)
