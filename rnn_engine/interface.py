@@ -52,6 +52,11 @@ class EngineInfo:
         return end_of_text(self.special_tokens)
 
     @property
+    def end_text(self) -> str | None:
+        """The text by which templates name the token that ends a text; None if it has none."""
+        return next((text for text, token in self.special_tokens.items() if token == self.end_of_text), None)
+
+    @property
     def device_bytes(self) -> int | None:
         return None if self.device_memory is None else self.device_memory.total
 

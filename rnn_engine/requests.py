@@ -24,8 +24,6 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 
 MAX_PRIORITY = 100
 
-BEGINNING = (0,)  # the token that ends a text in most vocabularies also begins one
-
 
 @dataclass(frozen=True, slots=True)
 class Client:

@@ -21,6 +21,7 @@ from rnn_engine.chat_template.tools import ToolFormat, to_json
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, Tag, tagged_text
 from rnn_engine.interface import EngineLike
+from rnn_engine.types import end_of_text
 from rnn_engine_states.frozen import FrozenState
 
 _MAX_CHARACTERS = 1 << 24
@@ -176,7 +177,7 @@ def make_answer(
     ends = [text.rfind(stop) + len(stop) for stop in (*prompt.stop, *prompt.stop_tokens) if stop in text]
     if ends:
         return _tokenize(engine, text[: max(ends)], special, cut)
-    return [*_tokenize(engine, text, special, cut), 0]
+    return [*_tokenize(engine, text, special, cut), end_of_text(special)]
 
 
 def prompt_after(engine: EngineLike, initial_state: FrozenState | None, conversation: Conversation) -> ChatPrompt:

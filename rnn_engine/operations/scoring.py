@@ -33,16 +33,16 @@ class Continuation:
 class ChoiceScore:
     """The score of one choice: the log-probability of this continuation after the context.
 
-    A calibrated score is reduced by the choice's log-probability after token 0 alone. A choice then stands out by what
+    A calibrated score is reduced by the choice's log-probability after an empty text. A choice then stands out by what
     the context adds to it, not because it is a likely text anyway.
     """
 
     given: Continuation  # the choice after the context
-    alone: Continuation | None = None  # the choice after token 0, if calibrated
+    alone: Continuation | None = None  # the choice after an empty text, if calibrated
 
     @property
     def total(self) -> float:
-        """The choice's log-probability after the context; if calibrated, minus that after token 0 alone."""
+        """The choice's log-probability after the context; if calibrated, minus that after an empty text."""
         return self.given.total - (0.0 if self.alone is None else self.alone.total)
 
     @property
@@ -57,7 +57,7 @@ class ChoiceScore:
 
     @property
     def perplexity(self) -> float:
-        """The perplexity after the context, exp(-mean), divided by that after token 0 if calibrated; maybe infinite."""
+        """The perplexity after the context, exp(-mean), divided by that after no text if calibrated; maybe infinite."""
         try:
             return math.exp(-self.mean)
         except OverflowError:
@@ -78,9 +78,9 @@ async def score_choices(
     step of another size, sums are added up in another order, which changes a token's log-probability by `MOST_ROUNDING`
     at most.
 
-    The context begins from `initial_state`. If `calibrate` is set, each choice is also scored after token 0 alone, from
-    the same state. An empty context is token 0, unless `initial_state` has logits to continue from. A choice's tokens
-    simply follow the context's. If the text of both would be tokenised differently as a whole, put the boundary
+    The context begins from `initial_state`. If `calibrate` is set, each choice is also scored after an empty text, from
+    the same state. An empty context is the end of a text, unless `initial_state` has logits to continue from. A
+    choice's tokens simply follow. If the text of both would be tokenised differently as a whole, put the boundary
     elsewhere, best before a space. Raises InvalidRequestError, or OverloadedError if the queue is full, before anything
     runs.
     """

@@ -15,7 +15,7 @@ from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.chat_prompt import make_answer, make_chat_prompt
 from rnn_engine.training.records import BadRecord, Chat, Text, parse_example, read_records
-from rnn_engine.types import Tokenizer
+from rnn_engine.types import Tokenizer, end_of_text
 
 BadLines: TypeAlias = Literal["error", "skip"]
 LongTexts: TypeAlias = Literal["error", "skip", "cut"]
@@ -26,7 +26,6 @@ _LEAST_HELD_OUT: Final = 8  # records then, since the loss of fewer says little
 _MOST_SHARE: Final = 0.2  # then, since few records are all needed for learning
 _MOST_HELD_OUT: Final = 256  # records that a share holds out, since each judgement runs them all
 _MOST_ADDED: Final = 1 << 16  # characters that a chat template writes around the messages
-END_OF_TEXT: Final = 0  # the token that ends a text in all vocabularies
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,7 @@ def _make_documents(
         case Text() as text:
             found: Iterable[TrainingDocument] = ()
             if text.completion.strip():
-                learnt = [*maker.tokenize(text.completion), END_OF_TEXT]
+                learnt = [*maker.tokenize(text.completion), end_of_text(maker.tokenizer.special_tokens)]
                 found = [_document(maker.tokenize(text.prompt), learnt)]
             elif text.prompt:
                 report.empty.add(place)

@@ -251,3 +251,15 @@ async def test_embeds_are_of_pieces(through: Through, tmp_path: Path) -> None:
 async def test_embeds_without_a_model_are_501(serve: Serve) -> None:
     error = await error_of(await (await serve(FakeEngine())).post("/api/oai/embeds", json={"input": "a"}), 501)
     assert "--embed-model" in error["message"]
+
+
+@pytest.mark.parametrize(("special", "first"), [({}, 0), ({"<|end|>": 5}, 5)])
+@pytest.mark.parametrize("sent", [{}, {"input": ""}, {"input": None}, {"input": [""]}])
+async def test_an_empty_input_is_the_token_that_ends_texts(
+    special: dict[str, int], first: int, sent: Body, serve: Serve
+) -> None:
+    engine = FakeEngine(special_tokens=special)
+    client = await serve(engine)
+    await post(client, STATES, StateList, sent)
+    await post(client, EMBEDDINGS, EmbeddingList, sent)
+    assert [list(request.prompt) for request in engine.requests] == [[first]] * 2

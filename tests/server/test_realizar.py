@@ -32,11 +32,12 @@ async def test_tokens_of_several_texts(serve: Serve) -> None:
 
 
 async def test_warming_up_runs_one_token(serve: Serve) -> None:
-    engine = FakeEngine()
-    answer = await post(await serve(engine), "/v1/gpu/warmup", WarmUp, {})
-    assert answer["memory_bytes"] is None
-    [request] = engine.requests
-    assert (list(request.prompt), request.max_tokens) == ([0], 0)
+    for special, first in ({}, 0), ({"<|end|>": 5}, 5):
+        engine = FakeEngine(special_tokens=special)
+        answer = await post(await serve(engine), "/v1/gpu/warmup", WarmUp, {})
+        assert answer["memory_bytes"] is None
+        [request] = engine.requests
+        assert (list(request.prompt), request.max_tokens) == ([first], 0)
 
 
 async def test_status_of_the_device(serve: Serve) -> None:

@@ -120,6 +120,8 @@ def test_plain_text_has_a_document_for_each_paragraph(tmp_path: Path) -> None:
 def test_a_text_ends_with_the_token_that_ends_a_text(tmp_path: Path) -> None:
     [document] = documents(tmp_path, [{"text": "Hi"}])
     assert document.tokens.tolist() == [ord("H") + 1, ord("i") + 1, 0]
+    [document] = documents(tmp_path, [{"text": "Hi"}], QWEN)  # in whose vocabulary 0 is plain text
+    assert document.tokens.tolist() == [ord("H") + 1, ord("i") + 1, 300]
 
 
 def test_answers_of_weight_0_are_not_learnt(tmp_path: Path) -> None:

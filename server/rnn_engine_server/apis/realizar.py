@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
-from rnn_engine.requests import BEGINNING, GenerateRequest
+from rnn_engine.requests import GenerateRequest
 from rnn_engine_server.apis.common.answering import ChoiceOutcome, Ended, answer_whole
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.openai.completions import prepare_completions
@@ -182,7 +182,7 @@ async def warm_up(call: Call) -> WarmUp:
     """Run one token, so that the next request does not wait for preparations."""
     """Run one token through the model without sampling, and report the model and the device that ran it."""
     engine = engine_of(call)
-    async with aclosing(engine.generate(GenerateRequest(BEGINNING, max_tokens=0))) as events:
+    async with aclosing(engine.generate(GenerateRequest((engine.info.end_of_text,), max_tokens=0))) as events:
         async for _ in events:
             pass
     info = engine.info

@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from rnn_engine.interface import EngineLike
 from rnn_engine.operations.embedding import Layers, run_states
 from rnn_engine.operations.onnx_embedder import Embedder
 from rnn_engine.operations.parallel import Cost
-from rnn_engine.requests import BEGINNING
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import PROMPT_FORMS, AnyPrompt, check_prompts, parse_joined
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
@@ -41,15 +41,10 @@ from rnn_engine_server.core.workers import work
 from rnn_engine_server.models.registry import EMBEDDER
 from rnn_engine_states.files.prefab import prefab_dims, rows_from_state
 
-
-def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
-    return tuple(BEGINNING if prompt == "" else prompt for prompt in parse_joined(value))
-
-
-_Inputs: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(_parse_inputs, *PROMPT_FORMS, NULL)]
+_Inputs: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(parse_joined, *PROMPT_FORMS, NULL)]
 _INPUT = (
     "A text or token ids. The texts of a list are joined to one; a list of lists of token ids has an entry for "
-    "each. An empty input stands for token 0."
+    "each. An empty input stands for the token that ends a text."
 )
 
 
@@ -58,7 +53,7 @@ class StatesRequest(ModelBody):
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
-    input: _Inputs = Field(default=(BEGINNING,), description=_INPUT)
+    input: _Inputs = Field(default=("",), description=_INPUT)
     encoding_format: Encoding = Field(
         default="float", description="Numbers, or their bytes (f32, little-endian) as base64."
     )
@@ -82,7 +77,7 @@ class Ai00EmbeddingsRequest(EmbeddingsRequest):
     aliases: ClassVar = {"embed_layer": "layer"}
     keeps_null: ClassVar = frozenset({"layer"})
 
-    input: _Inputs = Field(default=(BEGINNING,), description=_INPUT)
+    input: _Inputs = Field(default=("",), description=_INPUT)
     layer: Annotated[
         Layers | None,
         Parsed(_parse_layer, *LAYER_FORMS, NULL),
@@ -180,7 +175,12 @@ async def embeddings(call: Call, body: Ai00EmbeddingsRequest) -> Stream:
     """A row of the states after texts or tokens, as ai00 returned it: by default the token shift of a layer."""
     if body.layer is None:
         return await _answer_whole(call, body, {"object": "embedding"}, "embedding")
-    return await answer_vectors(call, body)
+    begun = _begun(engine_of(call, body.cache_salt), body.input)
+    return await answer_vectors(call, body.model_copy(update={"input": begun}))
+
+
+def _begun(engine: EngineLike, inputs: Sequence[AnyPrompt]) -> tuple[AnyPrompt, ...]:
+    return tuple((engine.info.end_of_text,) if prompt == "" else prompt for prompt in inputs)
 
 
 async def _answer_whole(
@@ -192,7 +192,8 @@ async def _answer_whole(
     """
     engine = engine_of(call, body.cache_salt)
     shape = engine.info.shape
-    inputs = await tokens_of_inputs(call, engine, "input", body.input, math.prod(prefab_dims(shape)))
+    begun = _begun(engine, body.input)
+    inputs = await tokens_of_inputs(call, engine, "input", begun, math.prod(prefab_dims(shape)))
     initial_state = (await resolve_state(engine, body.state)).initial_state
     entries: dict[int, VectorEntry] = {}
     costs: list[Cost] = []

@@ -58,7 +58,8 @@ class ChoosesRequest(ModelBody):
     ignored: ClassVar = frozenset({"metadata", "user"})
 
     input: Annotated[Prompt, Parsed(_parse_context, STRING, STRINGS, INTEGERS, NULL)] = Field(
-        default="", description="The text that the choices follow. Empty: token 0, or the end of the text in `state`."
+        default="",
+        description="The text that the choices follow. Empty: the end of a text, or of that in `state`.",
     )
     choices: Annotated[list[_Choice], FailFast()] = Field(
         min_length=1,
@@ -66,7 +67,7 @@ class ChoosesRequest(ModelBody):
     )
     calibrate: bool = Field(
         default=False,
-        description="Subtract from each figure the one that the choice has after only `state` and token 0.",
+        description="Subtract from each figure the one that the choice has after only `state` and the end of a text.",
     )
 
     def check(self, limits: Limits) -> None:

@@ -384,7 +384,7 @@ async def props(call: Call) -> Props:
         "build_info": f"rnn-engine {version('rnn-engine')}",
         "modalities": {"vision": False, "audio": False},
         "bos_token": "",
-        "eos_token": engine.detokenize([0]).decode(errors="replace"),
+        "eos_token": info.end_text or "",
         "is_sleeping": False,
         "total_slots": info.num_slots,
         "chat_template": info.chat_template.as_jinja,

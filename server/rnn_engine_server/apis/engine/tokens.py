@@ -132,14 +132,13 @@ async def detokenize(call: Call, body: DetokenizeRequest) -> Long[Text]:
 async def tokenizer_info(call: Call) -> TokenizerInfo:
     """What lm-eval needs to know of a tokenizer, in vLLM's form."""
     info = engine_of(call).info
-    end = next((text for text, token in info.special_tokens.items() if token == info.end_of_text), None)
     return {
         "tokenizer_class": info.tokenizer,
         "vocab_size": info.shape.vocab_size,
         "chat_template": info.chat_template.as_jinja,
         "bos_token": None,
-        "eos_token": end,
-        "pad_token": end,
+        "eos_token": info.end_text,
+        "pad_token": info.end_text,
     }
 
 
