@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -150,10 +148,10 @@ def open_parts(
         if isinstance(tokenizer, NoTokenizer) and settings.tokenizer == "auto":
             _log.warning("%s has no tokenizer, so it takes token ids and no text: %s", path.name, tokenizer.reason)
         heads = TaskHeads(model) if isinstance(model.shape, ShapeV7Embedding) else None
-        with _identifying(model, progress) as identify:
-            loaded = _load_onto_device(model, path, settings, num_slots=num_slots, config=config, progress=progress)
-            undo.callback(loaded.close)
-            fingerprint = identify()
+        model.start_identifying()
+        loaded = _load_onto_device(model, path, settings, num_slots=num_slots, config=config, progress=progress)
+        undo.callback(loaded.close)
+        fingerprint = model.identify(lambda done, total: progress("reading the weights", done, total))
         own_states = open_states(model, states)
         first_slab = num_slots + len(loaded.drafts.spare_slots)
         kept = _open_cache(loaded.runner, first_slab, f"{fingerprint} {loaded.weights}", config, store)
@@ -195,29 +193,6 @@ def open_parts(
         heads=heads,
         reranker=loaded.reranker,
     )
-
-
-@contextmanager
-def _identifying(model: ModelFile, progress: Progress) -> Iterator[Callable[[], str]]:
-    """Fingerprint a model on a thread while it is loaded; yield a function that waits, calling `progress`."""
-    is_awaited, is_over = threading.Event(), threading.Event()
-
-    def report(done: int, total: int) -> None:
-        if is_over.is_set():
-            raise RuntimeError("loading has ended")
-        if is_awaited.is_set():
-            progress("reading the weights", done, total)
-
-    def wait() -> str:
-        is_awaited.set()
-        return found.result()
-
-    with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(model.identify, report)
-        try:
-            yield wait
-        finally:
-            is_over.set()
 
 
 @dataclass(frozen=True, slots=True)

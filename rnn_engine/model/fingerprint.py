@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -28,6 +29,7 @@ from rnn_engine.types import Model
 
 _CHUNK_BYTES: Final = 4 << 20
 _LEAST_PIECES: Final = 8  # of a matrix, so that the few that are read ahead are less than all of it
+_MOST_WAITING: Final = 64  # pieces of a tensor whose rows before were not read
 _SHOWN_DIGITS: Final = 32  # of the digest's 64
 
 
@@ -40,14 +42,31 @@ def ignore_parts(_done: int, _total: int) -> None:
 
 
 def fingerprint(
-    version: str, names: Iterable[str], read: Callable[[str], Matrix], progress: CountParts = ignore_parts
+    version: str,
+    names: Iterable[str],
+    read: Callable[[str], Matrix],
+    progress: CountParts = ignore_parts,
+    *,
+    known: Mapping[str, TensorDigest] | None = None,
 ) -> str:
-    """Return a digest of a version and its tensors, which `read` returns one at a time, as 32 hexadecimal digits."""
+    """Return the fingerprint of a model, a digest of its RWKV `version` and its tensors, as 32 hexadecimal digits.
+
+    Calls `read` for each of `names` whose digest in `known` lacks rows, and `progress` with the number of tensors that
+    are done and that of all. Blocks until all tensors are read; holds one at a time, or some rows of it.
+    """
     digest = hashlib.sha256(version.encode())
     ordered = sorted(names)
     for done, name in enumerate(ordered):
         progress(done, len(ordered))
-        digest.update(_describe(name, read(name)))
+        found = (known or {}).get(name)
+        if found is None or not found.is_whole:
+            tensor = read(name)
+            found = TensorDigest(tensor.shape)
+            first = 0
+            for piece in _pieces(tensor):
+                found.add(first, piece)
+                first += piece.shape[0] if piece.shape else 1
+        digest.update(found.describe(name))
     return digest.hexdigest()[:_SHOWN_DIGITS]
 
 
@@ -56,18 +75,61 @@ def with_settings(weights: str, settings: str) -> str:
     return hashlib.sha256(f"{weights} {settings}".encode()).hexdigest()[:_SHOWN_DIGITS] if settings else weights
 
 
-def _describe(name: str, tensor: Matrix) -> bytes:
-    """Return the bytes that one tensor adds to a model's fingerprint: name, type, shape, and digests of its chunks."""
-    kind, chunks = "", (_Chunks(), _Chunks())  # two kinds of bytes where the tensor is in blocks
-    for piece in _pieces(tensor):
-        if isinstance(piece, Blocks):
-            kind = piece.format.name
-            chunks[0].add(piece.codes)
-            chunks[1].add(piece.figures)
-        else:
-            kind = piece.dtype.name
-            chunks[0].add(piece)
-    return f"\n{name} {kind} {tensor.shape} ".encode() + b"".join(part.finish() for part in chunks)
+class TensorDigest:
+    """The part of a fingerprint that one tensor of `shape` gives, of pieces that several threads read.
+
+    Pieces are hashed in the order of their rows, on the thread that has added the one that was missing. So whoever
+    loads a model needs to read it only once.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._kind = ""
+        self._chunks = (_Chunks(), _Chunks())  # two kinds of bytes where the tensor is in blocks
+        self._lock = threading.Lock()
+        self._next = 0  # row
+        self._is_busy = False
+        self._waiting: dict[int, NDArray[Any] | Blocks] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all rows were hashed."""
+        with self._lock:
+            return not self._is_busy and self._next >= (self._shape[0] if self._shape else 1)
+
+    def add(self, first: int, piece: NDArray[Any] | Blocks) -> None:
+        """Hash rows from `first` on, now or when those before have come. Ignores rows that came before.
+
+        Nothing may write to `piece` later.
+        """
+        with self._lock:
+            if first < self._next or len(self._waiting) >= _MOST_WAITING:
+                return
+            self._waiting[first] = piece
+            if self._is_busy:
+                return
+            self._is_busy = True
+        while (rows := self._take()) is not None:
+            if isinstance(rows, Blocks):
+                self._kind = rows.format.name
+                self._chunks[0].add(rows.codes)
+                self._chunks[1].add(rows.figures)
+            else:
+                self._kind = rows.dtype.name
+                self._chunks[0].add(rows)
+
+    def _take(self) -> NDArray[Any] | Blocks | None:
+        with self._lock:
+            rows = self._waiting.pop(self._next, None)
+            if rows is None:
+                self._is_busy = False
+            else:
+                self._next += rows.shape[0] if rows.shape else 1
+            return rows
+
+    def describe(self, name: str) -> bytes:
+        """Return the bytes that the tensor adds to a fingerprint: name, type, shape, and digests of its chunks."""
+        return f"\n{name} {self._kind} {self._shape} ".encode() + b"".join(part.finish() for part in self._chunks)
 
 
 def _pieces(tensor: Matrix) -> Iterator[NDArray[Any] | Blocks]:
@@ -121,25 +183,33 @@ _log = logging.getLogger(__name__)
 
 def recall(path: Path, stamp: FileStamp, compute: Callable[[], str]) -> str:
     """Return the fingerprint that an earlier run recorded of a large file with this `stamp`, or else compute it."""
-    if stamp.size < RECORDED_BYTES:
-        return compute()
-    resolved = str(path.resolve())
-    key = {"recipe": _RECIPE, "path": resolved, **asdict(stamp)}
-    record = cache_folder() / "fingerprints" / f"{short_digest(resolved)}.json"
-    kept = read_record(record) or {}
-    known = kept.pop("fingerprint", None)
-    if isinstance(known, str) and kept == key:
+    if (known := find_recorded(path, stamp)) is not None:
         return known
     settled = time.time_ns() - max(stamp.modified, stamp.status_changed) > _SETTLED_NANOSECONDS
     found = compute()
-    if settled:
-        _write(record, {**key, "fingerprint": found})
+    if settled and stamp.size >= RECORDED_BYTES:
+        _write(path, {**_key(path, stamp), "fingerprint": found})
     return found
 
 
-def _write(record: Path, content: dict[str, object]) -> None:
+def find_recorded(path: Path, stamp: FileStamp) -> str | None:
+    """Return the fingerprint that an earlier run recorded for the file at `path` with this `stamp`; None for none."""
+    kept = (read_record(_record(path)) if stamp.size >= RECORDED_BYTES else None) or {}
+    known = kept.pop("fingerprint", None)
+    return known if isinstance(known, str) and kept == _key(path, stamp) else None
+
+
+def _key(path: Path, stamp: FileStamp) -> dict[str, object]:
+    return {"recipe": _RECIPE, "path": str(path.resolve()), **asdict(stamp)}
+
+
+def _record(path: Path) -> Path:
+    return cache_folder() / "fingerprints" / f"{short_digest(str(path.resolve()))}.json"
+
+
+def _write(path: Path, content: dict[str, object]) -> None:
     try:
-        write_record(record, content)
+        write_record(_record(path), content)
     except OSError as error:
         _log.warning("the model's fingerprint can't be saved, so the next load computes it again: %s", error)
 

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import locate_tensors
-from rnn_engine.model.fingerprint import CountParts, fingerprint, ignore_parts, recall, with_settings
+from rnn_engine.model.fingerprint import (
+    CountParts,
+    TensorDigest,
+    find_recorded,
+    fingerprint,
+    ignore_parts,
+    recall,
+    with_settings,
+)
 from rnn_engine.model.ggml import apply_metadata, check_sizes, locate_llama_cpp, locate_rwkv_cpp
 from rnn_engine.model.huggingface import (
     HfConfig,
@@ -67,6 +75,7 @@ class ModelFile:
         self.loras: list[Lora] = []
         self._fingerprint: str | None = None
         self._identifying = threading.Lock()
+        self._digests: dict[str, TensorDigest] | None = None  # of what is read, for the fingerprint
 
     @classmethod
     def open(cls, path: Path, find_layout: FindLayout) -> ModelFile:
@@ -112,12 +121,20 @@ class ModelFile:
         """
         with self._identifying:
             if self._fingerprint is None:
-                weights = recall(
-                    self.path, self._stamp, lambda: fingerprint(self.shape.version, self.names, self.matrix, progress)
-                )
+                known, self._digests = self._digests, None
+
+                def compute() -> str:
+                    return fingerprint(self.shape.version, self.names, self.matrix, progress, known=known)
+
+                weights = recall(self.path, self._stamp, compute)
                 loras = "; ".join(lora.fingerprint for lora in self.loras)
                 self._fingerprint = with_settings(with_settings(weights, self.shape.settings), loras)
             return self._fingerprint
+
+    def start_identifying(self) -> None:
+        """From now on hash what is read, so that `identify` reads only the rest. Nothing if the digest is recorded."""
+        if self._fingerprint is None and find_recorded(self.path, self._stamp) is None:
+            self._digests = {}
 
     def has(self, name: str) -> bool:
         return name in self.tensors
@@ -135,6 +152,8 @@ class ModelFile:
             for lora in loras:
                 lora.merge(name, array)
         array.flags.writeable = False
+        if self.block_type(name) is None:
+            self._note(name, 0, array)
         return array
 
     def block_type(self, name: str) -> str | None:
@@ -160,11 +179,12 @@ class ModelFile:
         wanted = info.shape[::-1] if transposed else info.shape
         steps = (Swap(),) if transposed else ()
         if place.steps == steps and len(wanted) == 2 and stored == wanted and self._source.reads_rows(place.name):
-            return StoredRows(wanted, info.dtype, partial(self._read_rows, place.name))
-        if transposed:
-            return self._oriented(name).T
-        blocks = self.blocks(name)
-        return self._oriented(name) if blocks is None else blocks
+            return StoredRows(wanted, info.dtype, partial(self._read_rows, None if transposed else name, place.name))
+        blocks = None if transposed else self.blocks(name)
+        found = self._oriented(name) if blocks is None else blocks
+        if info.block_type is None or blocks is not None:
+            self._note(name, 0, found)
+        return found.T if transposed and not isinstance(found, Blocks) else found
 
     def close(self) -> None:
         """Close the file, and those of the LoRAs. Idempotent."""
@@ -175,9 +195,16 @@ class ModelFile:
     def _loras_of(self, name: str) -> list[Lora]:
         return [lora for lora in self.loras if lora.changes(name)]
 
-    def _read_rows(self, stored: str, rows: slice) -> NDArray[Any] | Blocks:
+    def _read_rows(self, name: str | None, stored: str, rows: slice) -> NDArray[Any] | Blocks:
         blocks = self._source.read_blocks(stored, rows)
-        return self._source.read(stored, rows) if blocks is None else blocks
+        found = self._source.read(stored, rows) if blocks is None else blocks
+        if name is not None:
+            self._note(name, rows.start, found)
+        return found
+
+    def _note(self, name: str, first: int, rows: NDArray[Any] | Blocks) -> None:
+        if (digests := self._digests) is not None:
+            digests.setdefault(name, TensorDigest(self.tensors[name].shape)).add(first, rows)
 
     def _oriented(self, name: str) -> NDArray[Any]:
         """Read the tensor `name` in BlinkDL's orientation and shape, as a view of the stored bytes if possible."""

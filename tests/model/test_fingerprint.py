@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rnn_engine.loading.runner import open_model
-from rnn_engine.model.fingerprint import fingerprint
+from rnn_engine.convert.convert import convert_model
+from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.model.fingerprint import TensorDigest, fingerprint
+from rnn_engine.tensor_files.binary_file import BinaryFile
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.pth import save_pth
 
@@ -90,3 +93,51 @@ def test_stays_what_it_was() -> None:
         "a": np.zeros(1, np.float16),
     }
     assert fingerprint("v7", tensors, tensors.__getitem__) == "9775b98a734e970ee0d5b5079877764d"
+
+
+def test_pieces_may_come_in_any_order_and_twice() -> None:
+    rows = np.random.default_rng(3).integers(0, 256, (64, 100), dtype=np.uint8)
+    expected = fingerprint("v7", ["a"], lambda _: rows)
+    starts = [*np.random.default_rng(4).permutation(range(0, 64, 4)).tolist(), 0, 32]
+    digest = TensorDigest(rows.shape)
+    for start in starts[:-3]:
+        digest.add(start, rows[start : start + 4])
+    assert not digest.is_whole
+    assert fingerprint("v7", ["a"], lambda _: rows, known={"a": digest}) == expected  # read whole instead
+    for start in starts[-3:]:
+        digest.add(start, rows[start : start + 4])
+    assert digest.is_whole
+    assert fingerprint("v7", ["a"], lambda _: pytest.fail("read again"), known={"a": digest}) == expected
+
+
+def test_pieces_of_threads_that_take_turns() -> None:
+    rows = np.random.default_rng(3).integers(0, 256, (512, 1000), dtype=np.uint8)
+    digest = TensorDigest(rows.shape)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda start: digest.add(start, rows[start : start + 8]), range(0, 512, 8)))
+    assert fingerprint("v7", ["a"], lambda _: pytest.fail("read again"), known={"a": digest}) == fingerprint(
+        "v7", ["a"], lambda _: rows
+    )
+
+
+@pytest.mark.parametrize("weights", ["f16", "q4_k"])
+@pytest.mark.parametrize("device", ["0", "cpu"])
+def test_a_load_reads_a_file_once(device: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = random_model(tiny_shape(layers=1, width=256, head_size=64, ffn=512, vocab=300), seed=6)
+    source = save_safetensors(wide, tmp_path / "model.safetensors", "f16")
+    with open_model(source) as model:
+        convert_model(model, tmp_path / "model.gguf", weights)
+    expected = fingerprint_of(tmp_path / "model.gguf")
+    read = BinaryFile.read
+    sizes: list[int] = []
+
+    def counting(file: BinaryFile, start: int, size: int) -> NDArray[np.uint8]:
+        sizes.append(size)
+        return read(file, start, size)
+
+    with open_model(tmp_path / "model.gguf") as model:
+        monkeypatch.setattr(BinaryFile, "read", counting)
+        model.start_identifying()
+        load_runner(model, device, weights="stored", num_slots=1).close()
+        assert model.identify() == expected
+        assert sum(sizes) < 1.2 * model.num_bytes  # transposed adapters are read again
