@@ -168,7 +168,7 @@ class ModelFile:
         blocks = self._source.read_blocks(place.name)
         if blocks is None or blocks.shape != info.shape:
             return None
-        return place.orient_blocks(blocks)
+        return place.orient_blocks(self._checked(place.name, blocks))
 
     def matrix(self, name: str, *, transposed: bool = False) -> Matrix:
         """Return a tensor for reading by rows, or read at once if that is quicker or needed; see `Model.matrix`."""
@@ -197,10 +197,20 @@ class ModelFile:
 
     def _read_rows(self, name: str | None, stored: str, rows: slice) -> NDArray[Any] | Blocks:
         blocks = self._source.read_blocks(stored, rows)
-        found = self._source.read(stored, rows) if blocks is None else blocks
+        found = self._source.read(stored, rows) if blocks is None else self._checked(stored, blocks)
         if name is not None:
             self._note(name, rows.start, found)
         return found
+
+    def _checked(self, stored: str, blocks: Blocks) -> Blocks:
+        if not blocks.is_sound:
+            raise self._unsound(stored)
+        return blocks
+
+    def _unsound(self, stored: str) -> ModelError:
+        kind = self._source.tensors[stored].block_type
+        message = f"tensor {show(stored)} has damaged blocks of {kind}; expected scales that are finite numbers"
+        return ModelError(f"{self.path}: {message}")
 
     def _note(self, name: str, first: int, rows: NDArray[Any] | Blocks) -> None:
         if (digests := self._digests) is not None:
@@ -209,7 +219,10 @@ class ModelFile:
     def _oriented(self, name: str) -> NDArray[Any]:
         """Read the tensor `name` in BlinkDL's orientation and shape, as a view of the stored bytes if possible."""
         info, place = self.tensors[name], self._stored[name]
-        return place.orient(self._source.read(place.name)).reshape(info.shape)  # without surplus axes of size 1
+        array = self._source.read(place.name)
+        if info.block_type is not None and not np.isfinite(array).all():
+            raise self._unsound(place.name)
+        return place.orient(array).reshape(info.shape)  # without surplus axes of size 1
 
 
 @dataclass(frozen=True, slots=True)

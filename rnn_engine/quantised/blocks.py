@@ -67,6 +67,12 @@ class Blocks:
         """Return the matrix of some of the rows: for a slice as a view of this matrix, for their numbers as a copy."""
         return replace(self, codes=self.codes[rows], figures=self.figures[rows])
 
+    @property
+    def is_sound(self) -> bool:
+        """False if a scale is infinite or not a number, as in a damaged file."""
+        exponents = self.figures[..., : self.format.num_scales].view(np.uint16) & np.uint16(0x7C00)
+        return not (exponents == 0x7C00).any()
+
     def numbers(self) -> F32:
         """Dequantise the matrix: return the weights [R, C] as f32."""
         with np.errstate(all="ignore"):  # the figures of a damaged file may be anything

@@ -208,10 +208,13 @@ class GgufFile(GgmlFile):
     def _element(self, name: str, type_number: int) -> ElementType:
         element = ELEMENT_TYPES.get(type_number)
         if element is None:
+            from gguf import GGMLQuantizationType
+
+            known = {kind.value: f" ({kind.name})" for kind in GGMLQuantizationType}
             names = ", ".join(each.name for each in ELEMENT_TYPES.values())
             raise ModelError(
-                f"{self._file.path}: tensor {show(name)} has the GGUF type number {type_number}; "
-                f"expected one of {names}"
+                f"{self._file.path}: tensor {show(name)} has the GGUF type number {type_number}"
+                f"{known.get(type_number, '')}; expected one of {names}"
             )
         return element
 

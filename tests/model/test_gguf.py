@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, quants
 from numpy.typing import NDArray
 
 from rnn_engine.convert.convert import convert_model
@@ -201,14 +202,47 @@ def test_a_model_of_several_kinds_of_blocks_runs_in_them(tmp_path: Path) -> None
     assert relative_error(logits, expected) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["copy.gguf", "copy.safetensors"])
-def test_blocks_are_copied_unchanged(name: str, tmp_path: Path) -> None:
-    with open_model(save_mixture(tmp_path)) as opened:
-        convert_model(opened, tmp_path / name)
-        with open_model(tmp_path / name) as copied:
-            for each in opened.names:
-                assert np.array_equal(copied.tensor(each), opened.tensor(each)), each
-                assert (copied.block_type(each) or "").lower() == (opened.block_type(each) or "").lower(), each
+def save_every_kind(folder: Path) -> Path:
+    """Write a model whose matrices are in blocks of all types in turn, with scales of every size."""
+    tensors = llama_cpp_tensors(WIDE)
+    large = [name for name, values in tensors.items() if _is_large(name, values)]
+    assert len(large) >= len(KINDS)
+    encoded = {name: GGMLQuantizationType[kind] for name, kind in zip(large, cycle(KINDS), strict=False)}
+    for name, kind in encoded.items():
+        tensors[name] = random_bytes(kind.name, *tensors[name].shape, seed=len(name), wild=True)
+    return write_gguf(folder / "every.gguf", "rwkv7", metadata(WIDE.shape), tensors, "F32", encoded=encoded)
+
+
+def test_blocks_of_every_type_are_copied_byte_by_byte(tmp_path: Path) -> None:
+    files = [save_every_kind(tmp_path), *(tmp_path / name for name in ("copy.gguf", "copy.safetensors", "back.gguf"))]
+    for source, target in (files[:2], files[1:3], files[2:]):
+        with open_model(source) as opened:
+            convert_model(opened, target)
+    every, copied, back = (
+        {each.name: (each.tensor_type, each.data.tobytes()) for each in GGUFReader(path).tensors}
+        for path in (files[0], files[1], files[3])
+    )
+    assert every == copied == back
+
+
+@pytest.mark.parametrize("scale", [np.nan, -np.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_with_a_scale_that_is_not_finite_are_refused(kind: str, scale: float, tmp_path: Path) -> None:
+    path = save_every_kind(tmp_path)
+    [damaged, *_] = [each for each in GGUFReader(path).tensors if each.tensor_type.name == kind]
+    at = {"Q2_K": 82, "Q3_K": 108, "Q6_K": 208}.get(kind, 0)  # within a block
+    content = bytearray(path.read_bytes())
+    start = damaged.data_offset + damaged.n_bytes - GGML_QUANT_SIZES[damaged.tensor_type][1] + at
+    content[start : start + 2] = np.float16(scale).tobytes()
+    path.write_bytes(content)
+    message = rf"every.gguf: tensor {damaged.name} has damaged blocks of {kind}; expected scales that are finite"
+    with open_model(path) as opened:
+        for target, weights in (("out.gguf", "stored"), ("out.safetensors", "f32")):
+            with pytest.raises(ModelError, match=rf"{target} was not written: .*{message}"):
+                convert_model(opened, tmp_path / target, weights)
+        with pytest.raises(ModelError, match=message):
+            load_runner(opened, "cpu", num_slots=1)
+    assert [each.name for each in tmp_path.iterdir()] == ["every.gguf"]
 
 
 def test_the_mixes_of_llama_cpp(tmp_path: Path) -> None:
