@@ -235,6 +235,7 @@ def measure(model: Path, loading: LoadSettings, runs: Runs) -> Benchmark:
                 weights=plan.weights,
                 num_slots=max(slots),
                 tune=TuneOrder(loading.tune_seconds),
+                threads=loading.threads,
                 progress=progress,
             )
         with closing(runner):
@@ -245,7 +246,7 @@ def measure(model: Path, loading: LoadSettings, runs: Runs) -> Benchmark:
             for step, measure_step, _, size in steps:
                 progress(step, len(results), len(steps))
                 results.append(measure_step(runner, size, repeats, time.perf_counter))
-            benchmark = Benchmark(model.name, runner.shape, "cpu", "f32", repeats, results)
+            benchmark = Benchmark(model.name, runner.shape, "cpu", plan.weights, repeats, results)
             if isinstance(runner, GpuRunner):
                 info = runner.device.info
                 cost = describe_cost(info)

@@ -23,7 +23,7 @@ from rnn_engine.forward.contract import (
 )
 from rnn_engine.reference import RunLayers, Watch, Weights, ignore_layer, project_to_logits
 from rnn_engine.reference.threads import matmul_threads
-from rnn_engine.types import F32, Batch, Model, PendingState, Readout, ReadyState, State, Ticket, Trace
+from rnn_engine.types import F32, Batch, PendingState, Readout, ReadyState, State, Ticket, Trace
 
 
 def read_out(
@@ -68,11 +68,11 @@ def _logsumexp(logits: F32) -> F32:
 
 
 class CpuRunner:
-    """A `Runner` in numpy and f32. Weights are cast at first use; the model may be closed after the constructor."""
+    """A `Runner` on the processor, in numpy and f32 except for the matmuls of its `Weights`."""
 
     def __init__(
         self,
-        model: Model,
+        weights: Weights,
         run_layers: RunLayers,
         *,
         num_slots: int = 8,
@@ -80,16 +80,16 @@ class CpuRunner:
         max_rows: int = 64,
         num_candidates: int = 128,
     ) -> None:
-        """Prepare to run `model` with `num_slots` slots; a read-out has up to `num_candidates` top tokens a row."""
-        self.shape = model.shape
+        """Prepare to run a model with `num_slots` slots; a read-out has up to `num_candidates` top tokens a row."""
+        self.shape = weights.shape
         self.num_slots = num_slots
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.max_draws = self.max_draw_logprobs = self.num_penalty_slots = 0  # it draws no tokens
         self._run_layers = run_layers
-        self._num_candidates = min(num_candidates, model.shape.row_size)
-        self._weights: Weights | None = Weights.read(model)
-        self._initial = model.shape.initial_state()  # field -> [L, ...]
+        self._num_candidates = min(num_candidates, self.shape.row_size)
+        self._weights: Weights | None = weights
+        self._initial = self.shape.initial_state()  # field -> [L, ...]
         self._numbers = itertools.count()
         self._in_flight: dict[Ticket, Readout] = {}
         self._live = {name: np.stack([values] * num_slots) for name, values in self._initial.items()}  # [S, L, ...]

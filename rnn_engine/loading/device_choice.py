@@ -16,6 +16,8 @@ import psutil
 from numpy.typing import NDArray
 
 from rnn_engine.files import read_record, write_record
+from rnn_engine.forward.cpu_matmul import has_matmuls
+from rnn_engine.forward.weight_choice import has_kept_blocks
 from rnn_engine.gpu import list_devices
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.model import ModelFile
@@ -53,7 +55,7 @@ class DeviceChoice:
 
 
 def choose_device(
-    model: ModelFile, device: str, weights: Callable[[], str], num_slots: int, cache_folder: Path | None = None
+    model: ModelFile, device: str, weights: Callable[[str], str], num_slots: int, cache_folder: Path | None = None
 ) -> DeviceChoice:
     """Choose "cpu", which means numpy, if WebGPU finds no GPU and numpy is faster or starts sooner; else `device`.
 
@@ -71,7 +73,8 @@ def choose_device(
             return DeviceChoice(device, "the only device that WebGPU finds")
         return DeviceChoice(device, f"the first of the fastest kind of the {len(devices)} devices that WebGPU finds")
     num_bytes = sum(4 * prod(info.shape) for info in model.tensors.values())
-    if num_bytes > psutil.virtual_memory().available // 2:
+    keeps_blocks = has_matmuls() and has_kept_blocks(model)
+    if num_bytes > psutil.virtual_memory().available // 2 and not keeps_blocks:
         return DeviceChoice(device, "no GPU was found, and numpy has no room for the weights in f32")
     record = None if cache_folder is None else cache_folder / _RECORD
     if record is not None and (recalled := _recall(record, model)) is not None:
@@ -79,7 +82,7 @@ def choose_device(
     if num_bytes <= _SMALL_BYTES:
         choice = DeviceChoice("cpu", "no GPU was found, and a model this small starts at once with numpy")
     else:
-        choice = _measure(model, weights(), num_slots, devices[0].name)
+        choice = _measure(model, weights, num_slots, devices[0].name)
     if record is not None:
         try:
             write_record(record, {"model": model.fingerprint, "device": choice.device, "reason": choice.reason})
@@ -96,10 +99,10 @@ def _recall(record: Path, model: ModelFile) -> DeviceChoice | None:
     return DeviceChoice(kept["device"], reason)
 
 
-def _measure(model: ModelFile, weights: str, num_slots: int, software_name: str) -> DeviceChoice:
+def _measure(model: ModelFile, weights: Callable[[str], str], num_slots: int, software_name: str) -> DeviceChoice:
     """Measure `model` on the software driver and with numpy, and choose one."""
-    software = measure_speed(model, partial(load_runner, weights=weights, num_slots=num_slots))
-    numpy = measure_speed(model, partial(load_runner, device="cpu", num_slots=num_slots))
+    software = measure_speed(model, partial(load_runner, weights=weights("auto"), num_slots=num_slots))
+    numpy = measure_speed(model, partial(load_runner, device="cpu", weights=weights("cpu"), num_slots=num_slots))
     times = software.request_seconds / numpy.request_seconds
     found = "no GPU was found, and its first layers ran"
     if times > 1:

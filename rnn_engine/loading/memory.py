@@ -15,8 +15,9 @@ import psutil
 
 from rnn_engine.bounds import AUTO, AUTO_FORMATS, STORED
 from rnn_engine.errors import DeviceError, DeviceMemoryError, InvalidRequestError, TokenizerError
+from rnn_engine.forward.cpu_matmul import has_matmuls
 from rnn_engine.forward.unread import UnreadModel
-from rnn_engine.forward.weight_choice import has_kept_blocks
+from rnn_engine.forward.weight_choice import WeightChoice, has_kept_blocks
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice, allocated_on, list_devices
 from rnn_engine.loading.runner import RunnerSize, measure_runner
@@ -44,13 +45,13 @@ def plan_memory(
 ) -> MemoryPlan:
     """Choose a weight format for a model on a device, and the bytes for spare slots, so that all fits into its memory.
 
-    None selects `usual_weights`, and `AUTO` the best format that fits; on "cpu" weights are f32. The bytes of this
+    None selects `usual_weights`, and `AUTO` the best format that fits; for "cpu" see `cpu_weights`. The bytes of this
     process's other models are subtracted from `device_memory`. Raises DeviceMemoryError, whose message says what would
     fit, DeviceError, or InvalidRequestError for weights that the device can't have.
     """
     if device == "cpu":
         check_cpu_weights(weights)
-        return MemoryPlan("f32", size.spare_bytes)
+        return MemoryPlan(cpu_weights(model, weights), size.spare_bytes)
     usual = usual_weights(model)
     weights = usual if weights is None else weights
     like = SizingDevice.like(device)
@@ -90,16 +91,30 @@ def check_unknown_memory(weights: str, device: DeviceInfo) -> None:
     _log.info("the memory of %s is unknown, so it is not checked if the model fits", device.name)
 
 
-def cpu_has(weights: str | None) -> bool:
-    """Return True if the device "cpu" accepts `weights`: None, auto, f32 or stored. All its weights are f32."""
-    return weights in (None, AUTO, "f32", STORED)
+def cpu_has(weights: str | None, *, has_blocks: bool = True) -> bool:
+    """Return True if the device "cpu" accepts `weights`; formats of blocks need onnxruntime, and `has_blocks`."""
+    if weights in (None, AUTO, "f32", STORED):
+        return True
+    return has_blocks and has_matmuls() and WeightChoice.parse(str(weights)).formats["att"] not in ("f16", "bf16")
 
 
-def check_cpu_weights(weights: str | None) -> None:
-    """Raise InvalidRequestError unless the device "cpu" accepts `weights`."""
-    if not cpu_has(weights):
-        message = f"the device cpu has no weights {weights!r}; expected auto, f32 or stored"
-        raise InvalidRequestError("weights", weights, "auto, f32 or stored on the device cpu", message)
+def check_cpu_weights(weights: str | None, *, has_blocks: bool = True) -> None:
+    """Raise InvalidRequestError unless the device "cpu" accepts `weights`; see `cpu_has`."""
+    if cpu_has(weights, has_blocks=has_blocks):
+        return
+    allowed = "auto, f32, stored or a format of 8 or 4 bits" if has_blocks and has_matmuls() else "auto, f32 or stored"
+    more = "" if has_matmuls() or not has_blocks else "; pip install 'rnn-engine[cpu]' adds those of 8 and 4 bits"
+    message = f"the device cpu has no weights {weights!r}; expected {allowed}{more}"
+    raise InvalidRequestError("weights", weights, f"{allowed} on the device cpu", message)
+
+
+def cpu_weights(model: ModelFile, weights: str | None) -> str:
+    """Return the weights that the device "cpu" has for the user's choice, with the type of their activations."""
+    usual = usual_weights(model)
+    weights = usual if weights in (None, AUTO) else str(weights)
+    if not has_matmuls() or weights == "f32" or (weights in (STORED, "f16") and usual != STORED):
+        return "f32"
+    return weights if "activations=" in weights else f"{weights},activations=int8"
 
 
 def usual_weights(model: ModelFile) -> str:

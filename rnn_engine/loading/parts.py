@@ -18,6 +18,7 @@ from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.demo import find_reranker
 from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress
+from rnn_engine.forward.cpu_matmul import has_matmuls
 from rnn_engine.hub import model_name
 from rnn_engine.interface import EmbeddingInfo, EngineInfo
 from rnn_engine.loading.chat_template import load_chat_template
@@ -52,6 +53,7 @@ def freeze_modules() -> None:
 MAX_LOGPROBS = 20
 MOST_DRAFTING = 4  # sequences of a step; each takes a spare slot
 _log = logging.getLogger(__name__)
+_ON_PROCESSOR = ("the processor, with numpy alone (faster after pip install 'rnn-engine[cpu]')", "the processor")
 
 LoadRunner: TypeAlias = Callable[[Progress], Runner]
 """A function that loads an engine's model again, on the same device and with the same settings.
@@ -167,7 +169,7 @@ def open_parts(
     _log.info(
         "%s: device %s, weights %s%s, %d slots. Why this device: %s",
         name or model_name(path),
-        "the processor, with numpy" if loaded.device == "cpu" else loaded.device_name,
+        _ON_PROCESSOR[has_matmuls()] if loaded.device == "cpu" else loaded.device_name,
         loaded.weights,
         " (the best format that fits)" if settings.weights == AUTO else "",
         num_slots,
@@ -253,6 +255,7 @@ def _load_onto_device(
                 spare_bytes=plan.spare_bytes,
                 warm_up=True,
                 tune=TuneOrder(settings.tune_seconds),
+                threads=settings.threads,
                 progress=progress,
             )
 
@@ -280,12 +283,12 @@ def place_model(
     For the setting "auto", the device may be "cpu"; see `choose_device`. Raises as `plan_memory` does.
     """
     if not cpu_has(settings.weights) and settings.device == "auto":
-        choice = DeviceChoice("auto", f"numpy has no weights in {settings.weights}")
+        choice = DeviceChoice("auto", f"cpu has no weights in {settings.weights}")
     else:
         choice = choose_device(
             model,
             settings.device,
-            lambda: _plan(model, settings.device, settings, size).weights,
+            lambda device: _plan(model, device, settings, size).weights,
             size.num_slots,
             cache_folder,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, ModelError
 from rnn_engine.forward import CpuRunner, GpuRunner, Progress, no_progress
+from rnn_engine.forward.cpu_matmul import MatMulWeights, count_threads, has_matmuls
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.step import StepLimits, slot_penalty_bytes
@@ -19,6 +20,7 @@ from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, has_byte
 from rnn_engine.gpu import Device, SizingDevice, open_device
 from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, kernel_limits
 from rnn_engine.model import LoraChoice, ModelFile
+from rnn_engine.reference import Weights
 from rnn_engine.types import DeviceMemory, Model, ModelShape, TracingRunner
 from rnn_engine.versions.table import VERSIONS, VersionTable
 from rnn_engine.versions.v5 import ShapeV5
@@ -50,6 +52,7 @@ def open_model(
 
 _LOGITS_BYTES = 64 << 20  # for the logits of one step's rows, unless the user sets `max_rows`
 _MAX_SPARE_SLOTS = 64
+_FEW_WEIGHTS = 1 << 22  # in layers, up to which numpy is as fast as onnxruntime and starts sooner
 _CANDIDATES = 128
 
 logger = logging.getLogger(__name__)
@@ -67,29 +70,36 @@ def load_runner(
     checked: bool = False,
     warm_up: bool = False,
     tune: TuneOrder = FIXED,
+    threads: int | None = None,
     progress: Progress = no_progress,
     versions: VersionTable = VERSIONS,
 ) -> TracingRunner:
     """Load `model` onto `device` and return its runner, which runs steps there. The model may then be closed.
 
-    `device` is "auto", an index, a part of a name, or "cpu" for numpy. `weights` is as `WeightChoice.parse` reads it,
-    or a function from each matrix to its format. After the `num_slots`, the runner has spare slots: as many as
+    `device` is "auto", an index, a part of a name, or "cpu", where floats are f32, blocks too unless activations are
+    int8, and `threads` multiply. `weights` is as `WeightChoice.parse` reads it, or a function from each matrix to its
+    format. After the `num_slots`, the runner has spare slots: as many as
     `spare_bytes` and the device have room for, at most 64. `checked` shaders test every index, and `warm_up` runs a
     step of every kind. May be called from any thread. Raises DeviceError, DeviceMemoryError or InvalidRequestError, and
     holds nothing then.
     """
     size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows)
+    format_of, activations = parse_weights(weights, model.shape)
     if device == "cpu":
-        shape = model.shape
+        shape, in_bytes = model.shape, activations == "int8"
+        if has_matmuls() and (in_bytes or shape.num_layers * shape.layer_weights >= _FEW_WEIGHTS):
+            num_threads = count_threads(shape, threads)
+            read: Weights = MatMulWeights.load(model, format_of, in_bytes=in_bytes, num_threads=num_threads)
+        else:
+            read = Weights.read(model)
         return CpuRunner(
-            model,
+            read,
             versions.get(shape.version).run_layers,
             num_slots=size.num_slots + _spare_slots(size.spare_bytes, shape.state_bytes),
             max_tokens=size.max_tokens or 64,
             max_rows=size.rows_of(shape),
             num_candidates=size.candidates_of(shape),
         )
-    format_of, activations = parse_weights(weights, model.shape)
     if activations == "int8" and not has_bytes(model, format_of):
         message = "activations=int8 needs a matrix in int8 or q8_0, and this model has none with these weights"
         raise InvalidRequestError("weights", weights, "activations=f32", message)

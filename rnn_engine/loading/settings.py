@@ -66,7 +66,7 @@ class LoadSettings(Settings):
     """The settings for loading a model: its tokenizer, template and LoRAs, the device, weight format and drafting."""
 
     device: str = setting("auto", Kind(metavar="auto|INDEX|NAME|cpu")).help(
-        "auto, cpu (numpy), or the index or a part of the name of a device that `rnn-engine devices` lists."
+        "auto, cpu (the processor), or the index or a part of the name of a device that `rnn-engine devices` lists."
     )
     tokenizer: str = setting("auto", Kind(metavar="auto|world|none|FILE")).help(
         "auto finds the tokenizer that fits the model; none takes only token ids; FILE is a tokenizer.json or a "
@@ -83,8 +83,13 @@ class LoadSettings(Settings):
         "(the first layer), last (the last layer), head, emb or adapters. With layers=N, the layers from N on are f16. "
         "Example: int4,head=int8. With activations=int8, the inputs of matrices in int8 or q8_0 are rounded to bytes, "
         f"too. auto takes the first of {', '.join(AUTO_FORMATS)} that fits into the device's memory; for a quantised "
-        f"file, {STORED} takes the place of {AUTO_FORMATS[0]}. On cpu, all matrices are f32.  [default: f16, but "
+        f"file, {STORED} takes the place of {AUTO_FORMATS[0]}. On cpu, floats are f32, and blocks are multiplied "
+        "with inputs in bytes unless activations=f32.  [default: f16, but stored for a quantised file; on cpu f32, but "
         "stored for a quantised file]"
+    )
+    threads: int | None = setting(None, Kind(int, "N", low=1, high=1024)).help(
+        "How many threads multiply matrices on cpu; the first model of a process decides.  [default: the physical "
+        "cores; a model of width 512 or less always has one]"
     )
     device_memory: int | None = setting(None, SIZE).help(
         "How much of the device's memory the model may take, such as 6G.  [default: this computer's free memory; for "

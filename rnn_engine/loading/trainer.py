@@ -77,7 +77,7 @@ def load_trainer(
     if device == "auto" and (version.load_backward is None or not list_devices()):
         device = "cpu"
     if device == "cpu":
-        check_cpu_weights(weights)
+        check_cpu_weights(weights, has_blocks=False)
         return CpuTrainer(
             model,
             version.run_layers,

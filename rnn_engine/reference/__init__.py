@@ -73,6 +73,10 @@ class Weights:
         """Multiply `x` [T, in] with the matrix called `name` [out, in] -> [T, out]."""
         return x @ self._matrix(name)
 
+    def project(self, x: Array, name: str) -> Array:
+        """Multiply `x` [T, in] with the low-rank matrix called `name` [in, out] -> [T, out]; or B of each, if 3-D."""
+        return x @ self(name)
+
     def matmul_transposed(self, dy: Array, name: str) -> Array:
         """Multiply `dy` [T, out] with the transpose of the matrix called `name` [out, in] -> [T, in]."""
         return dy @ self._matrix(name).T
@@ -140,6 +144,9 @@ class Block:
 
     def matmul(self, x: Array, name: str) -> Array:
         return self._weights.matmul(x, self._prefix + name)
+
+    def project(self, x: Array, name: str) -> Array:
+        return self._weights.project(x, self._prefix + name)
 
     def matmul_transposed(self, dy: Array, name: str) -> Array:
         return self._weights.matmul_transposed(dy, self._prefix + name)

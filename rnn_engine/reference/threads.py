@@ -12,7 +12,7 @@ from threadpoolctl import ThreadpoolController
 
 from rnn_engine.types import ModelShape
 
-_SMALL_WIDTH: Final = 512  # up to which a model's matrices gain little from threads
+SMALL_WIDTH: Final = 512  # up to which a model's matrices gain little from threads
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def matmul_threads(shape: ModelShape) -> Iterator[None]:
     The threads of OpenBLAS spin while they wait for one another. If other processes use the cores, a small matmul on
     two threads takes ten to a hundred times as long as on one. Models wider than 512 keep numpy's threads.
     """
-    if shape.width > _SMALL_WIDTH:
+    if shape.width > SMALL_WIDTH:
         yield
         return
     one_thread = _one_thread()

@@ -11,6 +11,7 @@ from rnn_engine.demo import model_path, tokenizer_path
 from rnn_engine.engine import Engine
 from rnn_engine.forward import CpuRunner
 from rnn_engine.loading.parts import assemble
+from rnn_engine.reference import Weights
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.tokenizer.load import NoTokenizer
@@ -40,7 +41,7 @@ async def ask_all(
 ) -> list[Heard]:
     """Ask the prompts one after the other, with memory for `states` states."""
     model = random_model(tiny_shape(vocab=tokenizer.size), seed=3)
-    runner = CpuRunner(model, run_layers, num_slots=2, max_tokens=step)
+    runner = CpuRunner(Weights.read(model), run_layers, num_slots=2, max_tokens=step)
     config = CacheConfig(host_capacity=states * (model.shape.state_bytes + 4 * tokenizer.size))
     cache = make_cache(model.shape, "a model", runner, config) if states > 0 else None
     parts = assemble(runner, tokenizer, model="tiny", device="cpu", weights="f32", cache=cache)

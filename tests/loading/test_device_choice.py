@@ -60,7 +60,7 @@ def test_the_device_on_which_a_request_takes_less_time_is_chosen(
 ) -> None:
     devices(monkeypatch, SOFTWARE)
     speeds(monkeypatch, software, numpy)
-    choice = choose_device(model, "auto", lambda: "f16", 4)
+    choice = choose_device(model, "auto", lambda _: "f16", 4)
     assert choice.device == chosen
     assert reason in choice.reason
 
@@ -80,10 +80,10 @@ def test_nothing_is_measured_where_there_is_no_choice(
 ) -> None:
     devices(monkeypatch, *found)
     monkeypatch.setattr(device_choice, "measure_speed", None)
-    assert choose_device(model, device, lambda: "f16", 4).device == chosen
+    assert choose_device(model, device, lambda _: "f16", 4).device == chosen
 
 
-@pytest.mark.parametrize(("weights", "device"), [("int8", "auto"), ("f32", "cpu")])
+@pytest.mark.parametrize(("weights", "device"), [("f16", "auto"), ("f32", "cpu")])
 def test_weights_that_were_asked_for_are_not_given_up_for_speed(
     model: ModelFile, monkeypatch: pytest.MonkeyPatch, weights: str, device: str
 ) -> None:
@@ -99,13 +99,13 @@ def test_weights_that_were_asked_for_are_not_given_up_for_speed(
     [
         (
             LoadSettings("cpu"),
-            "tiny: device the processor, with numpy, weights f32, 3 slots. Why this device: as --device says",
+            "tiny: device the processor, weights f32, 3 slots. Why this device: as --device says",
         ),
         (
             LoadSettings("0", weights="auto"),
             ", weights f16 (the best format that fits), 3 slots. Why this device: as --device says",
         ),
-        (LoadSettings(weights="int8"), ", weights int8, 3 slots. Why this device: numpy has no weights in int8"),
+        (LoadSettings(weights="f16"), ", weights f16, 3 slots. Why this device: cpu has no weights in f16"),
     ],
 )
 async def test_the_log_says_where_a_model_runs_and_why(
@@ -123,15 +123,15 @@ def test_the_choice_of_a_folder_of_cached_states_is_kept(
 ) -> None:
     devices(monkeypatch, SOFTWARE)
     speeds(monkeypatch, Speed(100, 10), Speed(300, 30))
-    first = choose_device(model, "auto", lambda: "f16", 4, tmp_path)
+    first = choose_device(model, "auto", lambda _: "f16", 4, tmp_path)
     monkeypatch.setattr(device_choice, "measure_speed", None)  # nothing is measured again
-    again = choose_device(model, "auto", lambda: "f16", 2, tmp_path)
+    again = choose_device(model, "auto", lambda _: "f16", 2, tmp_path)
     assert (first.device, again.device) == ("cpu", "cpu")
     reason = f"as {tmp_path / 'device.json'} says, so that kept states can be used; when it was written, {first.reason}"
     assert again.reason == reason
-    assert choose_device(model, "0", lambda: "f16", 4, tmp_path).device == "0"
+    assert choose_device(model, "0", lambda _: "f16", 4, tmp_path).device == "0"
     devices(monkeypatch, SOFTWARE, DISCRETE)
-    assert choose_device(model, "auto", lambda: "f16", 4, tmp_path).device == "auto"
+    assert choose_device(model, "auto", lambda _: "f16", 4, tmp_path).device == "auto"
 
 
 @pytest.mark.parametrize("spoilt", ["another model", "damaged"])
@@ -145,8 +145,8 @@ def test_a_record_that_does_not_fit_is_written_anew(
     else:
         write_record(record, {"model": "another", "device": "cpu", "reason": "it was faster"})
     speeds(monkeypatch, Speed(100, 10), Speed(100, 10))
-    assert choose_device(model, "auto", lambda: "f16", 4, tmp_path).device == "auto"
-    assert choose_device(model, "auto", lambda: "f16", 4, tmp_path).reason.startswith(f"as {record} says")
+    assert choose_device(model, "auto", lambda _: "f16", 4, tmp_path).device == "auto"
+    assert choose_device(model, "auto", lambda _: "f16", 4, tmp_path).reason.startswith(f"as {record} says")
 
 
 def test_a_choice_that_cannot_be_recorded_is_measured_again(
@@ -156,7 +156,7 @@ def test_a_choice_that_cannot_be_recorded_is_measured_again(
     (tmp_path / "file").touch()
     for _ in range(2):
         speeds(monkeypatch, Speed(100, 10), Speed(300, 30))
-        assert choose_device(model, "auto", lambda: "f16", 4, tmp_path / "file").device == "cpu"
+        assert choose_device(model, "auto", lambda _: "f16", 4, tmp_path / "file").device == "cpu"
     assert "can't be recorded, so the next load measures again" in caplog.text
 
 
@@ -184,7 +184,7 @@ def test_the_reason_names_the_number_of_devices(model: ModelFile, monkeypatch: p
         ((SOFTWARE, DISCRETE), "the first of the fastest kind of the 2 devices that WebGPU finds"),
     ):
         devices(monkeypatch, *found)
-        assert choose_device(model, "auto", lambda: "f16", 4).reason == reason
+        assert choose_device(model, "auto", lambda _: "f16", 4).reason == reason
 
 
 @pytest.mark.parametrize("choice", ["cpu", "auto"])

@@ -166,11 +166,30 @@ def test_on_the_cpu_weights_are_f32(opened: ModelFile, weights: str | None) -> N
     assert plan_memory(opened, "cpu", SIZE, weights=weights) == MemoryPlan("f32", 0)
 
 
-@pytest.mark.parametrize("weights", ["int8", "f16", "f32,head=int8", "f32,layers=1", "stored,activations=int8"])
+@pytest.mark.parametrize(
+    ("weights", "planned"),
+    [
+        ("int8", "int8,activations=int8"),
+        ("q4_0,head=q8_0", "q4_0,head=q8_0,activations=int8"),
+        ("q8_0,activations=f32", "q8_0,activations=f32"),
+    ],
+)
+def test_on_the_cpu_blocks_are_multiplied_in_bytes_unless_the_user_says_otherwise(
+    opened: ModelFile, weights: str, planned: str
+) -> None:
+    assert plan_memory(opened, "cpu", SIZE, weights=weights) == MemoryPlan(planned, 0)
+
+
+def test_on_the_cpu_a_quantised_file_keeps_its_blocks(tmp_path: Path) -> None:
+    with open_model(save_gguf(random_model(tiny_shape(), seed=1), tmp_path / "model.gguf", "Q8_0")) as quantised:
+        assert plan_memory(quantised, "cpu", SIZE, weights=None).weights == "stored,activations=int8"
+        assert plan_memory(quantised, "cpu", SIZE, weights="f32").weights == "f32"
+
+
+@pytest.mark.parametrize("weights", ["f16", "bf16,head=int8"])
 def test_the_cpu_refuses_weights_that_it_does_not_have(opened: ModelFile, weights: str) -> None:
-    with pytest.raises(
-        InvalidRequestError, match=f"the device cpu has no weights '{weights}'; expected auto, f32 or stored"
-    ):
+    words = f"the device cpu has no weights '{weights}'; expected auto, f32, stored or a format of 8 or 4 bits"
+    with pytest.raises(InvalidRequestError, match=words):
         plan_memory(opened, "cpu", SIZE, weights=weights)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.forward import CpuRunner
+from rnn_engine.reference import Weights
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import Batch, Ticket
@@ -27,7 +28,7 @@ class CountingRunner(CpuRunner):
     """A runner that counts the tokens that it runs."""
 
     def __init__(self, num_slots: int) -> None:
-        super().__init__(MODEL, run_layers, num_slots=num_slots)
+        super().__init__(Weights.read(MODEL), run_layers, num_slots=num_slots)
         self.tokens_run = 0
 
     def submit(self, batch: Batch) -> Ticket:

@@ -93,7 +93,11 @@ RESTRICTED = (
     Restricted("wgpu", ("rnn_engine.gpu", *DEVELOPMENT), "only rnn_engine/gpu knows wgpu"),
     Restricted("aiohttp", (*CONNECTED, *DEVELOPMENT), "handlers take calls, and know no aiohttp"),
     Restricted("opentelemetry", ("rnn_engine_server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
-    Restricted("onnxruntime", ("rnn_engine.operations.onnx_embedder", *DEVELOPMENT), "embedding models are an extra"),
+    Restricted(
+        "onnxruntime",
+        ("rnn_engine.operations.onnx_embedder", "rnn_engine.forward.cpu_matmul", *DEVELOPMENT),
+        "embedding models and faster matmuls are extras",
+    ),
     Restricted("valkey", ("rnn_engine_states.shared", *DEVELOPMENT), "the shared store is an extra"),
     Restricted("obstore", ("rnn_engine_states.shared.object_bodies", *DEVELOPMENT), "the object store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
@@ -123,6 +127,8 @@ RESTRICTED = (
         (
             "rnn_engine.reference",
             "rnn_engine.forward.cpu",
+            "rnn_engine.forward.cpu_matmul",
+            "rnn_engine.loading.runner",
             "rnn_engine.backward.cpu_trainer",
             "rnn_engine.versions",
             *DEVELOPMENT,

@@ -62,13 +62,13 @@ class ShiftedInputs:
     def compute(cls, block: Block, x: Array, previous: Array) -> ShiftedInputs:
         """Shift the input x [T, D] of a layer's time mix."""
         delta = previous - x
-        hidden = np.tanh((x + delta * block("att.time_maa_x")) @ block("att.time_maa_w1"))
+        hidden = np.tanh(block.project(x + delta * block("att.time_maa_x"), "att.time_maa_w1"))
         mix_hidden = hidden.reshape(len(x), NUM_MIXES, -1)
-        added = np.swapaxes(mix_hidden, 0, 1) @ block("att.time_maa_w2")  # [5, T, D]
+        added = block.project(np.swapaxes(mix_hidden, 0, 1), "att.time_maa_w2")  # [5, T, D]
         mixes = {kind: block(f"att.time_maa_{kind}") + z for kind, z in zip(MIX_KINDS, added, strict=True)}
         mixed = {kind: x + delta * mix for kind, mix in mixes.items()}
-        decay_hidden = np.tanh(mixed.pop("w") @ block("att.time_decay_w1"))
-        w = block("att.time_decay").reshape(-1) + decay_hidden @ block("att.time_decay_w2")
+        decay_hidden = np.tanh(block.project(mixed.pop("w"), "att.time_decay_w1"))
+        w = block("att.time_decay").reshape(-1) + block.project(decay_hidden, "att.time_decay_w2")
         return cls(delta, mix_hidden, mixes, mixed, decay_hidden, w)
 
 

@@ -113,17 +113,17 @@ class Activations:
         r = block.matmul(x_r, "att.receptance.weight")
         k = block.matmul(x_k, "att.key.weight")
         v = block.matmul(x_v, "att.value.weight")
-        decay_hidden = np.tanh(x_w @ block("att.w1"))
-        decay_rate = sigmoid(block("att.w0") + decay_hidden @ block("att.w2"))
-        a = sigmoid(block("att.a0") + x_a @ block("att.a1") @ block("att.a2"))
+        decay_hidden = np.tanh(block.project(x_w, "att.w1"))
+        decay_rate = sigmoid(block("att.w0") + block.project(decay_hidden, "att.w2"))
+        a = sigmoid(block("att.a0") + block.project(block.project(x_a, "att.a1"), "att.a2"))
         gate_hidden, gate = np.empty((len(x), 0), x.dtype), np.ones_like(x)
         if block.has("att.g1"):
-            gate_hidden = sigmoid((x + delta * block("att.x_g")) @ block("att.g1"))
-            gate = gate_hidden @ block("att.g2")
+            gate_hidden = sigmoid(block.project(x + delta * block("att.x_g"), "att.g1"))
+            gate = block.project(gate_hidden, "att.g2")
         if v_first is None:
             v_rate, used_v = None, v
         else:
-            v_rate = sigmoid(block("att.v0") + x_v @ block("att.v1") @ block("att.v2"))
+            v_rate = sigmoid(block("att.v0") + block.project(block.project(x_v, "att.v1"), "att.v2"))
             used_v = v + (v_first - v) * v_rate
 
         removal_key = normalize((k * block("att.k_k")).reshape(heads))

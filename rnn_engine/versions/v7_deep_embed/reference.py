@@ -33,6 +33,6 @@ def channel_mix(ids: Array, embedded: Array, block: Block, x: Array, previous: A
     k = block.matmul(x + (previous - x) * block("ffn.x_k"), "ffn.key.weight")
     k = np.square(np.maximum(k, 0))
     matrix = block.rows("ffn.s_emb.weight", ids) + block.matmul(embedded, "ffn.s_emb_x.weight")  # [T, S * S]
-    inner = (x @ block("ffn.s1"))[:, np.newaxis] @ matrix.reshape(-1, SIDE, SIDE)  # [T, 1, S]
-    scale = inner[:, 0] @ block("ffn.s2") + block("ffn.s0")
+    inner = block.project(x, "ffn.s1")[:, np.newaxis] @ matrix.reshape(-1, SIDE, SIDE)  # [T, 1, S]
+    scale = block.project(inner[:, 0], "ffn.s2") + block("ffn.s0")
     return block.matmul(k * scale, "ffn.value.weight")
