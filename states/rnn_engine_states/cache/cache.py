@@ -31,7 +31,7 @@ from rnn_engine_states.cache.positions import Index, Positions
 from rnn_engine_states.cache.tiers.device import DeviceTier
 from rnn_engine_states.cache.tiers.fetches import Fetch
 from rnn_engine_states.cache.tiers.shared import Inquiry, SharedTier
-from rnn_engine_states.cache.tiers.tier import Access, LiveStates, SlotPool, Tier
+from rnn_engine_states.cache.tiers.tier import Access, LiveStates, Tier
 from rnn_engine_states.cache.tiers.tiered import TieredStore
 from rnn_engine_states.frozen import Payload
 from rnn_engine_states.tokens import TOKEN_BYTES, pack, unpack
@@ -76,12 +76,15 @@ class StateCache:
         self._positions = Positions(config.max_mark_tokens, clock)
         self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
         self._tiers = TieredStore(live, tiers, self._stats, self._positions.become_ghost, config, clock)
-        self._clock = clock
         self._shared = next((tier for tier in tiers if isinstance(tier, SharedTier)), None)
         on_device = sum(tier.queue.capacity for tier in tiers if isinstance(tier, DeviceTier))
         self._index = Index(self._positions, self._tiers, config.index_bytes(on_device))
         for tier in tiers:
             self._index.adopt_copies(tier)
+        self.tiers, self.any_slow = self._tiers.tiers, self._tiers.any_slow
+        self.now = clock  # that of `Checkpoint.used`
+        self.find_position, self.summarise = self._positions.find, self._positions.summarise
+        self.lose_device, self.use_device = self._tiers.lose_device, self._tiers.use_device
 
     def inquire(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
@@ -229,7 +232,7 @@ class StateCache:
             self._stats.not_stored += 1
             return False
         checkpoint = self._positions.record(root, packed, kind)
-        checkpoint.used = self._clock()
+        checkpoint.used = self.now()
         if checkpoint.resumable and (logits is None or checkpoint.has_logits or checkpoint.locks > 0):
             self._tiers.upgrade(checkpoint, kind)
             self._tiers.touch(checkpoint)
@@ -262,63 +265,33 @@ class StateCache:
         checkpoint = self.find_position(position)
         return self._drop_all([checkpoint]) == 1
 
-    def summarise(self) -> None:
-        """Start the summary of the stored checkpoints, which is kept up to date from now on. Later calls do nothing."""
-        self._positions.summarise()
-
     @property
     def summary(self) -> CacheSummary | None:
         """The summary of the stored checkpoints for a fleet's router, or None before `summarise` was called."""
         return self._positions.summary
 
-    def lose_device(self) -> None:
-        """Drop the copies of states on the device and those being read from it, because the device has failed."""
-        self._tiers.lose_device()
-
-    def use_device(self, live: LiveStates, pool: SlotPool) -> None:
-        """Continue after `lose_device` with other slots, and with `pool` if there is a tier on the device."""
-        self._tiers.use_device(live, pool)
-
     def checkpoints(self, scope: str | None = None) -> list[Checkpoint]:
         """Return the records, not to be changed, of all positions or a scope's; see the cache's `browse`."""
         return self._positions.under(lambda root: scope is None or is_within(root, scope))
 
-    def find_position(self, position: str) -> Checkpoint:
-        """Return the cache's record of the position with this id. Raises NotFoundError if the id is unknown."""
-        return self._positions.find(position)
-
-    def now(self) -> float:
-        """Return the current time by the cache's clock, the clock of `Checkpoint.used`."""
-        return self._clock()
-
     def stats(self) -> CacheStats:
         """Return counters and sizes. Thread-safe; single numbers may be from neighbouring moments."""
-        tiers = self._tiers.tiers
         return replace(
             self._stats,
             misses=dict(self._stats.misses),
-            writes_refused=sum(tier.writes_refused for tier in tiers),
-            failed_writes=sum(tier.failed_writes for tier in tiers),
+            writes_refused=sum(tier.writes_refused for tier in self.tiers),
+            failed_writes=sum(tier.failed_writes for tier in self.tiers),
             checkpoints=self._positions.num_checkpoints,
             ghosts=self._positions.num_ghosts,
-            device_logits_bytes=sum(tier.logits_bytes for tier in tiers),
+            device_logits_bytes=sum(tier.logits_bytes for tier in self.tiers),
             index_bytes=self._index.num_bytes,
             index_capacity=self._index.capacity,
             store=None if self._shared is None else self._shared.counters(),
             tiers=tuple(
                 replace(stats, capacity=tier.queue.capacity, used=tier.queue.used, copies=len(tier.queue))
-                for stats, tier in zip(self._stats.tiers, tiers, strict=True)
+                for stats, tier in zip(self._stats.tiers, self.tiers, strict=True)
             ),
         )
-
-    @property
-    def tiers(self) -> tuple[Tier, ...]:
-        return self._tiers.tiers
-
-    @property
-    def any_slow(self) -> bool:
-        """Whether the cache has a slow tier, whose copies outlive the process."""
-        return self._tiers.any_slow
 
     @property
     def has_unwritten(self) -> bool:
@@ -358,7 +331,7 @@ class StateCache:
         exact = checkpoint.length == length
         self._tiers.upgrade(checkpoint, CheckpointKind.BRANCH)
         checkpoint.hits += 1
-        checkpoint.used = self._clock()
+        checkpoint.used = self.now()
         checkpoint.locks += 1
         checkpoint.saves = checkpoint.tokens_to_shorter()
         self._tiers.touch(checkpoint)
