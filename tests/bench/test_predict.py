@@ -24,6 +24,11 @@ def test_a_token_takes_its_bytes_and_its_dispatches() -> None:
     assert 0.7 < model.weight_bytes / gpu.memory / sum(model.seconds(gpu)) < 0.9
 
 
+@pytest.mark.parametrize(("name", "count"), [("QRWKV6-7B", 7), ("ARWKV-7B", 5)])
+def test_dispatches_of_models_in_the_body_of_a_qwen2(name: str, count: int) -> None:
+    assert len(LoadedModel(name, "q4_k_m").plan.dispatches) == 28 * count + 5
+
+
 def test_command() -> None:
     printed = CliRunner().invoke(main, ["--models", "0.4B", "--weights", "f16,int4"]).output
     assert printed.splitlines()[0] == "| GPU | 0.4B f16 | 0.4B int4 |"

@@ -25,7 +25,7 @@ from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
 from rnn_engine.versions.v7.layout import ShapeV7
 from tests.support.models import deep_embedded, random_model, save_safetensors, tiny_shape
-from tests.support.older_models import OLDER_SHAPES, tiny_v4
+from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES, tiny_v4
 from tools.bench.peers import SHAPES as PUBLISHED
 
 SHAPES = [
@@ -99,7 +99,9 @@ def test_numpy_trains_on_the_cpu(opened: ModelFile) -> None:
         load_trainer(opened, "cpu", weights="int8")
 
 
-@pytest.mark.parametrize("shape", [tiny_v4(), deep_embedded(tiny_shape())], ids=lambda shape: shape.version)
+@pytest.mark.parametrize(
+    "shape", [tiny_v4(), deep_embedded(tiny_shape()), *QWEN2_SHAPES], ids=lambda shape: shape.version
+)
 @pytest.mark.parametrize("device", ["cpu", "auto", "0"])
 def test_versions_that_can_not_be_trained_are_refused(shape: ModelShape, device: str, tmp_path: Path) -> None:
     with (

@@ -26,6 +26,7 @@ import numpy as np
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.loading.runner import open_model
 from rnn_engine.types import ModelShape
+from rnn_engine.versions.qwen2 import ShapeV6Qwen2, ShapeV7Qwen2
 from rnn_engine.versions.v6.layout import ShapeV6
 from rnn_engine.versions.v7.layout import AdapterRanks
 from tests.support.models import random_model, save_safetensors, tiny_shape
@@ -46,6 +47,23 @@ def _shape_v6(num_layers: int, width: int) -> ShapeV6:
     )
 
 
+_QWEN2_VOCABULARY: Final = 152_064
+
+
+def _shape_qrwkv6(num_layers: int, width: int, num_kv_heads: int, ffn_width: int) -> ShapeV6Qwen2:
+    return ShapeV6Qwen2(
+        num_layers=num_layers,
+        width=width,
+        num_heads=width // 128,
+        num_kv_heads=num_kv_heads,
+        head_size=128,
+        ffn_width=ffn_width,
+        vocab_size=_QWEN2_VOCABULARY,
+        mix_rank=64,
+        decay_rank=128,
+    )
+
+
 SHAPES: Final[Mapping[str, ModelShape]] = {  # of published models
     "0.1B": tiny_shape(12, 768, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=64, a=64, v=32, g=128)),
     "0.4B": tiny_shape(24, 1024, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=64, a=64, v=32, g=128)),
@@ -54,6 +72,18 @@ SHAPES: Final[Mapping[str, ModelShape]] = {  # of published models
     "7.2B": tiny_shape(32, 4096, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=128, a=128, v=96, g=480)),
     "v6": _shape_v6(12, 768),
     "v6-1.6B": _shape_v6(24, 2048),
+    "QRWKV6-7B": _shape_qrwkv6(28, 3584, 4, 18_944),
+    "QRWKV6-32B": _shape_qrwkv6(64, 5120, 8, 27_648),
+    "QRWKV6-72B": _shape_qrwkv6(80, 8192, 8, 29_568),
+    "ARWKV-7B": ShapeV7Qwen2(
+        num_layers=28,
+        width=3584,
+        num_heads=56,
+        head_size=64,
+        ffn_width=18_944,
+        vocab_size=_QWEN2_VOCABULARY,
+        ranks=AdapterRanks(w=96, a=96, v=64, g=0),
+    ),
 }
 _VERSIONS: Final = {"v6": SHAPES["v6"], "v7": SHAPES["0.1B"]}
 _SUFFIXES: Final = {"web-rwkv": ".st", "llama.cpp": ".gguf", "llama.cpp-vulkan": ".gguf", "rwkv": ".pth"}

@@ -31,7 +31,12 @@ from tools.bench.turns import comma_separated
 from tools.markdown import table
 
 # Metal allows these, and Vulkan's drivers of the other GPUs more.
-_LIMITS = {"max-compute-workgroup-storage-size": 1 << 15, "max-storage-buffers-per-shader-stage": 16}
+_LIMITS = {
+    "max-compute-workgroup-storage-size": 1 << 15,
+    "max-storage-buffers-per-shader-stage": 16,
+    "max-storage-buffer-binding-size": 1 << 31,
+    "max-buffer-size": 1 << 31,
+}
 _STEP = StepSize(num_tokens=1, num_runs=1, num_rows=1, has_draws=True)
 
 
@@ -105,7 +110,7 @@ def list_tensors(shape: ModelShape) -> dict[str, TensorInfo]:
         sizes |= {f"R_{name}": getattr(shape.ranks, name) for name in "wavg"}
     else:
         sizes |= {"M": NUM_MIXES, "R_mix": shape.mix_rank, "R_mixes": NUM_MIXES * shape.mix_rank}
-        sizes["R_decay"] = shape.decay_rank
+        sizes |= {"R_decay": shape.decay_rank, "K": shape.width // shape.heads_a_kv_head}
     specs = VERSIONS.get(shape.version).layout.specs(shape.num_layers)
     return {
         spec.name: TensorInfo(tuple(sizes[dim] for dim in spec.dims), np.dtype(np.float16))
