@@ -39,6 +39,7 @@ class EngineInfo:
     max_logprobs: int  # the most alternatives a token
     tokenizer: str
     created: int  # Unix time of the load, seconds
+    blocks: Mapping[str, int] = field(default_factory=dict)  # matrices kept as in the file, by type, most first
     device_memory: DeviceMemory | None = None  # that the model takes on the device; None on the CPU
     folders: Mapping[str, Path] = field(default_factory=dict)  # that it writes to, if any: `cache` and `states`
     loras: tuple[LoraChoice, ...] = ()  # that are merged into the model, in this order

@@ -160,21 +160,25 @@ def has_kept_blocks(model: Model) -> bool:
 
 def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
     """Yield lines for the user that say how the file's quantised matrices, if any, are loaded: kept or converted."""
-    kept: Counter[str] = Counter()
+    if kept := count_kept(model, format_of):
+        yield f"matrices kept in the blocks of the file: {_counts(kept)}"
     converted: Counter[str] = Counter()
     for name in model.names:
-        block_type = model.block_type(name)
-        if block_type is None:
-            continue
-        chosen = format_of(name)
-        if chosen is not None and chosen.name != block_type.lower():
+        block_type, chosen = model.block_type(name), format_of(name)
+        if block_type is not None and chosen is not None and chosen.name != block_type.lower():
             converted[f"{block_type} to {chosen.name}"] += 1
-        else:
-            kept[block_type] += 1
-    if kept:
-        yield f"matrices kept in the blocks of the file: {_counts(kept)}"
     if converted:
         yield f"matrices converted from the blocks of the file, as --weights says: {_counts(converted)}"
+
+
+def count_kept(model: Model, format_of: FormatOf) -> Counter[str]:
+    """Count the matrices that stay in blocks as the file has them, by the type of the blocks."""
+    kept: Counter[str] = Counter()
+    for name in model.names:
+        block_type, chosen = model.block_type(name), format_of(name)
+        if block_type is not None and (chosen is None or chosen.name == block_type.lower()):
+            kept[block_type] += 1
+    return kept
 
 
 def _counts(types: Counter[str]) -> str:

@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from rnn_engine.bounds import AUTO
+from rnn_engine.bounds import AUTO, STORED
 from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.demo import find_reranker
 from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.forward.cpu_matmul import has_matmuls
+from rnn_engine.forward.weight_choice import count_kept, parse_weights
 from rnn_engine.hub import model_name
 from rnn_engine.interface import EmbeddingInfo, EngineInfo
 from rnn_engine.loading.chat_template import load_chat_template
@@ -181,6 +182,7 @@ def open_parts(
         model=name or model_name(path),
         device=loaded.device_name,
         weights=loaded.weights,
+        blocks=_kept_blocks(model, loaded),
         device_memory=loaded.memory,
         num_slots=num_slots,
         own_states=own_states,
@@ -195,6 +197,12 @@ def open_parts(
         heads=heads,
         reranker=loaded.reranker,
     )
+
+
+def _kept_blocks(model: ModelFile, loaded: _Loaded) -> dict[str, int]:
+    """Count the matrices that are kept in the blocks of the file, by type, the most frequent first."""
+    weights = STORED if loaded.device == "cpu" and not has_matmuls() else loaded.weights  # numpy keeps all of them
+    return dict(count_kept(model, parse_weights(weights, model.shape)[0]).most_common())
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +314,7 @@ def assemble(
     model: str,
     device: str,
     weights: str,
+    blocks: Mapping[str, int] | None = None,
     device_memory: DeviceMemory | None = None,
     num_slots: int | None = None,
     own_states: LocalTable | None = None,
@@ -331,6 +340,7 @@ def assemble(
         max_logprobs=min(MAX_LOGPROBS, runner.shape.vocab_size),
         tokenizer=tokenizer.name,
         created=int(time.time()),
+        blocks=blocks or {},
         device_memory=device_memory,
         folders={use: folder.path for use, folder in (folders or {}).items()},
         loras=tuple(loras),

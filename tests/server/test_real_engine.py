@@ -12,11 +12,15 @@ from statistics import fmean
 import pytest
 
 from rnn_engine.cli.session import EngineChoice
+from rnn_engine.convert.convert import convert_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine_server.apis.engine.cache import Cache
 from rnn_engine_server.apis.openai.schemas import Completion
 from rnn_engine_states.cache.config import CacheConfig
+from tests.support.gguf import save_gguf
 from tests.support.http import Body, Client, Load, check_shape, client_over, engine_in, error_of, post, post_stream
+from tests.support.models import random_model, tiny_shape
 
 PATH = "/v1/completions"
 
@@ -194,3 +198,15 @@ async def test_each_event_tells_times_where_that_is_asked_for(client: Client, pa
     assert sum("prompt_progress" in event for event in events) == sum(one["predicted_n"] == 0 for one in times)
     assert {one["prompt_n"] for one in times if one["predicted_n"] > 0} == {600}
     assert [one["predicted_n"] for one in times[-2:]] == [3, 3]
+
+
+async def test_a_model_tells_the_types_of_its_blocks(load: Load, tmp_path: Path) -> None:
+    wide = random_model(tiny_shape(layers=1, width=256, head_size=64, ffn=512, vocab=96), seed=6)
+    with open_model(save_gguf(wide, tmp_path / "wide.gguf")) as opened:
+        convert_model(opened, tmp_path / "model.gguf", "q4_k_m")
+    engine = await load(EngineChoice(tmp_path / "model.gguf", LoadSettings("cpu"), 1, CacheConfig()))
+    async with client_over(engine) as client:
+        [entry] = (await (await client.get("/v1/models")).json())["data"]
+        assert entry["meta"]["blocks"] == {"Q4_K": 7, "Q6_K": 1}
+        shown = await (await client.post("/api/show", json={"model": entry["id"]})).json()
+        assert shown["details"]["quantization_level"] == "Q4_K"

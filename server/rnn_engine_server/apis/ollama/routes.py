@@ -257,7 +257,7 @@ def _details(info: EngineInfo) -> OllamaDetails:
         "family": family,
         "families": [family],
         "parameter_size": "",
-        "quantization_level": info.weights,
+        "quantization_level": next(iter(info.blocks), info.weights),
     }
 
 

@@ -42,8 +42,8 @@ class EmbeddingMeta(TypedDict):
 class ModelMeta(TypedDict):
     """Properties of a model: its sizes, which depend on its version, its tokenizer, and the device that it runs on.
 
-    `state_bytes` are those of one sequence. An `unloaded` model is loaded at the next request for it, unless an admin
-    has unloaded it.
+    `state_bytes` are those of one sequence. `blocks` counts the matrices that stay in the blocks of the file, by type.
+    An `unloaded` model is loaded at the next request for it, unless an admin has unloaded it.
     """
 
     version: str
@@ -56,6 +56,7 @@ class ModelMeta(TypedDict):
     device: str
     device_bytes: int | None
     weights: str
+    blocks: dict[str, int]
     num_slots: int
     max_logprobs: int
     tokenizer: str
@@ -148,6 +149,7 @@ def model_entry(model: ServedModel, limits: Limits) -> ModelEntry:
         "device": info.device,
         "device_bytes": info.device_bytes,
         "weights": info.weights,
+        "blocks": dict(info.blocks),
         "num_slots": info.num_slots,
         "max_logprobs": info.max_logprobs,
         "tokenizer": info.tokenizer,

@@ -112,7 +112,7 @@ function factsOf(meta) {
   return [
     [t("engine.version"), `RWKV ${meta.version}`],
     [t("engine.layers"), `${meta.num_layers} × ${formatNumber(meta.width)}`],
-    [t("engine.weights"), meta.weights],
+    [t("engine.weights"), [meta.weights, ...Object.keys(meta.blocks)].join(", ")],
     [t("engine.device"), meta.device],
     [t("engine.slots"), formatNumber(meta.num_slots)],
     [t("engine.state_size"), formatBytes(meta.state_bytes)],
