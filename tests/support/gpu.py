@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
+from rnn_engine.forward.variants import StreamVariant
 from rnn_engine.forward.weight_choice import FormatOf, parse_weights
 from rnn_engine.gpu import Device, DeviceInfo, measure_subgroup_size, open_device
 from rnn_engine.types import Model
@@ -26,8 +28,18 @@ def open_checked(kind: str) -> tuple[Device, Tuning]:
     device = open_device(checked=True)
     tuning = tuning_for(DeviceInfo(0, "any", kind, "any", "any"), can_broadcast=measure_subgroup_size(device) >= 8)
     return device, replace(
-        tuning, adapter_loads=min(2, tuning.adapter_loads), candidate_loads=min(4, tuning.candidate_loads)
+        tuning,
+        matmuls=_shorter(tuning.matmuls),
+        blocks=_shorter(tuning.blocks),
+        packed=_shorter(tuning.packed),
+        normed=_shorter(tuning.normed),
+        adapter_loads=min(2, tuning.adapter_loads),
+        candidate_loads=min(4, tuning.candidate_loads),
     )
+
+
+def _shorter(variants: Sequence[StreamVariant]) -> tuple[StreamVariant, ...]:
+    return tuple(replace(variant, unroll=min(2, variant.unroll)) for variant in variants)
 
 
 def make_gpu_runner(
