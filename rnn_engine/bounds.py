@@ -113,7 +113,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Settings within others. With `needed`, they are there only if their first field is given, called so in errors."""
+    """Settings within other settings.
+
+    If `needed` is not None, they are there only if their first field is given, which is then called so in the error for
+    others that are given without it.
+    """
 
     settings: type
     needed: str | None

@@ -1,4 +1,9 @@
-"""One SQLite file: one thread writes, a few read, and the event loop never waits for the disk."""
+"""One SQLite file: one thread writes, a few read, and the event loop never waits for the disk.
+
+A change is one transaction, which no kill can undo once its caller goes on, and no power failure if it flushes. Readers
+have connections of their own, so a long reading delays no change. There are no more threads and open files than those,
+even if many clients call, and the owners of what is stored take turns on them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`Engine`, the Python API, for one event loop; the model runs on a thread of its own (`scheduler.Worker`)."""
+"""`Engine`, the project's Python API: it loads an RWKV model and generates text for many requests at once.
+
+Its methods are for one event loop; the model runs on a thread of its own (`scheduler.Worker`). An event goes from that
+thread into the request's own inbox. A request whose reader falls far behind is paused, and delays no other.
+"""
 
 from __future__ import annotations
 

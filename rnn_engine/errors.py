@@ -211,7 +211,11 @@ def is_whole(value: object) -> bool:
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise InvalidRequestError unless `low` <= `value` <= `high`. Asks only unusual classes if they are `Real`."""
+    """Raise InvalidRequestError for the field `name` unless `low` <= `value` <= `high`. NaN is refused.
+
+    Each request has dozens of fields to check, and `isinstance` is slow for the abstract type `Real`. So it is asked
+    only about other classes than int and float. `check_whole` does the same.
+    """
     if (value.__class__ not in (int, float) and not is_number(value)) or not low <= value <= high:
         raise InvalidRequestError(name, value, f"a number from {_plain(low)} to {_plain(high)}")
 

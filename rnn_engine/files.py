@@ -1,4 +1,10 @@
-"""Write files and folders atomically, and small JSON records with a digest: readers find the old or the new content."""
+"""Write files and folders atomically, and small JSON records with a digest: readers find the old or the new content.
+
+`read_text` reads the texts that users write with any editor.
+
+A folder that was written here has a list of its contents, `.rnn-engine.json`. A folder with any content that differs
+from its list is the user's, and is never replaced.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +204,11 @@ def _read_list(folder: Path) -> _Contents:
 
 
 def _put_in_place(unfinished: Path, path: Path) -> None:
-    """Rename `unfinished` to `path`. A former folder is replaced, or restored if that fails; a crash leaves `.old`."""
+    """Rename the folder `unfinished` to `path`. An earlier folder at `path` is replaced, or restored if that fails.
+
+    If the system can't exchange two folders in one step, there is nothing at `path` for a moment. A crash at that
+    moment leaves the earlier folder beside it, with `.old` at the end of its name.
+    """
     if not path.exists():
         unfinished.rename(path)
     elif not _exchange(unfinished, path):  # else the caller deletes the earlier folder, which is `unfinished` now

@@ -205,7 +205,11 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How many tokens of a prompt have run or need not, before `Started`, if the request has `report_progress`."""
+    """An event that reports how many tokens of a prompt have been run; sent if the request set `report_progress`.
+
+    It comes before `Started`. The first one comes when the request has a slot, and counts the tokens that need not run;
+    each later one has more.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -224,7 +228,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """The log-probabilities of a prompt's tokens from `score_from` on; comes after `Started` if the request asks."""
+    """The event with the log-probabilities of a prompt's tokens from index `score_from` on, if the request set that.
+
+    It follows `Started`.
+
+    The first token of a sequence that starts from no known logits has no log-probability.
+    """
 
     tokens: tuple[TokenInfo, ...]
 

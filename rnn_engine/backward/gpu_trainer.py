@@ -50,7 +50,14 @@ class GpuTrainer:
         trains_shifts: bool,
         progress: Progress,
     ) -> None:
-        """Upload `model`, and allocate buffers in `memory`, which the caller closes if this raises."""
+        """Upload `model`, which may be closed afterwards, and allocate the device buffers for steps.
+
+        `matmuls` are kernels of `device` for steps of `limits`, with products in f32. A step has at most
+        `limits.num_slots` documents, and computes at most `limits.max_rows` logits at a time. `memory` is an empty
+        group of buffers of `device`. The caller closes it if this fails, else the trainer does.
+        Raises InvalidRequestError for settings of the optimizer that are out of range, DeviceMemoryError if the device
+        has no room, DeviceError if it can't run the model.
+        """
         check_optimizer(optimizer)
         self.shape = model.shape
         self.max_tokens = limits.max_tokens

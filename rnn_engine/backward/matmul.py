@@ -1,4 +1,7 @@
-"""The backward pass of matmuls on the device: the gradient of their inputs, with the weights of the forward pass."""
+"""The backward pass of matmuls on the device: the gradient of their inputs, from that of their outputs.
+
+It reads the weights that the forward pass has uploaded, and yields one dispatch for each dispatch of the forward pass.
+"""
 
 from __future__ import annotations
 

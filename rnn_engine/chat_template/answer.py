@@ -56,7 +56,12 @@ class AnswerForm:
 
 
 class AnswerReader:
-    """Divides a model's answer while it arrives, and holds back what may become markup. Wrong calls are content."""
+    """Divides one answer of a model into thoughts, content and tool calls while it arrives.
+
+    Text that may still become markup is held back until that is decided.
+
+    Calls of an unknown tool, and calls that are not written correctly, are content.
+    """
 
     def __init__(self, form: AnswerForm) -> None:
         self._form = form

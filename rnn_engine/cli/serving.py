@@ -53,7 +53,13 @@ def _first_choice(options: ServeOptions) -> EngineChoice:
 async def load_models(
     choice: EngineChoice, models: Sequence[NamedModel], default: str | None, load: LoadChoice
 ) -> ModelRegistry:
-    """Load `models`; LoRAs, states and reranker of `choice` are for the first. Raises InvalidRequestError."""
+    """Load all `models`, each by calling `load`; return their registry.
+
+    LoRAs, states and the reranker of `choice` are for the first.
+
+    `default` is the name of the model that answers requests without a model's name. Raises InvalidRequestError if there
+    is no model called `default`.
+    """
     names = [model.name for model in models]
     if default is not None and default not in names:
         there = ", ".join(names)

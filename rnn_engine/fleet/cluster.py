@@ -214,7 +214,12 @@ async def open_fleet(
     slots: int,
     max_queued: int,
 ) -> RemoteEngine:
-    """Start the replicas, which the engine's `close` removes, or connect to the application that `settings` name."""
+    """Start the replicas that `settings` describe, or connect to running ones, and return an engine that uses them.
+
+    The replicas are deployed here and removed by the engine's `close`. If `settings` name a running application, its
+    replicas are used, and left running. `load` loads a replica's engine, with `slots` slots, and can be pickled. Raises
+    what `start_ray`, `deploy`, `check_application` and `open_front` raise.
+    """
     front = await asyncio.to_thread(open_front)
     owned = settings.application is None
     application = settings.application or f"{name}-{uuid.uuid4().hex[:8]}"  # others may serve the same model

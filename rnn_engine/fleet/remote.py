@@ -289,7 +289,11 @@ def open_front(
     states: StateSettings | None = None,
     store: StoreConfig | None = None,
 ) -> Front:
-    """Open what the server's process has of a fleet; see `Engine.load`. With a `store`, processes share its names."""
+    """Open the parts of a fleet that the server's process has: a model's tokenizer, chat template and named states.
+
+    Blocks. Reads the model's weights only for their fingerprint. The options are those of `Engine.load`, and so are the
+    errors. With a `store`, server processes share named states.
+    """
     path, settings = locate_model(model_path), states or StateSettings()
     with ExitStack() as undo:
         folders = {}

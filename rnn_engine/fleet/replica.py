@@ -28,7 +28,11 @@ class ReplicaEngine(EngineLike, Protocol):
 
 
 class Replica:
-    """Runs the requests of fronts (server processes) on an engine, which it owns, with one stream of events to each."""
+    """Runs requests of server processes (fronts) on an engine, and sends each front its requests' events in one stream.
+
+    Events of a front's requests that are ready together are sent in one parcel, so that a step costs one message for
+    each front and not one for each token. For one event loop. Owns the engine.
+    """
 
     def __init__(self, engine: ReplicaEngine, name: str) -> None:
         """Create a replica that runs requests on `engine`. No other replica may have the same `name`."""
@@ -37,7 +41,11 @@ class Replica:
         self._outboxes: dict[str, _Outbox] = {}  # of the fronts that read their streams
 
     async def run(self, front: str, key: int, call: bytes) -> None:
-        """Run the pickled request `call` for a `front`, until it ends, is cancelled, or the front stops reading."""
+        """Run the pickled request `call` to its end; put its events, with its number `key`, into the stream to `front`.
+
+        Cancelling this frees the request's slot within a step. The request ends early if the front stops reading its
+        stream, and does not begin if the front reads none.
+        """
         outbox = self._outboxes.get(front)
         if outbox is None:
             return

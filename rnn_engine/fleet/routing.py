@@ -1,4 +1,9 @@
-"""Choose the replica for a request: the one that has most of its prompt cached, unless it has too many requests."""
+"""Choose the replica for a request: the one that has most of its prompt cached, unless it has too many requests.
+
+There are two sources for what a replica has cached. A front remembers the prompts that it sent as hashes of their
+blocks, so it knows at once when prompts that begin alike arrive together. And replicas send summaries of their caches:
+they show prompts that came by other fronts, and states that were evicted. This module knows neither Ray nor engines.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +41,11 @@ class PrefixRouter:
         self._holders: _Holders = defaultdict(set)
 
     def choose(self, candidates: Sequence[Candidate], root: str, prompt: Sequence[int]) -> Candidate:
-        """Return the candidate likely to run `prompt` first, or else the least busy, and remember that it gets it."""
+        """Return the candidate replica that is likely to run `prompt` first, and remember that it gets the prompt.
+
+        Of equal candidates, the one with the fewest requests for each slot is chosen, and then the one with the fewest
+        remembered blocks. `root` distinguishes prompts that start from other states, or whose cache is not shared.
+        """
         packed = pack(prompt)
         blocks = block_digests(root, packed)
         saved = self._saved_tokens(blocks, packed)
@@ -105,7 +114,11 @@ class _Kept:
         return len(self._sent)
 
     def tokens_of(self, block: bytes, number: int, packed: bytes) -> int:
-        """Return how many tokens of `packed` are probably cached, given the longest known prefix of `number` blocks."""
+        """Return how many tokens of a prompt the replica has probably cached, given the longest prefix that it knows.
+
+        The prefix has the hash `block` and `number` whole blocks; `packed` is the whole prompt. The result is the
+        prefix's length if it was sent to the replica, or the length of a checkpoint in the block after it, or 0.
+        """
         longest = max(self._lengths(block, number, packed), default=0)
         return max(longest, number * BLOCK_TOKENS) if block in self._sent else longest
 

@@ -96,7 +96,11 @@ def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:
 
 
 def make_masks(batch: Batch, vocab_size: int) -> list[NDArray[np.uint32] | None]:
-    """Make each run's masks [rows, ceil(V / 32)], None for all tokens; once a step. Raises InvalidRequestError."""
+    """Call the mask function of each token run, and return for each run its masks [rows, ceil(V / 32)].
+
+    None stands for masks that allow all tokens. Call this once a step. Raises InvalidRequestError for masks of another
+    type or shape.
+    """
     made = [None if run.masks is None else run.masks() for run in batch]
     for position, (run, masks) in enumerate(zip(batch, made, strict=True)):
         expected = (run.rows, mask_words(vocab_size))

@@ -33,7 +33,11 @@ def read_out(
     num_candidates: int,
     full_row: Callable[[int], F32],
 ) -> Readout:
-    """Return a step's read-out of its logits [R, V]: the top tokens that `masks` allow, log-sum-exps, target logits."""
+    """Return the read-out of a step from its logits [R, V]: for each row the top tokens, log-sum-exp and target logit.
+
+    `num_candidates` top tokens are read of each row, as allowed by `masks`, which has one item a run. `full_row`
+    returns all logits of a row.
+    """
     has_masks = any(own is not None for own in masks)
     allowed = allowed_tokens(batch, masks, logits.shape[-1])  # [R, V]
     allowed_logits = np.where(allowed & ~np.isnan(logits), logits, np.float32(-np.inf))

@@ -195,7 +195,11 @@ class SlotPenalties:
         self._texts: list[_Text | None] = [None] * num_slots  # by slot: the text whose penalties it holds
 
     def prepare(self, run: TokenRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return the words of `struct Draw` for penalties; upload the text's if the slot has another text's."""
+        """Return the fields of `struct Draw` for the penalties of `run`, which must have a draw with penalties.
+
+        These are the fields from `presence` to `repeat`, and from `position` to `counts_input`. If the slot holds the
+        penalties of another text, this uploads those from which the new text starts.
+        """
         slot, draw = run.slot, run.draw
         assert draw is not None, "a run that draws"
         assert draw.penalties is not None, "and penalises"

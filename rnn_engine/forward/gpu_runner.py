@@ -122,7 +122,12 @@ class _Step:
 
 
 class GpuRunner:
-    """A `Runner` on a GPU. What the device writes exists twice, what the host writes once: calls run in their order."""
+    """A `Runner` on a GPU. It frees its device memory at `close`; other models may use the same device.
+
+    The buffers that the device writes and the host reads, logits and answer, exist twice.
+    The buffers that the host writes exist once: uploads and submissions run in the order of the calls, so a step's
+    batch can't overtake the step before.
+    """
 
     def __init__(
         self,
@@ -136,7 +141,12 @@ class GpuRunner:
         limits: StepLimits,
         progress: Progress,
     ) -> None:
-        """Upload `model`, and allocate in `memory`, which the caller closes if this raises. Raises DeviceError."""
+        """Upload `model`, which may be closed afterwards, and allocate the device buffers for steps.
+
+        `matmuls` are kernels of `device` for steps of `limits`.
+        `memory` is an empty group of buffers of `device`. The caller closes it if this fails, else the runner does.
+        Raises DeviceMemoryError if the device has no room, DeviceError if it can't run the model.
+        """
         self.device = device
         self.matmuls = matmuls
         self.shape = model.shape
@@ -306,7 +316,11 @@ class GpuRunner:
             self._memory.close()
 
     def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
-        """Submit a step: inputs, dispatches and downloads. Masks are made while the device computes the logits."""
+        """Upload the inputs of `batch`, submit its dispatches, and start the download of its read-outs and draws.
+
+        Masks are made while the device computes the logits. If several tokens are drawn after each run, this submits
+        one plan for each of them, so that the device begins while the later ones are encoded.
+        """
         side, memory, limits, vocab_size = ticket.number % 2, self._memory, self._limits, self.shape.vocab_size
         num_rows, num_draws = sum(run.rows for run in batch), count_draws(batch)
         memory.upload(self._forward.buffers.batch, 0, encode_batch(batch, limits, self._states.sides, vocab_size))

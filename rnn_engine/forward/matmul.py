@@ -89,7 +89,11 @@ class MatMulKernels:
         constants: Mapping[str, Constant] = MappingProxyType({}),
         includes: Mapping[str, Include] = MappingProxyType({}),
     ) -> Kernel:
-        """Return the kernel of `variant` for a weight format, compiled once, with more `constants` and `includes`."""
+        """Return the matmul kernel of `variant` for matrices of the format `weights`. The first call compiles it.
+
+        `constants` and `includes` are those of norm_inputs.wgsl, for a variant that norms its inputs, and of
+        two_formats.wgsl.
+        """
         return self.kernels.get(
             variant.shader,
             {**self._constants, **variant.constants, **constants},
@@ -332,7 +336,11 @@ class NormBefore:
 
 @dataclass(frozen=True, slots=True)
 class NormedMatMul:
-    """A norm with token shift, and the matmul of its results, which norms a single token itself if the tuning can."""
+    """The stage of a layer norm with its token shift, and of the matmul that multiplies their results.
+
+    If the tuning has a kernel for it, every workgroup of the matmul norms a single token itself, in place of a dispatch
+    before. The mixes are then stored only if `NormBefore.keeps_mixes`.
+    """
 
     norm: KernelStage
     matmul: BoundMatMul

@@ -112,7 +112,10 @@ class SlotStates:
 
     @property
     def sides(self) -> Sequence[int]:
-        """For each slot, the copy of the token shifts, 0 or 1, that the next step reads if all open draws succeed."""
+        """For each slot, the copy of the token shifts, 0 or 1, that the next step reads; it writes the other one.
+
+        A run that draws counts as if it had drawn all its tokens, until the device reports how many it has drawn.
+        """
         return self._sides
 
     def advance(self, slot: int, times: int = 1) -> None:
@@ -131,7 +134,11 @@ class SlotStates:
         self._sides[target] = self._sides[source]
 
     def start_read(self, slot: int) -> SlotRead:
-        """Start to download a slot's state; waits only if no staging buffer is free. Raises DeviceError."""
+        """Start to download the state of `slot` after all steps submitted so far; return the read in progress.
+
+        Waits only if no staging buffer is free: at four reads under way, or earlier if the device has no room for more.
+        Raises DeviceError if the device rejects it.
+        """
         staging = self._take_staging()
         copies = []
         for layer, buffer in enumerate(self._buffers):

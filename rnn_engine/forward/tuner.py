@@ -46,7 +46,10 @@ Chosen: TypeAlias = Mapping[tuple[MatMulClass, int], "Choice"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The variant chosen for a class and a token count, and the fixed choice: seconds of each, infinite if rejected."""
+    """The variant chosen for a class of matmuls and a token count, with its times and those of the fixed choice.
+
+    Times are seconds per dispatch. `default_measured` is infinite if the device rejects the fixed choice.
+    """
 
     kind: MatMulClass
     tokens: int
@@ -82,7 +85,9 @@ class _Task:
         return sorted(self.measured, key=lambda variant: median(self.measured[variant]))
 
     def choice(self) -> Choice:
-        """Return the fastest variant, of which one must be measured, or the fixed choice if that is hardly slower."""
+        """Return the fastest measured variant, or the fixed choice if that is hardly slower. Needs a measured
+        variant.
+        """
         default = median(self.measured.get(self.default, (math.inf,)))
         best = self.ranked()[0]
         gain = _LEAST_GAIN if len(self.measured[best]) >= _SURE else _LEAST_GAIN_UNSURE
@@ -193,7 +198,11 @@ class KernelTuner:
         return _Task(kind, tokens, parts, default, {default: self._cost.predict(work, default), **predicted})
 
     def _trials(self, tasks: list[_Task], *, exhaustive: bool) -> Iterator[tuple[MatMulVariant, list[_Task]]]:
-        """Yield variants with the tasks to time them for: those of usual token counts first, then by their promise."""
+        """Yield the kernel variants to time, the most promising first, each with the classes of matmuls to time it for.
+
+        Variants for steps of one sequence, of all slots and of prompts come before all others.
+        Tasks that need the same kernel share its compilation.
+        """
         usual = {1, rounded_count(self._runner.num_slots), rounded_count(self._runner.max_tokens)}
         promise: dict[tuple[bool, str, MatMulVariant], float] = {}
         fitting: defaultdict[tuple[bool, str, MatMulVariant], list[_Task]] = defaultdict(list)

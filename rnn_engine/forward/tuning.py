@@ -1,4 +1,8 @@
-"""The choice of the matmul kernel by device, matrix size and number of tokens, for speed alone: docs/performance.md."""
+"""The choice of the matmul kernel variant to run, by kind of device, matrix size and number of tokens.
+
+The figures behind the fixed choices are in docs/performance.md; `tuner` finds better ones for a device.
+The choice affects speed alone, never a result's meaning: any variant is right on any device.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The variants of the matmul kernels, which differ in speed and rounding, and those worth a trial on a device."""
+"""The variants of the matmul kernels: their constants, the devices that can run them, and those worth a trial.
+
+Any variant is right on any device that can run it.
+Variants differ in speed, and in rounding, since they add up the same sums in another order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The formats in which a device stores matrices. A new one is a class, a WGSL file and an entry in `WEIGHT_FORMATS`."""
+"""The formats in which a device stores weight matrices, laid out in the order that the matmul kernels read.
+
+A new format is a class with the members of `WeightFormat`, a WGSL file with its load function, and an entry in
+`WEIGHT_FORMATS`. `weight_choice` chooses the format of each matrix.
+The kernels are the same for all formats: they call `load_weights` for 8 columns of a row.
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,11 @@ class Memory:
         return buffer
 
     def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
-        """Write `data` in the order of submissions. Waits only if the driver's copies would exceed 16 MB."""
+        """Write `data` to a buffer on the device, from byte `offset` on.
+
+        The device does it after all earlier submissions and before all later ones. Until then the driver keeps a copy.
+        This waits for the device only where the copies of the group's uploads would exceed 16 MB.
+        """
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         with device_errors(f"{buffer.label}: {flat.size} bytes can't be written"):
             for start in range(0, flat.size, _UPLOAD_BYTES):

@@ -103,7 +103,10 @@ def timestamp_period(device: wgpu.GPUDevice) -> float:
 
 
 def wait(device: wgpu.GPUDevice, submission: int) -> None:
-    """Block until the device has executed `submission`, or for less: wgpu-core bounds such a wait (CLEANUP_WAIT_MS)."""
+    """Block until the device has executed `submission` and all earlier ones, but not later ones.
+
+    It may return earlier: wgpu-core bounds such a wait (CLEANUP_WAIT_MS), and wgpu-native does not tell.
+    """
     lib.wgpuDevicePoll(handle(device), True, ffi.new("WGPUSubmissionIndex *", submission))
 
 

@@ -1,4 +1,8 @@
-"""Plans, the lists of a step's dispatches, and the recorder that encodes them anew for each step and submits them."""
+"""Plans, each the list of a step's dispatches, and the recorder that submits them to a device.
+
+WebGPU has no command buffer that can be submitted twice, so a plan is encoded anew for every step, with little host
+time.
+"""
 
 from __future__ import annotations
 

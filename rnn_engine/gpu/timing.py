@@ -36,7 +36,13 @@ def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
 
 
 def time_plan(device: Device, plan: Plan, repeats: int) -> list[float]:
-    """Return each run's seconds, by the device's clock; on a software device, of all processors. Raises DeviceError."""
+    """Run `plan` `repeats` times, and return for each run the seconds that all its dispatches took together.
+
+    Blocks. The times are by the device's own clock if it has one and the plan has at most 2048 dispatches.
+    For a software device they are the time of all processors together, since other work on the machine changes that
+    little. Otherwise they last until the host learns of the end.
+    Raises DeviceError if the device fails.
+    """
     with device_errors("a plan can't be timed"):
         if device.has_timestamps and not device.info.is_software and len(plan.dispatches) <= _MAX_DISPATCHES:
             return [sum(_time_once(device, plan)) for _ in range(repeats)]

@@ -1,4 +1,8 @@
-"""A compiler of grammars, with a cache for all requests, and two lanes: a slow grammar moves on to the second."""
+"""A compiler of grammars that works on threads of its own, with a cache of compiled grammars for all requests.
+
+There are two lanes, each with a thread and a process of its own. A grammar that takes long in the first lane moves on
+to the second. So another grammar waits for a fraction of a second at most, plus the start of a process.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,11 @@ class GrammarCompiler:
         seconds: float = 2.0,
         note_seconds: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Prepare to compile each grammar in `seconds`; the two functions are called on other threads."""
+        """Prepare to compile grammars. Each may take at most `seconds` of processor time.
+
+        `make_vocabulary` is called on another thread when a vocabulary is first needed.
+        `note_seconds` is called with the seconds that each grammar took, on any thread, but on one at a time.
+        """
         self._make_vocabulary = make_vocabulary
         self._note_seconds = note_seconds
         limits = sorted({min(QUICK_SECONDS, seconds), seconds})
@@ -86,7 +94,13 @@ class GrammarCompiler:
         self._is_closed = False
 
     def compile(self, grammar: Grammar, scope: str = "") -> Future[CompiledGrammar]:
-        """Return a future of the grammar, cached for `scope`, `owner` or `owner/part`. It raises GrammarError."""
+        """Return a future of the compiled `grammar`. It is compiled on another thread unless it is cached for `scope`.
+
+        `scope` is `owner` or `owner/part`.
+        The future raises GrammarError if the grammar is wrong or takes too much. It raises UnavailableError if trying
+        it failed; the next call tries it again. Several callers may share the future. After `close`, the future of a
+        grammar that is not cached is cancelled.
+        """
         key = scope, grammar
         with self._lock:
             entry = self._kept.get(key)

@@ -1,4 +1,8 @@
-"""Fit JSON schemas to what llguidance can enforce, which is found by compiling parts of them."""
+"""Fit JSON schemas to what the library llguidance can enforce.
+
+The library refuses a schema for one keyword that it can't enforce. Such keywords are found by compiling parts of the
+schema, so nothing here repeats what the library allows.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,11 @@ def load_schema(text: str, *, strict: bool = True) -> Schema:
 
 
 def fit_schema(schema: object, *, strict: bool, is_object: bool = False) -> FittedSchema:
-    """Leave out of a schema what can't be enforced, so that it allows more; if `strict`, raise GrammarError instead."""
+    """Leave out of a parsed JSON schema, which may be changed, what the library can't enforce.
+
+    What a keyword or a part of the schema allows is then allowed, and more. If `is_object`, the schema is one of
+    objects. If `strict`, nothing is left out: raises GrammarError for what can't be enforced.
+    """
     fitting = _Fitting(strict)
     fitted = fitting.fit(schema, is_object)
     if strict and fitting.left_out:
@@ -76,7 +84,11 @@ def fit_schema(schema: object, *, strict: bool, is_object: bool = False) -> Fitt
 
 
 def with_options(schema: Schema, *, strict: bool = True) -> Schema:
-    """Return `schema` with llguidance's options for JSON as of `json.dumps`; its own `x-guidance` takes precedence."""
+    """Return `schema` with options for llguidance that make it generate JSON on one line, spaced as by `json.dumps`.
+
+    If not `strict`, a text may follow several parts of a `oneOf`. Options that the schema itself has under `x-guidance`
+    take precedence.
+    """
     if schema is False:
         return schema
     own = {} if schema is True else dict(schema)

@@ -62,7 +62,11 @@ class Trials:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, grammar: Grammar) -> Verdict:
-        """Compile `grammar` in the child. Raises GrammarError, SlowGrammarError, or if untried TrialError, OSError."""
+        """Compile `grammar` on trial in the child process, and return the verdict: its time and memory.
+
+        Raises GrammarError if the grammar is wrong or takes too much memory, and SlowGrammarError if it takes too much
+        time. Raises TrialError or OSError if it could not be tried.
+        """
         if self._process is not None and self._process.poll() is not None:  # it has ended since the last grammar
             self.close()
         verdict = self._ask(self._process or self._start(), grammar)

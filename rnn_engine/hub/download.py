@@ -82,7 +82,11 @@ class Hub:
         return download
 
     def fetch(self, download: Download) -> Path:
-        """Download missing files, resuming earlier downloads; return the path to open. Raises ModelError."""
+        """Download files, except for those that are already here, and return the path to open.
+
+        Draws a progress bar for each file on stderr. If this ends early, the incomplete file is kept, and the next call
+        resumes it. Raises ModelError if a file can't be downloaded or does not have the checksum that the hub lists.
+        """
         for file in download.files:
             target = download.target(file)
             with self._in_words(download.repository):

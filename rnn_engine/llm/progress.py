@@ -25,7 +25,10 @@ def ignore(*_: object) -> None:
 
 @contextmanager
 def progress_bar(title: str, *, with_time_left: bool = False) -> Iterator[Report]:
-    """Show a progress bar, or log lines without a terminal, while a block runs; yields the function to update it."""
+    """Return a context manager that shows a progress bar while its block runs, and yields a function to update it.
+
+    Without a terminal, progress is written to the log: at first, and then every few seconds.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     times = (TimeElapsedColumn(), TimeRemainingColumn()) if with_time_left else (TimeElapsedColumn(),)
@@ -61,7 +64,10 @@ def _logged_progress(title: str) -> Iterator[Report]:
 
 @contextmanager
 def completion_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """Show how many of `total` texts are done, if `shown`; yields a function that takes the tokens of each."""
+    """Show how many of `total` texts are done, the tokens each second and the time left.
+
+    Yields a function to call with the number of tokens of each text that is done. Shows nothing unless `shown`.
+    """
     if not shown:
         yield lambda _: None
         return

@@ -54,7 +54,10 @@ class Start:
 
     @classmethod
     def of(cls, engine: EngineLike, choice: StateChoice | None, kind: MixKind = "log") -> Start:
-        """Return the caller's start. Raises StateError, or InvalidRequestError for what is no state or mix."""
+        """Return the start that a caller chose.
+
+        Raises StateError for a state of another model, and InvalidRequestError for what is no state or mix of states.
+        """
         check_choice("mix", kind, get_args(MixKind))
         if choice is None:
             return cls()

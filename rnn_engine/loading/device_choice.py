@@ -59,9 +59,14 @@ def choose_device(
 ) -> DeviceChoice:
     """Choose "cpu", which means numpy, if WebGPU finds no GPU and numpy is faster or starts sooner; else `device`.
 
-    Only for "auto". Without a GPU, a small model takes numpy; of a larger one, the first layers are run with both to
-    measure them, if numpy has room. The choice is recorded in `cache_folder`, since its states can be continued only
-    with the weights with which they were made.
+    Only for "auto". If every WebGPU device is a software driver, a small model takes numpy, which needs no kernels to
+    be compiled. Of a larger one, the first layers are run with both to measure them, which takes about a second. If
+    there is no room for the weights in f32, numpy is not tried. `weights` returns the format of the weights on the
+    software device.
+
+    States are continued only with the weights with which they were made, and numpy has other ones. So the choice is
+    recorded in `cache_folder`, the folder of cached states. Later loads of the same model with that folder choose the
+    same without measuring.
     """
     if device != "auto":
         return DeviceChoice(device, "as --device says")
@@ -113,7 +118,11 @@ def _measure(model: ModelFile, weights: Callable[[str], str], num_slots: int, so
 def measure_speed(
     model: Model, load: Callable[[Model], Runner], clock: Callable[[], float] = time.perf_counter
 ) -> Speed:
-    """Estimate a model's speed on a device by running only one layer and then three, or all if it has no more."""
+    """Estimate a model's speed on a device by running only its first layers.
+
+    Runs one layer and then three, and extrapolates to all layers; a model of at most three layers is run whole. `load`
+    loads a model and returns its runner; `clock` returns seconds.
+    """
     num_layers = model.shape.num_layers
     if num_layers <= _LAYERS[1]:
         return Speed(*(1 / seconds for seconds in _seconds_a_token(model, load, clock)))

@@ -65,7 +65,11 @@ def kernel_limits(device: Device) -> KernelLimits:
 def choose_kernels(
     order: TuneOrder, runner: GpuRunner, matmuls: MatMulKernels, limits: KernelLimits, progress: Progress
 ) -> None:
-    """Set `matmuls`, before any step, to the fastest recorded kernels, after a search if `order` allows one."""
+    """Set a model's matmul kernels to the fastest that are recorded for its device, after a search if `order` allows.
+
+    `matmuls` belong to `runner`, which must not have run any step yet. Newly found choices are recorded and passed to
+    `order.on_found`. With `order.seconds` 0 the function does nothing.
+    """
     if order.seconds == 0:
         return
     kept = KeptChoices.of(runner.device)

@@ -45,9 +45,14 @@ def plan_memory(
 ) -> MemoryPlan:
     """Choose a weight format for a model on a device, and the bytes for spare slots, so that all fits into its memory.
 
-    None selects `usual_weights`, and `AUTO` the best format that fits; for "cpu" see `cpu_weights`. The bytes of this
-    process's other models are subtracted from `device_memory`. Raises DeviceMemoryError, whose message says what would
-    fit, DeviceError, or InvalidRequestError for weights that the device can't have.
+    `weights` is kept if it is a format; None selects `usual_weights`, and `AUTO` the best format that fits. `device` is
+    as `load_runner` has it; for "cpu" see `cpu_weights`. `device_memory` is the device's number of bytes, for devices
+    whose memory can't be found out; if given, it is always used. The bytes of this process's other models there are
+    subtracted from it.
+
+    Raises DeviceMemoryError if the model does not fit; the message says what would. Raises InvalidRequestError for
+    `AUTO` on a device of unknown memory, and for weights that the device can't have. Raises DeviceError as
+    `load_runner` does.
     """
     if device == "cpu":
         check_cpu_weights(weights)
@@ -187,7 +192,12 @@ class Inspection:
 def inspect_model(
     model: ModelFile, tokenizer: str = "auto", num_slots: int = 8, device_memory: int | None = None
 ) -> Inspection:
-    """Describe an open model, and the memory it needs on each device, or else on one with WebGPU's lowest limits."""
+    """Describe an open model and the memory that it needs on each device of this computer.
+
+    Each device lists the model's usual weight format first. Without a device, the needs are those on one with the
+    lowest limits that WebGPU allows. `tokenizer` is as for `load_tokenizer`. `device_memory` is a device's number of
+    bytes, for devices that do not report it; if given, it is used for all devices.
+    """
     own = [name for name in model.tensors if not is_time_state(name)]
     return Inspection(
         file=str(model.path),

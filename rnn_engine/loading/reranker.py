@@ -26,7 +26,11 @@ class Reranker:
     def __init__(
         self, path: Path, shape: ModelShape, device: str, *, weights: str, num_slots: int, progress: Progress
     ) -> None:
-        """Load the reranker in `path` for an embedding model of the sizes `shape`. Raises ModelError or DeviceError."""
+        """Load the reranker in the file `path` for an embedding model with the sizes `shape`.
+
+        `device`, `weights` and `num_slots` are those of the embedding model. Raises ModelError if the file has no
+        reranker, or one for a model of other sizes; the message has the path. Raises DeviceError as `load_runner` does.
+        """
         self.name = model_name(path)
         self._path = path
         self._settings = device, weights, num_slots

@@ -33,7 +33,12 @@ def open_model(
     *,
     v5_group_norm_epsilon: float | None = None,
 ) -> ModelFile:
-    """Open a model file, check its header, and merge `loras` into it. Raises ModelError, whose message has the path."""
+    """Open a model file, check its header, and merge `loras` into it. The caller closes it, perhaps as a context.
+
+    `v5_group_norm_epsilon` is for an RWKV-5 model that was not trained with the usual one, 64e-5. Raises ModelError if
+    it is given for another version, if a file can't be read, if the model is not served, or if a LoRA does not fit; the
+    message has the path.
+    """
     model = ModelFile.open(path, versions.find_layout)
     with ExitStack() as undo:
         undo.callback(model.close)
@@ -76,12 +81,16 @@ def load_runner(
 ) -> TracingRunner:
     """Load `model` onto `device` and return its runner, which runs steps there. The model may then be closed.
 
-    `device` is "auto", an index, a part of a name, or "cpu", where floats are f32, blocks too unless activations are
-    int8, and `threads` multiply. `weights` is as `WeightChoice.parse` reads it, or a function from each matrix to its
-    format. After the `num_slots`, the runner has spare slots: as many as
-    `spare_bytes` and the device have room for, at most 64. `checked` shaders test every index, and `warm_up` runs a
-    step of every kind. May be called from any thread. Raises DeviceError, DeviceMemoryError or InvalidRequestError, and
-    holds nothing then.
+    `device` is "auto", an index, a part of a name, or "cpu". There floats are f32, blocks too unless activations are
+    int8, and `threads` multiply. `weights` is the format of matrices as `WeightChoice.parse` reads it, or a function
+    from each matrix to its format; with a function, products are in f32. The `num_slots` are followed by spare slots,
+    which the runner's `num_slots` includes: as many as `spare_bytes` and the device have room for, at most 64.
+    `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every index. `tune` sets how
+    the kernels are chosen. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first
+    run. Models on one device share it, and free their own memory when they are closed. May be called from any thread.
+
+    Raises DeviceError if there is no such device, DeviceMemoryError if it has no room, and InvalidRequestError for
+    activations in int8 if no weights are bytes; nothing is held then.
     """
     size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows)
     format_of, activations = parse_weights(weights, model.shape)

@@ -22,7 +22,11 @@ OWN_STATE = "model"
 
 
 def open_states(model: ModelFile, settings: StateSettings) -> LocalTable:
-    """Create the store of named states, with the files of `settings` and the model's own state. Raises StateError."""
+    """Create the store of named states for an open model, and load the states of its files and of earlier runs.
+
+    These are the files that `settings` name, the model's own tuned state, if there is one, and the persistent states of
+    earlier runs. Raises StateError if a file can't be read or does not fit the model.
+    """
     states = make_state_store(
         model.shape,
         model.fingerprint,
@@ -67,7 +71,11 @@ def make_state_store(
     base: str | None = None,
     any_model: bool = False,
 ) -> LocalTable:
-    """Create an empty store of named states. `folder` is for persistent ones; for other arguments see `StateFiles`."""
+    """Create an empty store of named states for models with the sizes `shape`.
+
+    `folder` is for persistent states. Requests may read state files from `file_folder`, or else from `folder`. `base`
+    and `any_model` are as `StateFiles` has them.
+    """
     files = StateFiles(shape, fingerprint, file_folder or folder, base=base, any_model=any_model)
     try:
         saved = None if folder is None else SavedStates(files, folder)

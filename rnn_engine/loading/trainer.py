@@ -67,9 +67,14 @@ def load_trainer(
 ) -> Trainer:
     """Load `model` onto a device and return a trainer of its initial state. The model may then be closed.
 
-    The arguments are as `load_runner` and `plan_memory` have them; activations are in f32. Raises ModelError for a
-    version that can't be trained, DeviceError, InvalidRequestError, and DeviceMemoryError: if the device's memory is
-    known, before anything is loaded, and with the settings that would fit.
+    `device` is "auto", an index, a part of a name, or "cpu" for numpy. `weights` is the format of matrices on a GPU, as
+    `WeightChoice.parse` reads it, or `AUTO` for the best one that fits; None keeps the blocks of a quantised file, and
+    is f16 for any other. Activations are in f32. `device_memory` is the device's number of bytes, for devices whose
+    memory can't be found out.
+
+    Raises ModelError for a version of RWKV whose initial states can't be trained, DeviceError if there is no such
+    device, and InvalidRequestError for settings that are not allowed. Raises DeviceMemoryError if the device has no
+    room: if its memory is known, before anything is loaded, and with the settings that would fit.
     """
     version = VERSIONS.get(model.shape.version)
     if version.run_backward is None:

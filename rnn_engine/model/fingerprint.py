@@ -182,7 +182,11 @@ _log = logging.getLogger(__name__)
 
 
 def recall(path: Path, stamp: FileStamp, compute: Callable[[], str]) -> str:
-    """Return the fingerprint that an earlier run recorded of a large file with this `stamp`, or else compute it."""
+    """Return the fingerprint of the model file at `path`: the one recorded by an earlier run, else that of `compute`.
+
+    A newly computed fingerprint is recorded, except for files smaller than `RECORDED_BYTES` and files changed within
+    the last two seconds. A record is valid for one `path` and `stamp`.
+    """
     if (known := find_recorded(path, stamp)) is not None:
         return known
     settled = time.time_ns() - max(stamp.modified, stamp.status_changed) > _SETTLED_NANOSECONDS

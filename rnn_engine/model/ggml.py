@@ -223,7 +223,11 @@ def _single_mixes(architecture: _Architecture) -> dict[str, str]:
 def _locate(
     architecture: _Architecture, metadata: Metadata, prefix: str, layer: int, name: str, mixes: str
 ) -> dict[str, StoredTensor]:
-    """Map BlinkDL's names of the tensors in one of a GGUF file, several or none, to how they are stored in it."""
+    """Map BlinkDL's names of the tensors that one tensor of a GGUF file holds to how they are stored in it.
+
+    The stored tensor is called `name` within `layer`. It holds several tensors if it is the fused `mixes`, and none if
+    the layer does not use it. `prefix` begins the metadata's keys.
+    """
     stored, block = f"blk.{layer}.{name}", f"blocks.{layer}."
     if name == _FUSED:
         return {

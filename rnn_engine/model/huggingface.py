@@ -226,7 +226,11 @@ def has_qwen2_names(names: Iterable[str]) -> bool:
 
 
 def locate_qwen2(names: Iterable[str], config: HfConfig) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield how a QRWKV6 or ARWKV stores tensors, by BlinkDL's names. Raises ModelError for softmax attention."""
+    """Yield BlinkDL's name of each tensor of a QRWKV6 or ARWKV, and how the folder stores the tensor.
+
+    `names` are the tensors in the file. An unknown tensor is yielded under its own name. Raises ModelError if a layer
+    has softmax attention, or if the config lacks the number of a QRWKV6's heads.
+    """
     names = tuple(names)
     recurrent = {match[1] for name in names if (match := _QWEN2_MARK.fullmatch(name))}
     for name in names:
@@ -362,7 +366,12 @@ class HfConfig:
         return width // num_heads
 
     def apply(self, shape: ModelShape) -> ModelShape:
-        """Return `shape` with the config's epsilons. Raises ModelError if its version or sizes contradict `shape`."""
+        """Return the model's `shape` with the epsilons of the group norm and of RMS norms that the config implies.
+
+        A version without a group norm, and with layer norms, keeps its shape.
+
+        Raises ModelError if the config's version or sizes contradict `shape`, which was computed from the tensors.
+        """
         self._check_version(shape.version)
         self._check_sizes(shape.sizes)
         epsilon = self.values.get("rms_norm_eps")
@@ -439,7 +448,11 @@ _MOST_SHARDS: Final = 512  # each is an open file
 
 
 def open_folder(folder: Path) -> TensorSource:
-    """Open a folder's weights, safetensors and one file first, as transformers does. Raises ModelError."""
+    """Open the weights in a Hugging Face folder: safetensors rather than torch's format, one file rather than shards.
+
+    Transformers has the same order. Raises ModelError if the folder has no weights or no config.json, or if the index
+    and the shards contradict each other.
+    """
     if not (folder / CONFIG_NAME).is_file():
         raise ModelError(f"{folder} has no {CONFIG_NAME}; expected a Hugging Face folder, or the path of a model file")
     for name in _FILES:

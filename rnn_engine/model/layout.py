@@ -88,7 +88,11 @@ def has_attention(name: str) -> str:
 
 
 def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedModel:
-    """Check tensors, in BlinkDL's names, against a version's layout. Raises ModelError, which lists what is wrong."""
+    """Check a file's tensors against the description of an RWKV version; return the model's shape with the tensors.
+
+    `tensors` has BlinkDL's names and orientation. Raises ModelError if tensors are missing, unknown, of the wrong type
+    or of the wrong shape; the message lists them.
+    """
     num_layers = _count_layers(tensors)
     specs = layout.specs(num_layers)
     _check_names(specs, tensors, num_layers)

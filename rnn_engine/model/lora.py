@@ -42,7 +42,11 @@ class PeftConfig:
     by_root: bool  # alpha is divided by the root of the rank
 
     def scale(self, module: str, rank: int, alpha: float | None) -> float:
-        """Return the factor of a pair; an `alpha` replaces the config's. Raises ModelError for another rank."""
+        """Return the factor by which the low-rank product for a module is multiplied before it is added.
+
+        `rank` is that of the stored pair. `alpha` replaces the config's if it is not None. Raises ModelError if the
+        config sets another rank for the module.
+        """
         expected = _find(self.rank_pattern, module, self.rank)
         if rank != expected:
             raise ModelError(f"{show(module)} has a pair of rank {rank}; expected {expected:g}, as {_FILE} says")
@@ -108,7 +112,11 @@ class LoraChoice:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `FILE` or `FILE:ALPHA`; an existing path is FILE, whatever its end. Raises InvalidRequestError."""
+        """Parse `FILE` or `FILE:ALPHA`; text after the last colon that is no number belongs to FILE.
+
+        A text that is the path of an existing file or folder is FILE, even if it ends in a colon and a number.
+        Raises InvalidRequestError if FILE is empty or ALPHA is not finite.
+        """
         path, colon, number = text.rpartition(":")
         try:
             alpha = float(number)

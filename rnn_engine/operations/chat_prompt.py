@@ -161,7 +161,11 @@ def make_chat_prompt(
 def make_answer(
     engine: Tokenizing, template: ChatTemplate, conversation: Conversation, answer: ChatMessage, most_characters: int
 ) -> list[int]:
-    """Return the tokens of `answer` after the prompt of `conversation`, up to its end. Raises InvalidRequestError."""
+    """Return the tokens that the model has to write after the prompt of `conversation` to answer with `answer`.
+
+    The last of them end the answer: they are the template's stop token or stop text, or else token 0. Raises
+    InvalidRequestError as `make_chat_prompt` does, or if the template does not write an answer after its prompt.
+    """
     special = engine.info.special_tokens
     answered = replace(conversation, messages=[*conversation.messages, answer], answers=False)
     cut = _unused_cut(answered)

@@ -1,4 +1,9 @@
-"""Add documents to a collection and search it. The state cache keeps the states after them for the queries."""
+"""Add documents to a collection and search it: nearest by vector, then ordered by how well they answer the query.
+
+The states after the documents are not passed around here. Adding runs, for each document, the tokens with which every
+prompt about it begins. The state cache keeps the state after them, in any of its tiers. A query then runs its own
+tokens only. If a state was evicted, the document's tokens are run again.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +107,11 @@ def prepare_documents(
     *,
     replace_known: bool = False,
 ) -> NewDocuments:
-    """Check and tokenize documents; blocks. Raises InvalidRequestError for bad or known ones, and without room."""
+    """Check documents for a collection, and tokenize them. Blocks meanwhile.
+
+    Raises InvalidRequestError for bad documents or ids given twice, for known ids unless `replace_known` is set, for a
+    collection of another model, and if there is no room.
+    """
     _check_model(engine, collection)
     if not 1 <= len(documents) <= MAX_ADDED:
         raise InvalidRequestError("documents", len(documents), f"1 to {MAX_ADDED} documents at a time")
@@ -126,7 +135,12 @@ def prepare_documents(
 async def add_documents(
     engine: EngineLike, store: DocumentStore, collection: StoredCollection, new: NewDocuments
 ) -> list[Cost]:
-    """Run documents, for their vectors and for the cache, and add all or none of them; return the token counts."""
+    """Run prepared documents and add them to a collection, all or none. Return the token counts of what was run.
+
+    Each document is run twice: for its vector, and for the state that the cache keeps for queries. Raises NotFoundError
+    if the collection is deleted meanwhile, StorageError if it can't be written, and InvalidRequestError if other
+    requests have added documents with the same ids meanwhile, or have taken the room.
+    """
     embedded = await embed(engine, new.inputs, _SETTINGS)
     costs = [each.cost for each in embedded] + await _keep_states(engine, new.begins)
     vectors = np.stack([each.vector for each in embedded])

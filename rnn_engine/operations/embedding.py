@@ -1,4 +1,8 @@
-"""Embed texts: by the vectors of a model made for embedding, or by parts of the state after the last token."""
+"""Embed texts: run each through the model, and turn what it gives at the end into a vector.
+
+A model made for embedding has vectors of its own, made of its rows at the ends of sentences. The vectors of any other
+model are parts of the recurrent state after the last token.
+"""
 
 from __future__ import annotations
 
@@ -227,8 +231,11 @@ async def embed(
 ) -> list[Embedding]:
     """Return the embeddings of `inputs`, each a list of token ids, in their order.
 
-    Every input begins from `initial_state`. `centre`, from `find_centre` with the same settings, is subtracted from
-    every vector. Raises InvalidRequestError before anything runs, and OverloadedError unless `wait_for_room` is set.
+    A model made for embedding gives its own vectors; of any other model, they are parts of the state after an input.
+    The embedding of an input does not depend on the other inputs. Every input begins from `initial_state`. `centre`,
+    from `find_centre` with the same settings, is subtracted from every vector before it is projected and scaled. Raises
+    InvalidRequestError before anything runs, and OverloadedError if the queue is full then, unless `wait_for_room` is
+    set.
     """
     found: dict[int, Embedding] = {}
     vectors = _run_vectors(engine, inputs, settings, initial_state, wait_for_room=wait_for_room)
@@ -281,7 +288,11 @@ async def _run_vectors(
 async def _run_features(
     engine: EngineLike, inputs: Sequence[Sequence[int]], initial_state: InitialState | None, *, wait_for_room: bool
 ) -> AsyncGenerator[tuple[int, Embedding], None]:
-    """Run `inputs`, and yield the index and feature [D] of each: the mean of its rows at the ends of sentences."""
+    """Run `inputs` of a model made for embedding; yield the index and the feature [D] of each as soon as it has run.
+
+    A feature is the mean of the rows at all ends of sentences of an input. The input up to each of them is a request of
+    its own, which goes on from the one before if the cache keeps states.
+    """
 
     def make() -> tuple[list[GenerateRequest], list[int]]:
         calls, owners = [], []

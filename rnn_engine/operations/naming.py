@@ -59,7 +59,11 @@ async def create_state(
     priority: int = 0,
     with_tokens: bool = False,
 ) -> tuple[NamedState, Cost]:
-    """Run tokens, store the state after them under `name`, and return it and the token counts; see `StateStore.put`."""
+    """Run tokens from a recurrent state, store the state after them under `name`, and return it and the token counts.
+
+    Without tokens, `initial_state` itself is stored, or an empty state if it is None. `with_tokens` stores the tokens
+    with the state. Raises as `StateStore.put` does, in most cases before any token runs.
+    """
     await check_room(engine, name, retention)
     if tokens:
         ran = await run_tokens(engine, initial_state, tokens, priority=priority)
@@ -198,7 +202,11 @@ def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndSt
 async def settle_end(
     engine: EngineLike, initial_state: FrozenState | None, request: GenerateRequest, end: EndState, text: bytes
 ) -> FrozenState:
-    """Return the state after a prompt and all of its generated `text`, of which `end` may lack the last token's."""
+    """Return the recurrent state after a request's prompt and all of the `text` that was generated for it.
+
+    `end` may lack the end of the text: the token that ended the request was not run. If that token had text besides the
+    stop sequence, this text is run here.
+    """
     initial = await asyncio.to_thread(state_after, engine.info.shape, initial_state, end)
     taken_in = engine.detokenize(end.tokens[len(request.prompt) :])
     if len(text) <= len(taken_in):

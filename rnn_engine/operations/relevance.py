@@ -1,4 +1,9 @@
-"""Score how well documents answer queries: by a reranker, or by asking the model and comparing Yes and No."""
+"""Score how well documents answer queries: by a reranker, or by asking the model.
+
+A reranker reads the state of its embedding model after a document and a query. Any other model that follows a chat is
+asked if the document answers the query, and the probabilities of the answers Yes and No are compared. None is trained
+for that.
+"""
 
 from __future__ import annotations
 

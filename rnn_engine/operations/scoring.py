@@ -1,4 +1,9 @@
-"""Score choices after a context, each as a request of its own; the state cache has the context run once."""
+"""Score continuations (choices) of a context by their log-probabilities under the model, in parallel.
+
+Every choice is a request of its own for the context and the choice, scored from the context's end. An engine with a
+state cache runs the context once, and every choice from a copy of the state after it. An engine without one returns the
+same scores, but takes longer.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +130,11 @@ async def score_pairs(
     initial_state: InitialState | None = None,
     alternatives: int = 0,
 ) -> list[Continuation]:
-    """Score each pair's second list of tokens after its first; see `score_choices`. Put alike pairs side by side."""
+    """Return the score of each pair's second list of token ids as a continuation of its first, in their order.
+
+    Each token has the log-probabilities of the `alternatives` likeliest tokens in its place. Pairs that begin alike
+    are best next to each other. `initial_state` and errors are as for `score_choices`.
+    """
 
     def make() -> list[GenerateRequest]:
         calls = (_calls(engine, Context(context, initial_state), [after]) for context, after in pairs)

@@ -41,7 +41,12 @@ class BlockFormat(Protocol):
         """The number of figures, the first ones of a block, by which its weights are multiplied."""
 
     def quantise(self, blocks: F32, num_whole: int, /) -> tuple[Codes, Figures]:
-        """Quantise blocks to codes, a byte each, and figures [R, C / B, n]; those from `num_whole` on are padded."""
+        """Quantise blocks of weights [R, C / B, B]; return codes [R, C / B, B] and n figures a block [R, C / B, n].
+
+        A code takes a byte here. A figure is a number such as a scale.
+
+        The first `num_whole` blocks of each row are full. Later ones are padded with zeros.
+        """
 
     def dequantise(self, codes: Codes, figures: Figures, /) -> F32:
         """Return the weights [..., B] of blocks with these codes, unsigned below 8 bits, and figures (scales)."""

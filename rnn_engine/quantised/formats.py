@@ -1,4 +1,8 @@
-"""The quantised formats of 8 and 4 bits. A matrix that was stored in one has the same values after `quantise`."""
+"""The quantised weight formats of 8 and 4 bits: their codes, and a scale or a range for each block.
+
+A block's figures are f16 numbers and the integers are exact. So a matrix that was stored in one of these formats
+before, here or in a file, has the same values again after `quantise`.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +165,13 @@ def _nearest_int4(scaled: F32) -> F32:
 
 
 def _level_finder(levels: tuple[float, ...]) -> Callable[[F32], NDArray[np.uint8]]:
-    """Return a function that maps numbers of -1 to 1 to the nearest of `levels` by a table; overwrites its argument."""
+    """Return a function that maps numbers between -1 and 1 to the index of the nearest of `levels`.
+
+    The function overwrites its argument.
+
+    It looks the index up in a table. That is several times as quick as a search, and as exact except close to the
+    middle of two levels.
+    """
     ascending = np.array(levels, np.float32)
     places = np.linspace(-1, 1, 2 * _TABLE + 1, dtype=np.float32)
     table = np.searchsorted((ascending[1:] + ascending[:-1]) / 2, places).astype(np.uint8)

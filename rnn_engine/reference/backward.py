@@ -1,4 +1,8 @@
-"""Parts of backward passes in numpy, named after those of the forward pass; each takes dy, and returns that of x."""
+"""Parts of the backward passes in numpy that all RWKV versions share: those of the norms, the activations and the head.
+
+Each function is named after the one of the forward pass whose gradient it computes. It takes the gradient of that
+function's result first, called dy, and returns that of its input x. Weights have no gradients.
+"""
 
 from __future__ import annotations
 

@@ -171,7 +171,11 @@ class TopNSigma:
 
 @dataclass(frozen=True, slots=True)
 class TypicalP:
-    """Typical sampling (Meister et al., 2023): keeps tokens of a surprise near the entropy, up to a mass of `p`."""
+    """The step of typical sampling, which keeps the tokens whose surprise is nearest to the entropy.
+
+    It keeps as few as have together more than the probability `p`, and at most `most` tokens, unless that is None. From
+    Meister et al., "Locally Typical Sampling" (2023).
+    """
 
     p: float
     most: int | None = None

@@ -120,7 +120,10 @@ class Rest:
 
 
 def rank(row: LogitRow, adjustments: Adjustments, full: F32 | None = None) -> Ranking:
-    """Rank candidates by adjusted logit, as far as no unread token can come before them; `full` [V] is a whole row."""
+    """Rank a row's candidates by adjusted logit, as far as no token that was not read can come before them.
+
+    The ranking may be empty. `full` [V] is the whole row if it has been read. All adjusted tokens count as read then.
+    """
     lowest = row.logits.item(-1)
     if len(adjustments) == 0:
         raw = row.logits.astype(np.float64)

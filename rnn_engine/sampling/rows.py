@@ -17,7 +17,12 @@ from rnn_engine.types import F32, I32, Readout
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class LogitRow:
-    """A row of logits, as K candidates and a log-sum-exp. `of` and `of_full` raise StepError if that is not finite."""
+    """One row of a step's logits, read as K candidates (the greatest logits of allowed tokens) and a log-sum-exp.
+
+    `read_full` returns the whole row of the model's own logits, unchanged by a mask. It may be called as long as
+    `Readout.full_row`.
+    `of` and `of_full` raise StepError if a log-sum-exp is infinite or undefined.
+    """
 
     ids: I32  # [K] greatest logit first, equal logits by ascending id
     logits: F32  # [K]

@@ -101,7 +101,11 @@ class Lookup:
         return draft
 
     def outlook(self, count: int) -> tuple[int, float]:
-        """Return how many of `count` next tokens are worth drafting, and the geometric mean of their chances."""
+        """Return how many of the next `count` tokens are worth drafting, and the mean chance of each to be correct.
+
+        The chance of a token holds if those before it are correct. The chances differ: a longer match may be more
+        likely to continue, or less, as in a table with lines that begin alike. The mean is the geometric one.
+        """
         length, product, likely = self._length, 1.0, 0
         while likely < count:
             chance = self._experience.chance(length + likely)
@@ -176,7 +180,11 @@ _EXPECTED = 0.8  # share of an earlier text's tokens that come again
 
 
 class EarlierText:
-    """Predicts tokens from an earlier request's text; it is looked up again where this text departs from it."""
+    """Predicts the next tokens of a text from the text of an earlier request that began with the same tokens.
+
+    The earlier text is looked up whenever there is no prediction: at first, at the end of the earlier text, and when
+    this text departs from it. If a look-up finds nothing, nothing more will be predicted.
+    """
 
     def __init__(self, find: Callable[[Sequence[int]], Sequence[int]]) -> None:
         """Start without a prediction. `find` returns what followed generated tokens in an earlier request, if known."""

@@ -96,7 +96,11 @@ class Drafter:
         return False
 
     def propose(self, num_generated: int, most: int) -> list[int]:
-        """Return a draft of at most `most` tokens, without stop tokens, if `look` has returned True."""
+        """Return a draft of at most `most` tokens, which follows the tokens generated so far.
+
+        Call this only after `look` returned True. `most` is at least 1. The draft leaves out at least the last token
+        that the text may have, and everything from the first stop token on.
+        """
         assert most > 0, "the step has no room for a draft"
         source = next(one for one in self._sources if one.foretells)
         likely, self.chance = source.outlook(min(self._most, most, self._max_tokens - num_generated - 1))

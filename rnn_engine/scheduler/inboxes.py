@@ -190,7 +190,11 @@ class Admission:
             )
 
     def place(self, client: Client = ANONYMOUS, *, wait: bool) -> QueuePlace:
-        """Return a context manager that holds a place. It raises OverloadedError, or with `wait` EngineClosedError."""
+        """Return a context manager that admits a request of `client`: it holds a place for it while its block runs.
+
+        With `wait`, entering it waits until there is a place, and raises EngineClosedError if `close` is called
+        meanwhile. Without, entering it raises OverloadedError if there is none.
+        """
         return QueuePlace(self, client, wait)
 
     async def take(self, client: Client, *, wait: bool) -> None:
@@ -264,7 +268,11 @@ class Admission:
 
 
 class QueuePlace:
-    """What `Admission.place` returns; no generator, since a loop that shuts down would close it before its block."""
+    """The context manager that `Admission.place` returns: it keeps one request admitted while its block runs.
+
+    It is not a generator, because a loop that shuts down closes all generators at once: this one would be closed before
+    the block inside it.
+    """
 
     def __init__(self, admission: Admission, client: Client, wait: bool) -> None:
         self._admission = admission

@@ -27,7 +27,11 @@ _SLOW_SECONDS: Final = 0.005  # if a mask takes longer, the next one of its sequ
 
 
 class Threads:
-    """A pool of at most `most` threads for the functions of one thread; an executor would take more processor time."""
+    """A pool of at most `most` threads that run functions, all of which one thread hands over.
+
+    An executor with a condition to wait for does the same, but takes more processor time, and every step of a text with
+    a grammar would pay for it.
+    """
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
@@ -150,7 +154,11 @@ class MaskThreads:
         return self.wait(mask)
 
     def admit(self, mask: SequenceMask, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]] | None:
-        """Return the beginning of `draft` that the grammar allows, and its masks, or None if that takes too long."""
+        """Return the beginning of the tokens `draft` that the grammar allows, and their masks.
+
+        Return None if that takes too long. `mask` itself is not changed: a fork of it follows the draft. For the masks
+        see `SequenceMask.follow`.
+        """
         begun = time.monotonic()
         ahead = mask.fork()
         admitted: list[tuple[list[int], list[Mask | None]]] = []

@@ -1,4 +1,9 @@
-"""The phases of a sequence: each decides what runs next, and processes the logit rows of the runs it submitted."""
+"""The phases of a sequence: each decides what the sequence runs next, and processes the logit rows of its runs.
+
+A sequence is in one phase at a time. Up to two of its runs are in flight. The rows of each are processed by the phase
+that submitted it, although the sequence may be in a later phase by then. `FOLLOWS`, at the end, says which phase may
+follow another.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,11 @@ class DraftDemand(TokenDemand):
 
 
 class Phase(Generic[Of]):
-    """Base class of phases. One that `can_run` has a `demand`, and then runs. An object may serve many sequences."""
+    """Base class of the phases of a sequence, each of which decides what the sequence runs next.
+
+    If it `can_run`, the scheduler asks for its `demand` and then calls `run`. A phase does not refer to its sequence,
+    which is passed to each call. So one object may serve many sequences.
+    """
 
     def draws_ahead(self, sequence: Of) -> bool:
         """Return True if the device may draw a token after the next run, and run it too, before the host sees it."""
@@ -102,7 +111,11 @@ class PromptScores:
 def begin_scores(
     request: GenerateRequest, num_candidates: int, token_bytes: Callable[[int], bytes]
 ) -> PromptScores | None:
-    """Return the collector of a prompt's log-probabilities, if any; the logits of its start score its first token."""
+    """Return the collector of log-probabilities for a request's prompt; None if the request asks for none.
+
+    No step gives a row for the prompt's first token. The logits that the request starts from score it, if it has any;
+    `num_candidates` of them are sorted.
+    """
     first = request.score_from
     if first is None:
         return None
@@ -276,7 +289,11 @@ class DeviceDecode(HostDecode):
 
 
 class Given(Phase["SamplingSequence"]):
-    """The phase that runs tokens known without a draw, up to `end`, and holds `events` back until they are scored."""
+    """The phase in which a sequence runs tokens of its answer that are known without a draw, up to position `end`.
+
+    They are forced by a grammar, for example. `unscored` are tokens that still lack their log-probabilities: each is
+    scored by the row of the token before it. The `events` of the tokens are held back until then.
+    """
 
     def __init__(self, end: int, unscored: Iterable[TokenInfo] = (), events: Sequence[Event] = ()) -> None:
         self._end = end

@@ -1,4 +1,8 @@
-"""Use of the state cache for prompts: their start, shared parts and saved states. If it fails, prompts run whole."""
+"""Use of the state cache for prompts: finds their start, lets them wait for shared parts, and saves their states.
+
+Prompts that arrive together run their common part once. States are saved under the root of the state that the request
+started from. A cache that fails costs time but never fails a request: the prompt is then run from its beginning.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +80,11 @@ class Prefixes:
         return any(held_back)
 
     def concerns(self, start: Start, waiting: Waiting) -> bool:
-        """Return True if `waiting` may have to wait for a prompt that has just begun at `start`; see `hold_back`."""
+        """Return True if the request `waiting` may have to wait for a prompt that has just started; see `hold_back`.
+
+        `start` is that of the started prompt. Of their common part, the cache has no more for the waiting prompt than
+        it had for the one that started.
+        """
         return any(
             self._flights.find(member.prefix, start.plan.position, [start.plan]) is not None
             for member in waiting.members
@@ -226,7 +234,11 @@ def _limit(request: GenerateRequest) -> int | None:
 
 
 def _plan(request: GenerateRequest, saved: int, known: int) -> tuple[CheckpointPoint, ...]:
-    """Return where to save a prompt's states; a scored prompt has one before its scored part, to be shared."""
+    """Return the positions at which to save the states of a request's prompt, ascending.
+
+    The first `saved` tokens come from the cache, and the first `known` follow a path that the cache knows. A scored
+    prompt gets a point before its scored part, which other prompts may share.
+    """
     length, limit, wanted = len(request.prompt), _limit(request), request.checkpoint_positions
     if limit is None:
         return plan_checkpoints(length, saved, known, request.turn_positions, wanted)

@@ -70,7 +70,11 @@ class RunOutcome:
 
 
 def take_in(step: StepInFlight, readout: Readout, vocab_size: int) -> Iterator[RunOutcome]:
-    """Process a step's results: draw tokens, and yield each run's outcome, to be concluded before the next."""
+    """Process the results of a step: draw each sequence's next token, and yield the outcome of each token run.
+
+    Each run's logit rows are passed to its sequence first. A run that is no longer wanted has no outcome. The caller
+    must conclude an outcome before it asks for the next, since that may release the sequences of its request.
+    """
     first = 0
     on_device = readout.drawn or [NOTHING_DRAWN] * len(step.batch)
     for live, run, drawn, is_sound in zip(step.live, step.batch, on_device, readout.sound.tolist(), strict=True):
@@ -232,7 +236,11 @@ class Scheduler:
             self._slots.release(live)
 
     def pause(self, key: int, paused: bool = True) -> None:
-        """Exclude the request `key` from steps, or include it again. It keeps its slot unless others need it."""
+        """Exclude the request `key` from all further steps, or include it again if not `paused`.
+
+        It stays in its slot as long as no other client has less than its share. Does nothing for a request that has
+        ended or has had no slot yet.
+        """
         self._slots.pause(key, paused)
         self._admission.pause(key, paused)
 

@@ -1,4 +1,8 @@
-"""The sequences of one running request: what each knows, runs in its slot, and delivers as events."""
+"""The sequences of one running request: the tokens that each runs in its slot, and the events that follow.
+
+A request is one sequence, or one for each state that it mixes (`mixed.py`). A sequence's phase (`phases.py`) decides
+what it runs next. This module has what a sequence knows, and what follows from the row after all of its tokens.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,11 @@ _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """A thread, made on the loop's, that reports a hanging worker or loop, and stops the worker after the loop."""
+    """A thread that reports if the worker or the event loop hangs, and stops the worker once the loop is closed.
+
+    `on_stall` is called if the device does not answer. Make the object on the loop's thread. Its own thread ends after
+    `stop`, or when the loop has been closed.
+    """
 
     def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop, on_stall: Callable[[], None]) -> None:
         """Watch `worker` and `loop`. `on_stall` is called on the loop's thread whenever the worker begins to hang."""
@@ -188,7 +192,11 @@ class Worker:
         on_end: Callable[[], None],
         reopen: Reopen,
     ) -> None:
-        """Prepare the worker. `deliver`, which must not block, `on_end`, called once, and `reopen` run on it."""
+        """Prepare the worker; `start` starts its thread. `deliver`, `on_end` and `reopen` are called on this thread.
+
+        `deliver` must not block. `on_end` is called once, whatever happens; requests may be left without an outcome by
+        then.
+        """
         self._scheduler = scheduler
         self._deliver = deliver
         self._on_end = on_end
@@ -308,7 +316,11 @@ class Worker:
         self._deadline = None
 
     def _recover(self, failure: str) -> None:
-        """Open the failed device again, unless the worker must stop. Raises ModelError or DeviceError."""
+        """Open the failed device again, and end the requests that have states on it. Queued requests wait.
+
+        Returns early, without a device that answers, if the worker must stop. Raises ModelError or DeviceError if the
+        device does not come back.
+        """
         logger.error("the device failed and is opened again: %s", failure)
         for attempt, seconds in enumerate(RETRY_SECONDS, 1):
             reason = (

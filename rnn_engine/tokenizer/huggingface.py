@@ -1,4 +1,8 @@
-"""Tokenize with a tokenizer.json or a GGUF's byte-level BPE. Texts of added tokens count; no tokens are added."""
+"""Tokenize text with the tokenizer in a Hugging Face tokenizer.json, or with the byte-level BPE of a GGUF file.
+
+Text that spells one of the vocabulary's added tokens becomes that token, as with Hugging Face's library; other text in
+angle brackets is plain text. No tokens are added before or after a text, and no text is truncated.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,11 @@ class ByteStringTokenizer:
 
 
 def read_vocabulary(path: Path) -> list[bytes]:
-    """Read World's format: a line for each id, with a Python literal and its length. Raises TokenizerError."""
+    """Read a vocabulary file in the format of World's, and return the bytes of every token id.
+
+    The file has a line for each id, with a Python literal and its length in bytes. An id without a line has no text,
+    b"". Raises TokenizerError if the file can't be read or has another format.
+    """
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise TokenizerError(f"{path} has {path.stat().st_size} bytes; expected at most {_MOST_BYTES}")

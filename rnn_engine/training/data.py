@@ -114,7 +114,11 @@ class _Group:
 
 
 def read_data(path: Path, maker: TextMaker, settings: DataSettings) -> TrainingData:
-    """Read training data, and hold a part out. Raises InvalidRequestError, which lists the lines that can't be used."""
+    """Read a file with training data, and hold a part of it out.
+
+    Raises InvalidRequestError if a file can't be read, and for records that can't be used or are too long unless the
+    settings say what to do with them. The message lists their lines.
+    """
     groups, report = _read_groups(path, maker, settings)
     if isinstance(settings.held_out, Path):
         held_out, held_out_report = _read_groups(settings.held_out, maker, settings)

@@ -1,4 +1,9 @@
-"""Named collections of documents, each with its vector, in one database of all owners; a change is a transaction."""
+"""Named collections of documents, each with its vector, in one database of all owners.
+
+A change is one transaction, so after a crash or on a full disk a collection has all of a change or none of it. Methods
+with a `connection` or a `transaction` are to be called by the store's `database`, on a thread of its own. The states
+after the documents are not kept here: the state cache has them, under the documents' tokens.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +157,10 @@ class CollectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoredCollection:
-    """A collection as it was at one moment, for a thread of the database. Raises NotFoundError once it is deleted."""
+    """A collection of documents as it was at one moment: `now` returns its present form.
+
+    All methods raise NotFoundError after the collection was deleted. They are for a thread of the database.
+    """
 
     number: int  # no other collection ever has it
     id: str
@@ -196,7 +204,11 @@ class StoredCollection:
         return found
 
     def page(self, connection: Connection, after: str | None, limit: int) -> tuple[list[Row], bool]:
-        """Return at most `limit` documents (fewer if large) after the one called `after`, and if there are more."""
+        """Return at most `limit` documents in the order in which they were added, and whether there are more.
+
+        They are fewer if they are large. They begin after the document with the id `after`; None = with the first.
+        Raises NotFoundError if there is no such document.
+        """
         self.now(connection)
         start = 0 if after is None else self._row(connection, after).row
         query = f"SELECT {_ROW} FROM documents WHERE collection = ? AND row > ? ORDER BY row LIMIT ?"
@@ -272,7 +284,11 @@ def _first(rows: list[Row], most: int) -> list[Row]:
 
 
 class DocumentStore:
-    """The collections of all owners; the owner None is all. A connection or transaction is of the database's thread."""
+    """The collections of all owners, in a folder or in memory. An owner sees its own alone.
+
+    Where a method takes an `owner`, None stands for all. Methods with a `connection` or a `transaction` are for a
+    thread of the `database`.
+    """
 
     def __init__(self, folder: Path | None = None, limits: CollectionLimits | None = None) -> None:
         """Open the collections in `folder`, which is created if it is missing; None = keep collections in memory.
@@ -318,7 +334,11 @@ class DocumentStore:
     def check_new(
         self, connection: AnyConnection, collection: StoredCollection, new: Sequence[NewDocument], *, replace: bool
     ) -> tuple[list[int], int, int]:
-        """Return the rows to replace, and the documents and bytes gained. Raises InvalidRequestError, StorageError."""
+        """Return the rows that new documents replace, and how many documents and bytes the collection would gain.
+
+        Raises InvalidRequestError for known ids unless `replace` is set, and if the owner may not store so much.
+        Raises StorageError if all owners together may not, and NotFoundError if the collection was deleted.
+        """
         limits, there = self.limits, collection.now(connection).num_documents
         query = "SELECT row, num_bytes, id FROM documents WHERE collection = ? AND id = ?"
         ids = ((collection.number, document.id) for document in new)
@@ -389,7 +409,11 @@ class DocumentStore:
         transaction.after(self._sweep_soon)
 
     def nearest(self, collection: StoredCollection, vector: F32, count: int) -> list[tuple[Row, float]]:
-        """Return the `count` documents nearest to `vector` [D] of length 1, with their cosines. Blocks."""
+        """Return the `count` documents whose vectors are nearest to `vector` [D] of length 1, with the cosines.
+
+        The nearest comes first. Blocks while the vectors are compared, and those that are new are read. Raises
+        NotFoundError if the collection was deleted, and StorageError for damaged vectors.
+        """
         now = self.database.read_now(collection.now)
         try:
             nearest = self._matrices.nearest(now.number, now.changes, vector, count)
@@ -456,7 +480,11 @@ _COPY = f"""
 
 
 def _take_over(folder: Path) -> None:
-    """Move a former version's collections into the database, each in one change; others are logged and stay."""
+    """Move the collections that a former version has left in a folder into the database.
+
+    Each is one change, and its file is deleted after that, so a start that is interrupted loses nothing. A file that
+    is damaged, or whose name is in use, is logged and stays. Raises StorageError if the disk has no room.
+    """
     for path in sorted(folder.glob("*.sqlite")):
         if path.name == FILE:
             continue

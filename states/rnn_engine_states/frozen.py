@@ -145,7 +145,11 @@ def freeze_state(
     num_tokens: int = 0,
     last_tokens: Sequence[int] = (),
 ) -> FrozenState:
-    """Check and copy a state's arrays. Errors begin with `source`; 0 tokens become None if a shift is not zero."""
+    """Check and copy the arrays of `state` and return them as a `FrozenState`.
+
+    Raises StateError if they do not fit the model; the message begins with `source`. `num_tokens` may be 0 if it is
+    unknown: the result has None instead if a token shift is not zero, since such a state has taken in some tokens.
+    """
     checked = check_state(state, shape, source)
     kept = {name: _read_only(array) for name, array in checked.items()}
     if logits is not None:

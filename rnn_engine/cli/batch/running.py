@@ -73,7 +73,12 @@ class BatchTask:
 
     @classmethod
     def open(cls, file: Path, output: Path, errors: Path, url: str | None, *, resume: bool) -> BatchTask:
-        """Read `file`, and the folder of an interrupted batch. Raises InvalidRequestError, OSError or UsageError."""
+        """Read what `file` is, and with `resume` the folder of a batch that was interrupted.
+
+        A folder in which no batch has begun yet, since the process was killed, is deleted.
+        Raises InvalidRequestError if the file has no requests, OSError if it can't be read, and UsageError if the
+        folder does not fit.
+        """
         url = None if url is None else without_credentials(url)
         task = cls(file, _read_endpoint(file), _digest(file), output, errors, url, None)
         if not task.folder.exists():

@@ -187,7 +187,11 @@ class Talk:
         self._begin_with(system)
 
     def say(self, text: str) -> None:
-        """Send a message and show the answer. Ctrl-C, or a failure, which is raised, ends it; what was shown stays."""
+        """Send a message, and show the model's answer part by part.
+
+        Ctrl-C ends the answer early, and so does a failure, which is raised; the conversation keeps what was shown
+        before. If nothing was shown, a failure leaves the conversation unchanged, and `retry` says the message again.
+        """
         self._messages.append(ChatMessage(Role.USER, text))
         self._unanswered = text
         self.screen.show(self._answer)

@@ -1,4 +1,8 @@
-"""Describe a cache: as a tree of prompts with texts, for people, and as hashes, for a fleet's router."""
+"""Describe what a cache stores: as a tree of prompts with texts, for people, and as hashes, for a fleet's router.
+
+The thread that owns the cache only lists its positions (`list_positions`). Another thread makes the tree and its texts
+(`make_tree`).
+"""
 
 from __future__ import annotations
 
@@ -261,7 +265,12 @@ def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MO
 
 
 def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int]], bytes]) -> CacheTree:
-    """Return the listed positions that match `query`, as a tree with texts; for any thread. Raises NotFoundError."""
+    """Return the positions of a cache listing that match `query`, as a tree with texts.
+
+    `decode` returns the bytes of tokens. Raises NotFoundError if `query.under` is not the id of a listed position. May
+    run on any thread while the cache changes, so single numbers may be from neighbouring moments. The time grows with
+    the length of the texts that are searched.
+    """
     asked = _asked(_spots(listing, decode), query.under)
     matches, searched_all = _search(asked, query.text.lower())
     wanted = set(matches)

@@ -30,7 +30,12 @@ def make_cache(
     clock: Callable[[], float] = time.monotonic,
     store: OpenStore | None = None,
 ) -> StateCache:
-    """Return a cache with the configured tiers: the device's `pool`, host memory, disk, `store`; that is not closed."""
+    """Return a cache with the configured tiers: the device's `pool` if given, host memory, disk, the shared store.
+
+    `model` is the fingerprint of all settings that must be equal for a state to be continued: weights and their format.
+    `writer` writes the files; None makes one from `config`. `clock` returns seconds and never goes back. `store` stays
+    open when the cache is closed.
+    """
     config = config or CacheConfig()
     tiers: list[Tier] = []
     device_bytes = 0 if pool is None else pool.num_slabs * pool.slab_bytes

@@ -107,7 +107,11 @@ def parse_id(text: str) -> uuid.UUID | None:
 
 
 def check_new_name(name: str, field: str) -> None:
-    """Raise InvalidRequestError for a plain name that no new state may have, such as an id: ids are looked up first."""
+    """Raise InvalidRequestError, which names `field`, if a new state can't have this plain name.
+
+    Ids are looked up before names, so a state whose name is also an id might be unreachable. States of earlier
+    versions may have such names and keep them.
+    """
     check_name(name, field)
     if parse_id(name) is not None:
         raise InvalidRequestError(field, name, "a name that is not a UUID, since state ids are UUIDs")

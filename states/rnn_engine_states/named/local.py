@@ -42,7 +42,11 @@ class SavedStates:
         self._folder = folder
 
     def load(self) -> Iterator[NamedState]:
-        """Yield the folder's states, oldest first; damaged files are logged, and unfinished ones deleted."""
+        """Yield the persistent states in the folder, oldest first, without versions.
+
+        A damaged file, or one of another model, is left in the folder and logged as a warning. Temporary files of
+        writes that a crash cut short are deleted.
+        """
         for unfinished in self._folder.glob(f"*{_SUFFIX}.*{TEMPORARY_SUFFIX}"):
             if parse_id(unfinished.name.partition(".")[0]) is not None:
                 with suppress(OSError):
@@ -81,7 +85,11 @@ class SavedStates:
 
 
 class LocalTable:
-    """A `TableAccess` in this process. Files are written on other threads; a change that can't be written is undone."""
+    """Access to a table of named states in this process: a `TableAccess`.
+
+    Files are written on other threads. If a write fails, the change is undone. `add`, `add_file`, `load_saved` and
+    `set_default` are called only at the start, and block while they read files.
+    """
 
     def __init__(
         self,
@@ -111,7 +119,11 @@ class LocalTable:
         self._listeners.append(forget)
 
     def add_file(self, path: Path, name: str | None = None, key: uuid.UUID | None = None) -> NamedState:
-        """Add a state of the operator's, named as its file says unless `name` and `key` do; it may be the default."""
+        """Add a read-only state from a file that the operator provides, and return it.
+
+        `name` defaults to the name in the file, else to the path's stem. `key`, the state's id, defaults to the id in
+        the file. If the file declares its state as the default, the state becomes the default.
+        """
         if name is not None:
             check_new_name(name, "state name")
         with self.locked() as table:

@@ -1,4 +1,9 @@
-"""`StateStore`, the operations on named states, whose table may be in this process or shared by servers."""
+"""`StateStore`, the operations on named states. The table of the states may be in this process or shared by servers.
+
+A state is kept by its owner's lease, which expires if none of the owner's states is used. A persistent state is kept
+until it is deleted. A state that the operator loads at every start is read-only, since loading its file again would
+undo every change.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +183,11 @@ class StateStore:
         return replace(await self._access.change(enter, frozen), frozen=frozen)
 
     async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
-        """Replace the values of `old`, or raise NotFoundError if it has changed, and else as `put` does."""
+        """Replace the values of the named state `old` if it has not changed since then. Its name and id stay the same.
+
+        Raises NotFoundError if the state was deleted or changed, InvalidRequestError if it is read-only,
+        OverloadedError if there is no room, and StorageError if it can't be written.
+        """
         check_changeable(old, "state")
 
         def swap(table: NamedStateTable) -> NamedState:
@@ -213,7 +222,11 @@ class StateStore:
         return await self._access.change(move, name=name_or_id)
 
     async def delete(self, name_or_id: str) -> NamedState:
-        """Delete a state, or raise NotFoundError, InvalidRequestError (it is read-only) or StorageError."""
+        """Delete a state, and return it. Sequences that started from it continue.
+
+        Raises NotFoundError if there is no such state, InvalidRequestError if it is read-only, and StorageError if its
+        file can't be deleted. After an error, nothing has changed.
+        """
 
         def drop(table: NamedStateTable) -> NamedState:
             return self._viewer.shown(table.drop(self._require_changeable(table, name_or_id), "it was removed"))

@@ -221,7 +221,11 @@ class StoreClient:
         return await self.run(lane, lambda valkey: valkey.register_script(text)(keys=keys, args=arguments))
 
     async def check(self) -> int | None:
-        """Return the store's limit of memory, or None; log bad settings. Raises StateError or UnavailableError."""
+        """Check that the store can be used, and return its limit of memory in bytes, or None if it has none.
+
+        Logs a warning if there is no limit or the eviction policy is unsuitable. Raises StateError if the store denies
+        access, is too old or is a cluster. Raises UnavailableError if the store can't be reached.
+        """
         info: dict[str, Any] = await self.run(self.reading, lambda valkey: valkey.info())
         version, is_cluster = str(info.get("redis_version", "0")), bool(info.get("cluster_enabled"))
         if int(version.partition(".")[0]) < _OLDEST or is_cluster:

@@ -1,4 +1,7 @@
-"""The JSON texts of named states, leases and changes in a shared store, each of which is checked when it is read."""
+"""The texts of a shared store: named states without their arrays, leases and changes, in JSON.
+
+Other servers write to the store, and its memory may fail. So each text is checked when it is read.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,11 @@ class ObjectBodies(Bodies):
     """
 
     def __init__(self, client: StoreClient, url: str, ttl: int, capacity: int) -> None:
-        """Store at most `capacity` bytes of all servers; a body expires `ttl` seconds after use. Raises StateError."""
+        """Store at most `capacity` bytes of state files, of all models and servers together.
+
+        A body that was not used for `ttl` seconds expires. `url`, of S3, Google Cloud Storage, Azure or a folder, was
+        checked by `ObjectsConfig`. Raises StateError if the object store can't be opened.
+        """
         try:
             self._store = from_url(url, mkdir=True) if url.startswith("file:") else from_url(url)
         except (BaseError, OSError) as error:

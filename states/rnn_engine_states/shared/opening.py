@@ -35,7 +35,11 @@ class OpenStore:
 
 
 def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic) -> OpenStore:
-    """Open the shared store of `config`. One that does not answer is logged. Raises StateError if it can't be used."""
+    """Open the shared store of `config`, and check that it can be used. If it does not answer now, only log a warning.
+
+    `clock` returns seconds and never goes back. Raises StateError if the store denies access or can't be used, or if
+    the packages of an extra are missing.
+    """
     with needs_extra("store", "a shared store", StateError):
         from rnn_engine_states.shared.checkpoints import Bodies
         from rnn_engine_states.shared.client import StoreClient

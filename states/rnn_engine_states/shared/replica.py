@@ -23,7 +23,11 @@ from rnn_engine_states.shared.names import NamesRead, Pending, Revision
 
 
 class StoreReplica:
-    """A server's copy of a store's named states, with its operator's states, which hide those of the same names."""
+    """A server's copy of a shared store's named states as last read, together with the operator's own states.
+
+    For one event loop. Each server has its own operator's states. They are read-only, and hide states in the store with
+    the same names.
+    """
 
     def __init__(
         self,

@@ -142,7 +142,11 @@ class SharedTable:
 
     @asynccontextmanager
     async def _names_now(self) -> AsyncIterator[NamedStateTable]:
-        """Yield the table, read no earlier than the call, which none changes meanwhile; waiting tasks share a read."""
+        """Yield the table of named states for a `with` block, read from the store no earlier than the call.
+
+        No other task changes the table during the block. Tasks that wait for each other share a read, so a slow store
+        is asked once for all of them.
+        """
         begun = self._begun
         async with self._turn:
             if self._last_read <= begun or not self._replica.is_known:

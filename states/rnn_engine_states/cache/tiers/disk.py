@@ -1,4 +1,8 @@
-"""The cache's tier on disk: a full-state file for each checkpoint. One that can't be used is skipped and logged."""
+"""The state cache's tier on disk, which survives a restart: a file for each checkpoint, written on a separate thread.
+
+Files are full-state files. One that is damaged, of another model or not readable is skipped with a log line and never
+loaded.
+"""
 
 from __future__ import annotations
 

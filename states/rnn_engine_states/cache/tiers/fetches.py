@@ -1,4 +1,8 @@
-"""Read checkpoints from slow tiers ahead of time, once for all requests, while these still wait in the queue."""
+"""Read checkpoints from slow tiers ahead of time, while the requests that need them still wait in the queue.
+
+Requests for the same checkpoint share one read. The total size of all reads is bounded. All but the reads themselves
+and the calls of `on_done` runs on the cache's thread.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +81,11 @@ class Fetches:
     def begin(
         self, checkpoint: Checkpoint, size: int, start: Callable[[], Future[Payload]], on_done: Callable[[], None]
     ) -> Fetch:
-        """Lock `checkpoint` and queue its read, which `start` starts; `on_done` is called unless it has ended."""
+        """Lock `checkpoint`, and queue the read of its copy of `size` bytes, unless that is queued or running already.
+
+        Return a fetch of it. `start` starts the read. `on_done` is called at the end of the read, mostly on the thread
+        that reads, unless the read has ended already.
+        """
         read = self._reads.get(checkpoint)
         if read is None:
             read = self._reads[checkpoint] = _Read(checkpoint, size, start)

@@ -1,4 +1,10 @@
-"""The cache's tier in a store that servers share, which an inquiry asks before a prompt is looked up."""
+"""The state cache's tier in a store that several servers share: full-state files under the hashes of their tokens.
+
+A state that one server stores there can be used by all others. So before a prompt is looked up, an inquiry asks the
+store for the longest prefix that it has. The cache then treats that copy like a file on disk. The store bounds its
+bytes itself and drops the least recently used copies. A store that is slow, full or gone costs the time of a few
+operations.
+"""
 
 from __future__ import annotations
 
