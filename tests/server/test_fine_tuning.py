@@ -22,7 +22,7 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.training.tuner import RateTried, TunerSettings, Updated
 from rnn_engine_server.apis.openai import fine_tuning
-from rnn_engine_server.apis.openai.fine_tuning import TUNINGS
+from rnn_engine_server.apis.openai.fine_tuning import TUNING_RUNNER, TUNINGS
 from rnn_engine_server.apis.openai.models import ModelList
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import Limits, ServerSettings
@@ -51,6 +51,7 @@ from tests.support.fake_engine import FakeEngine, state_after
 from tests.support.http import Body, Through, check_head, check_shape, leave_during
 from tests.support.job_server import JobServer
 from tests.support.official import openai_client
+from tests.support.older_models import tiny_v6_qwen2
 from tests.support.tuning_process import STEPS, FakeProcesses
 
 LINES = [json.dumps({"prompt": f"{number}+1=", "completion": f"{number + 1}"}).encode() + b"\n" for number in range(20)]
@@ -235,6 +236,12 @@ class TestOfficialClient:
                 await begin(client, EXAMPLES, **{name: file.id})
         assert (await client.fine_tuning.jobs.list()).data == []
         assert processes.started == []
+
+    @pytest.mark.usefixtures("client")
+    async def test_a_version_that_can_not_be_tuned_is_named(self, server: JobServer) -> None:
+        info = replace(server.engine.info, shape=tiny_v6_qwen2())
+        with pytest.raises(InvalidRequestError, match=r"model: 'fake' .*expected .*RWKV-5, 6 or 7, not of QRWKV6$"):
+            server.app[TUNING_RUNNER].check(info)
 
     async def test_owners(self, client: openai.AsyncOpenAI) -> None:
         job = await until(client, await begin(client))
