@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing_extensions import TypedDict
 
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.answers import Encoded, Long
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Encoded, Long, RouteTable
 from rnn_engine_server.core.schema import RequestBody
 
 ROUTES = RouteTable(uses_model=False, scope=Scope.MANAGE)

@@ -17,8 +17,8 @@ from rnn_engine_server.apis.openai.chat import ChatDialect
 from rnn_engine_server.apis.openai.completions import CompletionDialect
 from rnn_engine_server.apis.openai.dialect import ChoicesDialect
 from rnn_engine_server.apis.openai.schemas import ChatRequest, CompletionRequest
-from rnn_engine_server.core.answers import encode_event
 from rnn_engine_server.core.bodies import to_json
+from rnn_engine_server.core.handlers import encode_event
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Serve, events
 

@@ -18,9 +18,8 @@ from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, FoundVectors, find_vectors
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Long
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import only
 from rnn_engine_server.core.settings import Limits
 

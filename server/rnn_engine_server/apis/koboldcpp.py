@@ -24,10 +24,9 @@ from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import CompletionTokens, chat_logprobs
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, CompletionLogprobs, CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Answer, Long, encode_event
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, Long, RouteTable, encode_event
 from rnn_engine_server.core.kept import BoundedStore
 from rnn_engine_server.core.routing import EVENTS, SETTINGS, AppKey
 from rnn_engine_server.core.schema import RefusedError, RequestBody

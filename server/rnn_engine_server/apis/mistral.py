@@ -18,9 +18,8 @@ from rnn_engine_server.apis.openai.schemas import (
     CompletionRequest,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Answer
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, RouteTable
 
 
 class FimRequest(CompletionRequest):

@@ -19,9 +19,8 @@ from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Answer, Long
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import Limits

@@ -11,10 +11,9 @@ from typing_extensions import TypedDict
 
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, find_vectors
-from rnn_engine_server.core.answers import Answer, Long
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure, RefusalError
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, Long, RouteTable
 from rnn_engine_server.core.schema import RequestBody, only
 from rnn_engine_server.core.settings import Limits
 

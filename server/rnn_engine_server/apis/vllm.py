@@ -23,9 +23,8 @@ from rnn_engine_server.apis.openai.embeddings import (
     send_found,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Answer, Long
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, Long, RouteTable
 from rnn_engine_server.core.schema import STRING, STRINGS, Parsed, RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK

@@ -45,8 +45,10 @@ from rnn_engine_server.core.routing import (
     LIFECYCLE,
     SETTINGS,
     Lifecycle,
+    Route,
     add_routes,
     errors_middleware,
+    make_router,
 )
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.core.streams import cancel_tasks
@@ -92,6 +94,12 @@ _CLOSING_SECONDS = 2.0  # for the error answers of requests that still run after
 _LOOK_SECONDS = 1.0  # between two checks for an engine that has failed
 _MOST_IDLE_LOOK_SECONDS = 5.0  # between two checks for models that no request uses
 _log = logging.getLogger(__name__)
+
+
+@cache
+def _router() -> tuple[web.UrlDispatcher, dict[web.AbstractRoute, Route]]:
+    """Return the routes of every application, which take most of the time to make one."""
+    return make_router(ALL_ROUTES, respond)
 
 
 def make_app(
@@ -160,7 +168,7 @@ def make_app(
         app[EMBEDDER] = embedder
     if tracer is not None:
         app[TRACER] = tracer
-    add_routes(app, ALL_ROUTES, respond)
+    add_routes(app, *_router())
     return app
 
 

@@ -18,10 +18,10 @@ from rnn_engine.requests import Client
 from rnn_engine_server.auth.admission import PRINCIPAL, client_of
 from rnn_engine_server.auth.engine import check_default_state
 from rnn_engine_server.auth.keys import ANYONE, Principal
-from rnn_engine_server.core.answers import Encoded, Stream, encode
 from rnn_engine_server.core.bodies import Parse, accept_body, left_out_headers, read_body, to_json
 from rnn_engine_server.core.call import RECORD, Call
 from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.handlers import Encoded, Stream, encode
 from rnn_engine_server.core.memory import BUDGET
 from rnn_engine_server.core.routing import AI00_PREFIX, ROUTES, SETTINGS, Route, path_of, route_of
 from rnn_engine_server.core.schema import RequestBody
@@ -209,28 +209,20 @@ class InnerCalls:
 
 async def _collect(call: Call, answer: object, take: Callable[[bytes], None] | None) -> InnerAnswer:
     if isinstance(answer, Stream):
-        collected = bytearray()
-        failure = await deliver(call, answer, _Collector(collected.extend if take is None else take))
+        collected, has_begun = bytearray(), False
+
+        async def write(piece: bytes | memoryview) -> None:
+            nonlocal has_begun
+            has_begun = True
+            if piece:
+                (take or collected.extend)(bytes(piece))
+
+        async def is_late() -> bool:
+            return has_begun
+
+        failure = await deliver(call, answer, write, is_late)
         return InnerAnswer(200, bytes(collected), answer.usage, failure)
     if isinstance(answer, Encoded):
         return InnerAnswer(answer.status, answer.body)
     body, made = await encode(call, answer)
     return InnerAnswer(200, body, made.get("usage") if isinstance(made, Mapping) else None)
-
-
-class _Collector:
-    """Takes the pieces of a stream in place of a connection."""
-
-    def __init__(self, take: Callable[[bytes], None]) -> None:
-        self._take = take
-        self._is_open = False
-
-    async def open(self) -> None:
-        self._is_open = True
-
-    async def write(self, piece: bytes | memoryview) -> None:
-        if piece:
-            self._take(bytes(piece))
-
-    async def is_too_late_for_status(self) -> bool:
-        return self._is_open

@@ -91,23 +91,30 @@ ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)
 Respond: TypeAlias = Callable[[Route, web.Request], Awaitable[web.StreamResponse]]
 
 
-def add_routes(app: web.Application, routes: Iterable[Route], respond: Respond) -> None:
-    """Add routes to the application, each under all of its paths. `respond` answers a request for a route.
+def make_router(routes: Iterable[Route], respond: Respond) -> tuple[web.UrlDispatcher, dict[web.AbstractRoute, Route]]:
+    """Return routes, each under all of its paths, for any number of applications. `respond` answers a request for one.
 
     Routes for GET also answer HEAD, unless they change something. A path under /v1/ answers under /openai/v1/, too, as
     on Groq's servers.
     """
-    added = app[ROUTES] = {}
+    router, added = web.UrlDispatcher(), dict[web.AbstractRoute, Route]()
     for route in routes:
         handler = partial(respond, route)
         for path in (
             *route.paths,
             *(f"{_GROQ_PREFIX}{path}" for path in route.paths if path.startswith(_OPENAI_PREFIX)),
         ):
-            added[app.router.add_route(route.method, path, handler)] = route
+            added[router.add_route(route.method, path, handler)] = route
             if route.method == hdrs.METH_GET and not route.changes_by_get:
-                added[app.router.add_route(hdrs.METH_HEAD, path, handler)] = route
-    app.router.register_resource(_OtherSpellings(app.router, app[SETTINGS].root_path))
+                added[router.add_route(hdrs.METH_HEAD, path, handler)] = route
+    return router, added
+
+
+def add_routes(app: web.Application, router: web.UrlDispatcher, routes: dict[web.AbstractRoute, Route]) -> None:
+    """Add routes to an application, which has them under `ROUTES`."""
+    app[ROUTES] = routes
+    for resource in (*router.resources(), _OtherSpellings(app.router, app[SETTINGS].root_path)):
+        app.router.register_resource(resource)
 
 
 _IS_PLAIN = web.RequestKey("is_plain", bool)

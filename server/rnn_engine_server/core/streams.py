@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from functools import partial, wraps
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from aiohttp import hdrs, web
 
-from rnn_engine_server.core.answers import Stream, encode_event
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure, describe
+from rnn_engine_server.core.handlers import EVENT_STREAM, Stream, comment, encode_event, failure_event
 from rnn_engine_server.core.routing import LIFECYCLE, SETTINGS, AppKey
 from rnn_engine_server.core.workers import work
 
@@ -82,16 +82,17 @@ class _Sender:
         await self._stop()
         return self._response.prepared
 
-    async def write(self, events: bytes | memoryview) -> None:
-        """Send encoded events to the client, and wait if the client reads slowly.
+    async def write(self, piece: bytes | memoryview) -> None:
+        """Send a piece to the client, after the headers, and wait if the client reads slowly.
 
         Raises ConnectionError if the client has disconnected.
         """
-        if events:
+        await self.open()
+        if piece:
             self._last = self._clock.time()
             self._num_writing += 1
             try:
-                await self._response.write(events)
+                await self._response.write(piece)
             finally:
                 self._num_writing -= 1
 
@@ -139,7 +140,7 @@ async def send_stream(call: Call, stream: Stream) -> web.StreamResponse:
     """Send a stream as the response to the request of a call. Raises ConnectionError if the client has left."""
     async with aclosing(stream.pieces), _Sender(call, stream) as sender:
         if call.request.method != hdrs.METH_HEAD:
-            sending = deliver(call, stream, sender)
+            sending = deliver(call, stream, sender.write, sender.is_too_late_for_status)
             await (_until_closing(call, sending, stream.max_seconds) if stream.ends_with_server else sending)
         try:
             async with asyncio.timeout(None if stream.max_seconds is None else _CLOSE_SECONDS):
@@ -148,36 +149,25 @@ async def send_stream(call: Call, stream: Stream) -> web.StreamResponse:
             raise ConnectionAbortedError("the client did not take the end of the stream") from error
 
 
-class Receiver(Protocol):
-    """What the pieces of a stream are delivered to."""
-
-    async def open(self) -> None:
-        """Begin the answer, unless that was done. From then on an error can only be sent as a piece."""
-
-    async def write(self, piece: bytes | memoryview) -> None:
-        """Take a piece. Raises ConnectionError if the client has left."""
-
-    async def is_too_late_for_status(self) -> bool:
-        """Return True if the answer has begun; if not, it will not begin by itself any more."""
+Write: TypeAlias = Callable[[bytes | memoryview], Awaitable[None]]
 
 
-async def deliver(call: Call, stream: Stream, receiver: Receiver) -> Failure | None:
-    """Deliver the pieces of a stream, and return the failure that the last one reports, None if it reports none.
+async def deliver(call: Call, stream: Stream, write: Write, is_late: Callable[[], Awaitable[bool]]) -> Failure | None:
+    """Pass each piece of a stream to `write`, and return the failure that the last one reports, if it reports one.
 
-    Raises an error that comes before them.
+    Raises an error unless `is_late` returns True: the answer has begun, so that it can't have a status of its own.
     """
     try:
         async with aclosing(stream.pieces):
             async for piece in stream.pieces:
-                await receiver.open()
-                await receiver.write(piece)
+                await write(piece)
     except ConnectionError:
         raise
     except Exception as error:
-        if stream.failure is None or not await receiver.is_too_late_for_status():
+        if stream.failure is None or not await is_late():
             raise
         failure = describe(error)
-        await receiver.write(await work(call, call.lease.num_bytes, partial(stream.failure, failure)))
+        await write(await work(call, call.lease.num_bytes, partial(stream.failure, failure)))
         return failure
     return None
 
@@ -215,7 +205,7 @@ async def repeated(call: Call, seconds: float, make: Callable[[], Awaitable[Mapp
             await asyncio.sleep(seconds)
 
     most = call.app[SETTINGS].limits.max_request_seconds
-    return Stream(events(), ends_with_server=True, max_seconds=most)
+    return Stream(events(), EVENT_STREAM, comment, failure_event, ends_with_server=True, max_seconds=most)
 
 
 def uninterrupted(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:

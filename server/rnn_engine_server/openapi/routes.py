@@ -6,9 +6,8 @@ import asyncio
 from functools import cache
 from importlib.resources import files
 
-from rnn_engine_server.core.answers import Encoded
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Encoded, RouteTable
 from rnn_engine_server.core.routing import HTML
 from rnn_engine_server.openapi.document import API_DOCUMENT, ApiDocument
 

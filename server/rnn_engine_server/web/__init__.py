@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from rnn_engine_server.core.answers import Encoded
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Encoded, RouteTable
 from rnn_engine_server.core.routing import HTML, REST, SETTINGS
 from rnn_engine_server.openapi.routes import page as api_page
 

@@ -21,9 +21,8 @@ from rnn_engine_server.apis.ai00.models import Ai00Quant, StateFileRef
 from rnn_engine_server.apis.common.states import StateEntry, state_entry
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import KeyRing, Scope
-from rnn_engine_server.core.answers import Encoded
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Encoded, RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS
 from rnn_engine_server.core.schema import RequestBody, UnknownFields
 from rnn_engine_server.models.files import ModelFileEntry, describe_file, unpack

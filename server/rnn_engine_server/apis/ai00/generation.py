@@ -21,9 +21,8 @@ from rnn_engine_server.apis.openai.schemas import (
     CompletionChoice,
     CompletionRequest,
 )
-from rnn_engine_server.core.answers import Answer
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, RouteTable
 
 _NUCLEUS = Ai00Nucleus()
 _PRESENCE = "Subtracted from the logit of each token that has occurred, unless `sampler` sets it."

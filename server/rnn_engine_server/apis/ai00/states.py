@@ -30,10 +30,9 @@ from rnn_engine_server.apis.openai.embeddings import (
     tokens_of_inputs,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Long, Stream
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Long, RouteTable, Stream
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import NULL, Parsed, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits

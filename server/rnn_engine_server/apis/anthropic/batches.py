@@ -20,10 +20,9 @@ from rnn_engine_server.apis.anthropic.schemas import AnthropicAnswer, AnthropicE
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of
 from rnn_engine_server.apis.openai.batches import BATCHES, RUNNER
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.answers import Stream
 from rnn_engine_server.core.bodies import PageEnds, query_count, to_json
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import RouteTable, Stream
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store.batches import Batch, Batches
@@ -229,7 +228,7 @@ async def get_results(call: Call) -> Stream:
         paths = [await files.content(batch.owner, each) for each in batch.result_ids if each is not None]
     except NotFoundError:
         raise NotFoundError(f"message batch {_PREFIX}{batch.id} has ended, and its results are gone") from None
-    return Stream(_read_results(paths), _LINES, keep_alive=None, failure=None)
+    return Stream(_read_results(paths), _LINES)
 
 
 async def _batch(call: Call) -> Batch:

@@ -26,10 +26,9 @@ from rnn_engine_server.apis.common.answering import Dialect, Ended, answer_in
 from rnn_engine_server.apis.common.messages import call_arguments
 from rnn_engine_server.apis.openai.chat import prepare_chat
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Answer, encode_event
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, RouteTable, encode_event
 from rnn_engine_server.core.schema import Usage
 
 BlockType: TypeAlias = Literal["text", "thinking", "tool_use"]

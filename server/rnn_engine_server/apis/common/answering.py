@@ -9,13 +9,13 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.parallel import Cost, Numbered, ParallelRequests
+from rnn_engine.operations.parallel import Cost, ParallelRequests
 from rnn_engine.requests import (
     Event,
     Finished,
@@ -29,9 +29,9 @@ from rnn_engine.requests import (
 from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.common.states import EndSaver, ResolvedState
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import EVENT_STREAM, Long, Stream, comment, encode_event
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
+from rnn_engine_server.core.handlers import EVENT_STREAM, Long, Stream, comment, failure_event
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import Timings, Usage
 from rnn_engine_server.core.workers import work
@@ -258,7 +258,7 @@ class Dialect(ABC):
 
     def failure(self, failure: Failure) -> bytes:
         """Return the encoded last event of a stream that fails."""
-        return encode_event(failure.body)
+        return failure_event(failure)
 
 
 Keep: TypeAlias = Callable[[], Awaitable[None]]
@@ -289,8 +289,8 @@ async def answer_in(
     if not body.stream:
         return await answer_whole(dialect.whole, call, body, requests, resolved, run=run, keep=keep)
     running, saver = await _prepare(call, body, requests, resolved, run)
-    streaming = _Streaming(call, dialect, Tally(body.copies), saver, keep)
-    return Stream(streaming.run(running), stream_type, keep_alive, dialect.failure)
+    pieces = _pieces(call, dialect, running, Tally(body.copies), saver, keep)
+    return Stream(pieces, stream_type, keep_alive, dialect.failure)
 
 
 async def _prepare(
@@ -363,51 +363,30 @@ def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterat
         )
 
 
-class _Streaming:
-    """Makes the pieces of a streamed answer, event by event."""
+async def _pieces(
+    call: Call, dialect: Dialect, running: ParallelRequests, tally: Tally, saver: EndSaver | None, keep: Keep | None
+) -> AsyncGenerator[bytes, None]:
+    """Run engine requests, and yield the stream that `dialect` makes of their events.
 
-    def __init__(self, call: Call, dialect: Dialect, tally: Tally, saver: EndSaver | None, keep: Keep | None) -> None:
-        self._call = call
-        self._dialect = dialect
-        self._tally = tally
-        self._saver = saver
-        self._keep = keep
-
-    async def run(self, running: ParallelRequests) -> AsyncGenerator[bytes, None]:
-        """Run engine requests, and yield the whole stream."""
-        async with running:
-            async for group in running:
-                for _, event in group:
-                    _note_left_out(self._call, event)
-                async for piece in self._encode_all(group):
-                    yield piece
-            yield self._dialect.ending(self._tally.usage())
-
-    async def _encode_all(self, events: Sequence[Numbered]) -> AsyncIterator[bytes]:
-        """Yield the bytes for `events`, a group of engine events that are ready at the same time.
-
-        At the last event, save the state if wanted. What comes before the last event is yielded first, since saving may
-        take long.
-        """
-        parts: list[bytes] = []
-        for index, event in events:
-            self._tally.add(index, event)
-            saved: Mapping[str, object] = {}
-            if self._saver is not None:
-                if isinstance(event, Finished):
-                    yield b"".join(parts)  # saving takes a while
-                    parts.clear()
-                saved = await self._saver.note(event)
-            encode = partial(self._dialect.event, index, event, saved)
-            parts.append(encode() if isinstance(event, TextDelta) else await self._encode(event, encode))
-            if isinstance(event, Finished) and self._keep is not None:
-                await self._keep()
-        yield b"".join(parts)
-
-    async def _encode(self, event: Event, encode: Callable[[], bytes]) -> bytes:
-        """Return the bytes that `encode` makes of `event`, an engine event without text.
-
-        It runs on another thread if the event may be large.
-        """
-        size = self._call.lease.num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
-        return await work(self._call, size, encode)
+    At the last event, save the state if wanted. What comes before the last event is yielded first, since saving may
+    take long. Events without text may be large, and are then encoded on another thread.
+    """
+    async with running:
+        async for group in running:
+            parts: list[bytes] = []
+            for index, event in group:
+                _note_left_out(call, event)
+                tally.add(index, event)
+                saved: Mapping[str, object] = {}
+                if saver is not None:
+                    if isinstance(event, Finished):
+                        yield b"".join(parts)
+                        parts.clear()
+                    saved = await saver.note(event)
+                size = call.lease.num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
+                encode = partial(dialect.event, index, event, saved)
+                parts.append(encode() if isinstance(event, TextDelta) else await work(call, size, encode))
+                if isinstance(event, Finished) and keep is not None:
+                    await keep()
+            yield b"".join(parts)
+        yield dialect.ending(tally.usage())

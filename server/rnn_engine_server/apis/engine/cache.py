@@ -10,11 +10,10 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.answers import Long
 from rnn_engine_server.core.bodies import query_count
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_server.core.schema import described
 from rnn_engine_states.cache.browse import HEAD_TOKENS, SnapshotNode, TreeNode, TreeQuery

@@ -18,9 +18,8 @@ from rnn_engine_server.apis.common.generation import Prompt, check_prompts, text
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Long
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import INTEGERS, NULL, STRING, STRINGS, Parsed, RefusedError, Usage, is_integers
 from rnn_engine_server.core.settings import Limits

@@ -31,10 +31,9 @@ from rnn_engine_server.apis.common.owned import ALL_OWNERS, OWNER_QUERY, listed_
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.answers import Long
 from rnn_engine_server.core.bodies import PageEnds, page_ends, query_count
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS, AppKey
 from rnn_engine_server.core.schema import STRING, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits

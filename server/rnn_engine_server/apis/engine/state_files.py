@@ -12,10 +12,9 @@ from rnn_engine_server.apis.common.states import StateEntry, state_entry
 from rnn_engine_server.apis.openai.files import FILES
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.answers import Stream
 from rnn_engine_server.core.bodies import query_word, receive_file
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import RouteTable, Stream
 from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_states.files.exchange import ExportForm, StateFiles
 from rnn_engine_states.files.reading import LoadedState
@@ -77,10 +76,7 @@ async def export(call: Call) -> Stream:
             yield part
 
     headers = {"Content-Disposition": f'attachment; filename="{named.id}{_ENDINGS[form]}"'}
-    num_bytes = sum(map(_size, parts))
-    return Stream(
-        pieces(), "application/octet-stream", keep_alive=None, failure=None, headers=headers, num_bytes=num_bytes
-    )
+    return Stream(pieces(), "application/octet-stream", headers=headers, num_bytes=sum(map(_size, parts)))
 
 
 @ROUTES.put("/v1/states/{name}", query=_UPLOAD_QUERY, scope=Scope.MANAGE)

@@ -28,10 +28,9 @@ from rnn_engine_server.apis.common.states import (
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.answers import Long
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS
 from rnn_engine_server.core.schema import INTEGERS, NULL, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits

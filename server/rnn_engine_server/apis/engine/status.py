@@ -21,11 +21,10 @@ from rnn_engine_server.apis.engine.cache import CacheTier, CacheTotals, cache_to
 from rnn_engine_server.apis.openai.models import HealthBody, Readiness
 from rnn_engine_server.auth.engine import engine_of, open_engines_of
 from rnn_engine_server.connections.connection import CONNECTIONS
-from rnn_engine_server.core.answers import Answer, Encoded
 from rnn_engine_server.core.bodies import query_seconds
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import retry_headers
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, Encoded, RouteTable
 from rnn_engine_server.core.memory import BUDGET
 from rnn_engine_server.core.routing import EVENTS, LIFECYCLE, SETTINGS
 from rnn_engine_server.core.schema import described

@@ -20,10 +20,9 @@ from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Answer, encode_event
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, RouteTable, encode_event
 from rnn_engine_server.core.schema import ErrorBody, PromptProgressBody, Timings, only
 
 

@@ -19,11 +19,10 @@ from rnn_engine_server.apis.common.generation import check_slot, slot_key
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.answers import Encoded
 from rnn_engine_server.core.bodies import query_word
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Encoded, RouteTable
 from rnn_engine_server.core.kept import SLOT_PROMPTS
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import ErrorBody

@@ -15,9 +15,8 @@ from rnn_engine.hub import Wanted
 from rnn_engine_server.apis.ollama.routes import LINES, encode_line, ollama_error
 from rnn_engine_server.apis.ollama.schemas import PullRequest, PullStatus
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.answers import Answer, Encoded, Stream
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, Encoded, RouteTable, Stream
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.models.orders import LoadOrder, folder_of
 from rnn_engine_server.models.registry import MODELS

@@ -40,11 +40,10 @@ from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.embeddings import find_vectors
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Answer, Encoded, Long
 from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure, RefusalError
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, Encoded, Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.models.registry import MODELS, ServedModel
 

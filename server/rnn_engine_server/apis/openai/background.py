@@ -24,9 +24,9 @@ from rnn_engine.errors import InvalidRequestError, StorageError
 from rnn_engine.files import append
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
-from rnn_engine_server.core.answers import Stream, encode_event
 from rnn_engine_server.core.bodies import storage_errors, to_json
 from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import EVENT_STREAM, Stream, comment, encode_event, failure_event
 from rnn_engine_server.core.memory import parsed_bytes
 from rnn_engine_server.core.performing import InnerCalls
 from rnn_engine_server.core.routing import AppKey
@@ -305,7 +305,8 @@ def stream_events(call: Call, response: StoredResponse, first: int) -> Stream:
     if response.events_bytes is None:
         allowed = "false; only a response that was asked for with `background` and `stream` can be streamed later"
         raise InvalidRequestError("stream", "true", allowed)
-    return Stream(_without(first, call.app[BACKGROUND].events(response)), ends_with_server=True)
+    pieces = _without(first, call.app[BACKGROUND].events(response))
+    return Stream(pieces, EVENT_STREAM, comment, failure_event, ends_with_server=True)
 
 
 async def _without(skipped: int, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -37,9 +37,8 @@ from rnn_engine_server.apis.openai.schemas import (
     InputTokens,
 )
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Answer, Long
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work

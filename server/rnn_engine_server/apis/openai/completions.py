@@ -15,9 +15,8 @@ from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, m
 from rnn_engine_server.apis.openai.dialect import ChoicesDialect, CompletionTokens
 from rnn_engine_server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Answer
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work

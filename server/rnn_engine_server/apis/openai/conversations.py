@@ -16,10 +16,9 @@ from rnn_engine_server.apis.openai.response_items import (
     UpdateConversationRequest,
 )
 from rnn_engine_server.apis.openai.response_schemas import ResponseItem, ResponseItemList
-from rnn_engine_server.core.answers import JSON_TEXT, Encoded, Stream
 from rnn_engine_server.core.bodies import page_ends, to_json
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import JSON_TEXT, Encoded, RouteTable, Stream
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import described
 from rnn_engine_server.store.conversations import Conversation
@@ -145,7 +144,7 @@ def send_items(call: Call, page: Page[Place]) -> Stream:
                     ends = [*ends[:1], item]
         yield _list_end(ends, has_more=page.has_more)
 
-    return Stream(pieces(), JSON_TEXT, keep_alive=None, failure=None)
+    return Stream(pieces(), JSON_TEXT)
 
 
 _SENT_BYTES = 1 << 16

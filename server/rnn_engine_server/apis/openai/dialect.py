@@ -28,7 +28,7 @@ from rnn_engine.requests import (
 from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome, Dialect, Ended, Tally
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, GenerationBody
 from rnn_engine_server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
-from rnn_engine_server.core.answers import DONE, encode_event
+from rnn_engine_server.core.handlers import DONE, encode_event
 from rnn_engine_server.core.schema import Usage
 
 

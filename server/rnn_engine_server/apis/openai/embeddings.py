@@ -29,10 +29,9 @@ from rnn_engine_server.apis.common.generation import (
 from rnn_engine_server.apis.common.messages import TEXT_PART, parse_content
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import JSON_TEXT, Stream
 from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import JSON_TEXT, RouteTable, Stream
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import INTEGER, INTEGERS, Parsed, RefusedError, Schema, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
@@ -190,7 +189,7 @@ def send_vectors(call: Call, model: str, entries: Sequence[VectorEntry], encodin
         while piece := await work(call, size, partial(_first_bytes, pieces)):
             yield piece
 
-    return Stream(encoded(), JSON_TEXT, keep_alive=None, failure=None, usage=usage)
+    return Stream(encoded(), JSON_TEXT, usage=usage)
 
 
 def _first_bytes(pieces: Iterator[bytes]) -> bytes:

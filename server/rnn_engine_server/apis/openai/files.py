@@ -17,11 +17,10 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError, check_text
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.answers import Stream
 from rnn_engine_server.core.bodies import PageEnds, body_pieces, page_ends, query_word, to_json
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import RouteTable, Stream
 from rnn_engine_server.core.routing import FORM, SETTINGS, AppKey
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.store.files import FilePurpose, Files, NewFile, StoredFile, UploadPurpose
@@ -160,14 +159,7 @@ async def get_content(call: Call) -> Stream:
                 yield piece
 
     headers = {"Content-Disposition": "attachment"}
-    return Stream(
-        pieces(),
-        "application/octet-stream",
-        keep_alive=None,
-        failure=None,
-        headers=headers,
-        num_bytes=stored.num_bytes,
-    )
+    return Stream(pieces(), "application/octet-stream", headers=headers, num_bytes=stored.num_bytes)
 
 
 @ROUTES.delete("/v1/files/{id}", scope=Scope.MANAGE)

@@ -16,10 +16,9 @@ from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner
 from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
 from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.answers import DONE, Stream, encode_event
 from rnn_engine_server.core.bodies import PageEnds, page_ends, query_page, query_word
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import DONE, EVENT_STREAM, RouteTable, Stream, comment, encode_event, failure_event
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import RequestBody, described
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
@@ -335,7 +334,8 @@ async def list_events(call: Call) -> Stream | FineTuningEventList:
     """What has happened to a fine-tuning job."""
     job = await _job(call)
     if query_word(call, "stream", ("true", "false"), "false") == "true":
-        return Stream(_event_pieces(job, call.app[TUNINGS]), ends_with_server=True)
+        pieces = _event_pieces(job, call.app[TUNINGS])
+        return Stream(pieces, EVENT_STREAM, comment, failure_event, ends_with_server=True)
     found = await call.app[TUNINGS].events(job, query_cursor(call, 20, _MOST_LISTED))
     return {"object": "list", "data": list(map(_event_object, found.items)), "has_more": found.has_more}
 

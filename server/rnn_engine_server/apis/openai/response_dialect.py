@@ -18,8 +18,8 @@ from rnn_engine_server.apis.openai.background import BackgroundRun
 from rnn_engine_server.apis.openai.dialect import ContentTokens, chat_logprobs
 from rnn_engine_server.apis.openai.response_schemas import ResponsesRequest, ResponseUsage, response_usage
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob
-from rnn_engine_server.core.answers import encode_event
 from rnn_engine_server.core.errors import Failure
+from rnn_engine_server.core.handlers import encode_event
 
 ItemType: TypeAlias = Literal["message", "reasoning", "function_call"]
 

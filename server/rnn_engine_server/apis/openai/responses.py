@@ -25,10 +25,9 @@ from rnn_engine_server.apis.openai.response_schemas import (
 )
 from rnn_engine_server.apis.openai.schemas import ChatRequest, InputTokens
 from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.answers import Answer, Encoded, Stream
 from rnn_engine_server.core.bodies import page_ends, query_count, query_word, to_json
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import RouteTable
+from rnn_engine_server.core.handlers import Answer, Encoded, RouteTable, Stream
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.workers import work
 from rnn_engine_server.store.responses import StoredResponse
