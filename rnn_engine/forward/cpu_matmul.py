@@ -36,8 +36,18 @@ Convert: TypeAlias = Callable[[NDArray[Any] | Blocks], NDArray[Any] | Blocks]
 """A function from rows of a matrix, as a file stores them, to the same rows in another format."""
 
 _PIECE_WEIGHTS: Final = 1 << 24  # of a matrix in a session; a session's weights are copied while it is created
+_SHARED_WEIGHTS: Final = 1 << 20  # of a matrix whose rows are divided among threads
+_SHARED_PRODUCTS: Final = 1 << 22  # of weights and rows of inputs, below which one thread is as fast
 _LEVELS: Final = ("nf4", "sf4", "iq4_nl", "iq4_xs")  # formats whose weights are not multiples of a step
 _PART_COLUMNS: Final = {"q2_k": 16, "q3_k": 16, "q6_k": 16, "q4_k": 32, "q5_k": 32}  # that share a scale in a block
+
+
+class Threads:
+    """Threads that share the matmuls of a model."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.pool = ThreadPoolExecutor(count)  # it has no thread before it is used
 
 
 def has_matmuls() -> bool:
@@ -58,12 +68,12 @@ class MatMulWeights(Weights):
     """A model's tensors, of which matrices are held by onnxruntime alone, in 8 or 4 bits or in f32."""
 
     def __init__(
-        self, shape: ModelShape, fetch: Callable[[str], Array | Blocks], matmuls: dict[str, MatMul], num_threads: int
+        self, shape: ModelShape, fetch: Callable[[str], Array | Blocks], matmuls: dict[str, MatMul], threads: Threads
     ) -> None:
         super().__init__(shape, fetch)
         self._matmuls = matmuls
         self._projections: dict[str, list[MatMul]] = {}
-        self._num_threads = num_threads
+        self._threads = threads
 
     @classmethod
     def load(cls, model: Model, format_of: FormatOf, *, in_bytes: bool, num_threads: int) -> Self:
@@ -74,19 +84,19 @@ class MatMulWeights(Weights):
         """
         tensors: dict[str, Array | Blocks] = {}
         matmuls: dict[str, MatMul] = {}
+        threads = Threads(num_threads)
 
         def load_one(name: str) -> None:
             matrix, convert = model.matrix(name), partial(_convert, format_of(name))
             if _is_multiplied(model.shape, name, matrix.shape):
-                matmuls[name] = _make_matmul(matrix, convert, num_threads, in_bytes=in_bytes)
+                matmuls[name] = _make_matmul(matrix, convert, threads, in_bytes=in_bytes)
             else:
                 tensor = convert(read_rows(matrix)) if len(matrix.shape) == 2 else read_rows(matrix)
                 tensors[name] = tensor if isinstance(tensor, Blocks) else np.ascontiguousarray(tensor)
 
-        with ThreadPoolExecutor(num_threads) as pool:
-            for _ in pool.map(load_one, model.names):
-                pass
-        return cls(model.shape, tensors.__getitem__, matmuls, num_threads)
+        for _ in threads.pool.map(load_one, model.names):
+            pass
+        return cls(model.shape, tensors.__getitem__, matmuls, threads)
 
     def matmul(self, x: Array, name: str) -> Array:
         return self._matmuls[name](x)
@@ -95,7 +105,7 @@ class MatMulWeights(Weights):
         if name not in self._projections:
             stack = np.atleast_3d(self(name).T).T  # [B, in, out]
             self._projections[name] = [
-                _make_matmul(matrix.T, lambda rows: rows, self._num_threads, in_bytes=False) for matrix in stack
+                _make_matmul(matrix.T, lambda rows: rows, self._threads, in_bytes=False) for matrix in stack
             ]
         matmuls = self._projections[name]
         inputs = x.reshape(len(matmuls), -1, x.shape[-1])
@@ -125,18 +135,20 @@ def _floats(rows: NDArray[Any] | Blocks) -> NDArray[Any]:
     return rows.numbers() if isinstance(rows, Blocks) else rows
 
 
-def _make_matmul(matrix: Matrix, convert: Convert, num_threads: int, *, in_bytes: bool) -> MatMul:
-    """Return the matmul by a matrix [out, in], which is read and converted in pieces of its rows."""
+def _make_matmul(matrix: Matrix, convert: Convert, threads: Threads, *, in_bytes: bool) -> MatMul:
+    """Return the matmul by a matrix [out, in], which is read, converted and multiplied in pieces of its rows."""
     num_rows, num_columns = matrix.shape
     step = max(1, _PIECE_WEIGHTS // num_columns)
+    if num_rows * num_columns >= _SHARED_WEIGHTS:
+        step = min(step, -(-num_rows // threads.count))
     runs, num_parts, multiple = [], 0, 1
     for start in range(0, num_rows, step):
         rows = convert(read_rows(matrix[start : start + step]))
         codes = Codes.of(rows) if in_bytes and isinstance(rows, Blocks) else None
         if codes is None:
-            runs.append(_start(_graph_of_floats(_floats(rows)), num_threads).run)
+            runs.append(_start(_graph_of_floats(_floats(rows))).run)
         else:
-            runs.append(_start(codes.graph(), num_threads).run)
+            runs.append(_start(codes.graph()).run)
             multiple = _multiple_of_rows(codes.bits, codes.part)
             num_parts = 0 if codes.offsets is None else codes.scales.shape[1]
 
@@ -149,8 +161,11 @@ def _make_matmul(matrix: Matrix, convert: Convert, num_threads: int, *, in_bytes
         inputs = {"x": x}
         if num_parts:
             inputs["sums"] = x.reshape(len(x), num_parts, -1).sum(axis=-1)
-        products: list[F32] = [run(None, inputs)[0] for run in runs]
-        return (products[0] if len(products) == 1 else np.concatenate(products, axis=-1))[:count]
+        if len(runs) == 1:
+            product: F32 = runs[0](None, inputs)[0]
+            return product[:count]
+        run_all = threads.pool.map if len(x) * num_rows * num_columns >= _SHARED_PRODUCTS else map
+        return np.concatenate([found[0] for found in run_all(lambda run: run(None, inputs), runs)], axis=-1)[:count]
 
     return multiply
 
@@ -164,7 +179,7 @@ def _multiple_of_rows(bits: int, part: int) -> int:
     generator = np.random.default_rng(1)
     shape = (67, 4 * max(part // 16, 4), part * bits // 8)  # [R, P, bytes]
     scales = generator.random(shape[:2], np.float32)
-    run = _start(Codes(bits, generator.integers(0, 256, shape, np.uint8), scales, None).graph(), 1).run
+    run = _start(Codes(bits, generator.integers(0, 256, shape, np.uint8), scales, None).graph()).run
     x = generator.standard_normal((16, shape[1] * part), np.float32)
     whole = run(None, {"x": x})[0]
     for multiple in (1, 2, 4, 8):
@@ -237,30 +252,17 @@ def _graph_of_floats(matrix: NDArray[Any]) -> bytes:
     return _graph([_node("Gemm", ("x", "weights"), "y", transB=1)], constants, {"x": matrix.shape[1]}, len(matrix))
 
 
-def _start(graph: bytes, num_threads: int) -> onnxruntime.InferenceSession:
+def _start(graph: bytes) -> onnxruntime.InferenceSession:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if num_threads == 1:
-        options.intra_op_num_threads = 1
-    else:
-        _start_threads(num_threads)
-        options.use_per_session_threads = False
-        options.add_session_config_entry("session.force_spinning_stop", "1")  # threads sleep between matmuls
+    options.intra_op_num_threads = 1  # threads divide a matrix by rows; see `_make_matmul`
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     session._model_bytes = None  # else it would keep the weights twice
     return session
-
-
-@cache
-def _start_threads(num_threads: int) -> None:
-    """Start the threads that all matmuls of the process share."""
-    import onnxruntime
-
-    onnxruntime.set_global_thread_pool_sizes(num_threads, 1)
 
 
 # A model in ONNX's protocol buffers: fields with their numbers in onnx.proto.

@@ -88,7 +88,7 @@ class LoadSettings(Settings):
         "stored for a quantised file]"
     )
     threads: int | None = setting(None, Kind(int, "N", low=1, high=1024)).help(
-        "How many threads multiply matrices on cpu; the first model of a process decides.  [default: the physical "
+        "How many threads multiply matrices on cpu.  [default: the physical "
         "cores; a model of width 512 or less always has one]"
     )
     device_memory: int | None = setting(None, SIZE).help(

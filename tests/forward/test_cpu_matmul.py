@@ -9,7 +9,7 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.cpu import CpuRunner
-from rnn_engine.forward.cpu_matmul import Codes, MatMulWeights, _make_matmul
+from rnn_engine.forward.cpu_matmul import Codes, MatMulWeights, Threads, _make_matmul
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.loading import memory
 from rnn_engine.quantised import KEPT_FORMATS, Blocks, quantise, unpack_codes
@@ -22,6 +22,7 @@ LEVELS = {"nf4", "sf4", "iq4_nl", "iq4_xs"}
 HELD = sorted(KEPT_FORMATS.keys() - LEVELS)
 MODELS = {MODEL.shape.version: MODEL, **OTHER_MODELS}
 GENERATOR = np.random.default_rng(5)
+ONE = Threads(1)
 
 
 def make_runner_of(model: Model, weights: str, *, num_slots: int, max_tokens: int, **limits: int) -> CpuRunner:
@@ -72,7 +73,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch_and_in_chunks_of_any_size(ver
 
 def test_what_is_not_finite_stays_in_its_row() -> None:
     weights = quantise(KEPT_FORMATS["q4_1"], GENERATOR.normal(size=(7, 64)).astype(np.float32))
-    multiply = _make_matmul(weights, lambda rows: rows, 1, in_bytes=True)
+    multiply = _make_matmul(weights, lambda rows: rows, ONE, in_bytes=True)
     x = GENERATOR.normal(size=(3, 64)).astype(np.float32)
     exact = multiply(x)
     x[1] = np.inf
@@ -85,18 +86,21 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 def test_products_in_bytes_are_near_those_of_the_numbers(name: str, rows: int) -> None:
     blocks = make_blocks(name, 21, 512)
     x = GENERATOR.normal(size=(rows, 512)).astype(np.float32)
-    found = _make_matmul(blocks, lambda rows: rows, 1, in_bytes=True)(x)
+    found = _make_matmul(blocks, lambda rows: rows, ONE, in_bytes=True)(x)
     exact = x.astype(np.float64) @ blocks.numbers().T.astype(np.float64)
     largest = np.abs(x).max(axis=-1, keepdims=True) @ np.abs(blocks.numbers()).sum(axis=-1)[np.newaxis]
     assert (np.abs(found - exact) <= largest / 254).all()  # half a step of the bytes for each input
 
 
-def test_a_large_matrix_is_held_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rnn_engine.forward.cpu_matmul._PIECE_WEIGHTS", 640)
+@pytest.mark.parametrize(("threads", "piece"), [(1, 640), (3, 1 << 24)])
+def test_a_large_matrix_is_held_in_pieces(threads: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, count in (("_PIECE_WEIGHTS", piece), ("_SHARED_WEIGHTS", 1), ("_SHARED_PRODUCTS", 64 * 23 * 2)):
+        monkeypatch.setattr(f"rnn_engine.forward.cpu_matmul.{name}", count)
     matrix = GENERATOR.normal(size=(23, 64)).astype(np.float32)
     x = GENERATOR.normal(size=(4, 64)).astype(np.float32)
-    multiply = _make_matmul(matrix, lambda rows: rows, 1, in_bytes=False)
+    multiply = _make_matmul(matrix, lambda rows: rows, Threads(threads), in_bytes=False)
     assert np.allclose(multiply(x), x @ matrix.T, rtol=1e-5, atol=1e-5)
+    assert np.array_equal(multiply(x[:1]), multiply(x)[:1])  # in one thread, since it is little
     assert multiply(x[:0]).shape == (0, 23)
 
 
