@@ -23,7 +23,7 @@ from rnn_engine.fleet.wire import (
     unpack_answer,
     unpack_outcomes,
 )
-from rnn_engine.requests import Event, Finished, GenerateRequest
+from rnn_engine.requests import Finished, GenerateRequest
 from rnn_engine.scheduler import Inbox
 from rnn_engine.telemetry import EngineCounters, Health
 from rnn_engine_states.cache.checkpoint import make_root, position_missing
@@ -122,7 +122,7 @@ class RemoteRequest:
         self._key = key
         self._call = call
         self._member = member
-        self._inbox = Inbox(self._hold)
+        self.inbox = Inbox(self._hold)  # its reader gets the events, and the error that ends the request or EndedError
         self._ended = False
 
     def put(self, outcome: Outcome) -> None:
@@ -132,15 +132,7 @@ class RemoteRequest:
         if outcome is None:
             outcome = EndedError()
         self._ended = isinstance(outcome, (Finished, RnnEngineError))
-        self._inbox.put(outcome)
-
-    async def get(self) -> Event:
-        """Wait for the request's next event and return it. Raises the error that ends the request, or EndedError."""
-        return await self._inbox.get()
-
-    @property
-    def num_tokens(self) -> int:
-        return self._inbox.num_tokens
+        self.inbox.put(outcome)
 
     def __enter__(self) -> Self:
         member = self._member

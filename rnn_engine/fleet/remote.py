@@ -210,7 +210,7 @@ class RemoteEngine:
                     answered = False
                     try:
                         with remote:
-                            while not isinstance(event := await remote.get(), Finished):
+                            while not isinstance(event := await remote.inbox.get(), Finished):
                                 answered = True
                                 if type(event) is Started:
                                     account.started(event.prompt_tokens, event.cached_tokens, event.timing)
@@ -223,7 +223,7 @@ class RemoteEngine:
                         _log.info("a request starts again, since the replica %s is gone", member.name)
                         continue
                     finally:
-                        account.generated(remote.num_tokens)
+                        account.generated(remote.inbox.num_tokens)
                     self._admission.note_duration(time.monotonic() - begun)
                     account.finished(event.reason, event.completion_tokens)
                     yield event

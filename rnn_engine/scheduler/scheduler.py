@@ -24,7 +24,6 @@ from rnn_engine.scheduler.queue import EAGER, BatchingPolicy, Load, TokenDemand,
 from rnn_engine.scheduler.sequence import SamplingSequence, Shared, SlotSequence
 from rnn_engine.scheduler.slots import LEAST_TOKENS, FailedStart, SlotAllocator, Slots
 from rnn_engine.scheduler.text import Halts, TokenInfos
-from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, MOST_DRAWS, NOTHING_DRAWN, Drawn, Readout, Runner, Ticket, TokenRun, run_step
 from rnn_engine_states.cache.cache import StateCache
 
@@ -162,6 +161,8 @@ class Scheduler:
         self._policy = policy
         self._clock = clock
         self._meter = Meter(clock)
+        self.counters = self._meter.counters  # since the start; may be read on any thread
+        self.slot_uses = self._slots.uses  # may be called on any thread
         self._background = BackgroundShare(self._meter)
         self._drafts = Drafts(runner, drafts)
         self._mask_threads = MaskThreads(self.capacity, wake, self.counters, mask_seconds)
@@ -175,17 +176,8 @@ class Scheduler:
         self.failed_in_a_row = 0  # steps
 
     @property
-    def counters(self) -> EngineCounters:
-        """The engine's counters since the start. May be read on any thread."""
-        return self._meter.counters
-
-    @property
     def num_live(self) -> int:
         return len(self._slots.live)
-
-    def slot_uses(self) -> list[SlotUse]:
-        """Return each used slot's request and its progress. May be called on any thread."""
-        return self._slots.uses()
 
     @property
     def num_waiting(self) -> int:
