@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -51,12 +51,12 @@ class LoadedPart:
     places: tuple[SegmentPlace, ...]
     segments: Buffer  # struct MatMul of segments.wgsl, which has these places
     kind: MatMulClass
-    halves_from: int | None = None  # the first row in f16, if those before it are in blocks: see two_formats.wgsl
+    join_constants: Mapping[str, Constant] = field(default_factory=dict)  # of two_formats.wgsl, for blocks with floats
 
     @property
     def constants(self) -> dict[str, Constant]:
         """The constants of a kernel that multiplies these matrices."""
-        return {"PAIRED": self.places[0].activation is Activation.SWIGLU}
+        return {"PAIRED": self.places[0].activation is Activation.SWIGLU, **self.join_constants}
 
     def work(self, tokens: int) -> MatMulWork:
         """Return the size of the dispatch that multiplies these matrices with `tokens` tokens."""
@@ -195,34 +195,37 @@ class MatMul:
         constants: Mapping[str, Constant] = MappingProxyType({}),
         includes: Mapping[str, Include] = MappingProxyType({}),
     ) -> SinglePart:
-        if part.halves_from is not None:
-            constants = {**constants, "HALVES_FROM": part.halves_from}
+        if part.join_constants:
             includes = {**includes, "one_format": "two_formats"}
         kernel = self._kernels.get(variant, part.format, {**part.constants, **constants}, includes)
         bindings = {**_bindings(part, buffers), **more_buffers}
         return SinglePart(part, variant, kernel, self._kernels.kernels.bind(kernel.source, bindings))
 
     def _join(self) -> LoadedPart | None:
-        """Return two parts, one in blocks and one in f16, as one for single tokens; None if the tuning joins none."""
+        """Return two parts, in blocks and in floats, as one for single tokens; None if the tuning joins none."""
         if not self._kernels.tuning.joins_formats or len(self._parts) != 2:
             return None
-        blocks, halves = self._parts
-        num_segments = len(blocks.places) + len(halves.places)
-        if blocks.format.name not in KEPT_FORMATS or blocks.kind.number != "f32" or halves.format.name != "f16":
+        blocks, floats = self._parts
+        num_segments = len(blocks.places) + len(floats.places)
+        if (
+            blocks.format.name not in KEPT_FORMATS
+            or blocks.kind.number != "f32"
+            or floats.format.name not in ("f16", "f32")
+        ):
             return None
         if num_segments > MAX_SEGMENTS:
             return None
-        after = [replace(place, first_row=place.first_row + blocks.num_rows) for place in halves.places]
+        after = [replace(place, first_row=place.first_row + blocks.num_rows) for place in floats.places]
         places = (*blocks.places, *after)
         return replace(
             blocks,
-            num_rows=blocks.num_rows + halves.num_rows,
-            num_weights=blocks.num_weights + halves.num_weights,
-            weight_bytes=blocks.weight_bytes + halves.weight_bytes,
-            weights={**blocks.weights, "halves": halves.weights["weights"]},
+            num_rows=blocks.num_rows + floats.num_rows,
+            num_weights=blocks.num_weights + floats.num_weights,
+            weight_bytes=blocks.weight_bytes + floats.weight_bytes,
+            weights={**blocks.weights, "floats": floats.weights["weights"]},
             places=places,
             segments=self._upload_segments(places),
-            halves_from=blocks.num_rows,
+            join_constants={"FLOATS_FROM": blocks.num_rows, "WIDE": floats.format.name == "f32"},
         )
 
     def _quantise(self, buffers: MatMulBuffers) -> tuple[Buffer, KernelStage | None]:

@@ -66,7 +66,7 @@ class Tuning:
     blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, unless it is empty
     normed: tuple[StreamVariant, ...] = ()  # of matmuls that norm a single token themselves: for few rows, for more
     adapter_loads: int = 0  # eights of weights of adapters that a recurrence of one token asks for at once, if any
-    joins_formats: bool = False  # one dispatch multiplies one token with matrices in blocks and with others in f16
+    joins_formats: bool = False  # one dispatch multiplies one token with matrices in blocks and with others in floats
     few_rows: StreamVariant | None = None  # before these for at most `_FEW_ROWS` rows, whose workgroups are few
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 

@@ -1,6 +1,6 @@
 // All matrices of a matmul are in the format of WEIGHTS.
 
-fn load_any_weights(in_halves: bool, row: u32, eight: u32) -> Eight {
+fn load_any_weights(in_floats: bool, row: u32, eight: u32) -> Eight {
     return load_weights(row, eight);
 }
 

@@ -9,10 +9,10 @@
 
 alias Panel = array<Eight, PANELS>;
 
-fn load_panel(place: Place, own: Own, in_halves: bool, eight: u32) -> Panel {
+fn load_panel(place: Place, own: Own, in_floats: bool, eight: u32) -> Panel {
     var panel: Panel;
     for (var p = 0u; p < PANELS; p++) {
-        panel[p] = load_any_weights(in_halves, own.start + p * place.segment.panel_blocks, eight);
+        panel[p] = load_any_weights(in_floats, own.start + p * place.segment.panel_blocks, eight);
     }
     return panel;
 }
@@ -31,7 +31,7 @@ fn sum_products(place: Place, own: Own, sums: ptr<function, Sums>) {
     sum_rows(prepare_inputs(place, own), own, sums);
 }
 
-fn sum_columns(place: Place, own: Own, in_halves: bool, sums: ptr<function, Sums>) {
+fn sum_columns(place: Place, own: Own, in_floats: bool, sums: ptr<function, Sums>) {
     var first_input: array<u32, TOKENS>;
     for (var t = 0u; t < TOKENS; t++) {
         first_input[t] = start_of_inputs(place, t) / 4u;
@@ -42,7 +42,7 @@ fn sum_columns(place: Place, own: Own, in_halves: bool, sums: ptr<function, Sums
         for (; eight + (UNROLL - 1u) * SPLITS < place.segment.num_eights; eight += UNROLL * SPLITS) {
             var panels: array<Panel, UNROLL>;
             for (var u = 0u; u < UNROLL; u++) {
-                panels[u] = load_panel(place, own, in_halves, eight + u * SPLITS);
+                panels[u] = load_panel(place, own, in_floats, eight + u * SPLITS);
             }
             for (var u = 0u; u < UNROLL; u++) {
                 add_products(place, own, panels[u], first_input, own_input, eight + u * SPLITS, sums);
@@ -50,6 +50,6 @@ fn sum_columns(place: Place, own: Own, in_halves: bool, sums: ptr<function, Sums
         }
     }
     for (; eight < place.segment.num_eights; eight += SPLITS) {
-        add_products(place, own, load_panel(place, own, in_halves, eight), first_input, own_input, eight, sums);
+        add_products(place, own, load_panel(place, own, in_floats, eight), first_input, own_input, eight, sums);
     }
 }

@@ -57,6 +57,7 @@ def test_steps_of_one_token_continue_those_of_several(shape: ModelShape) -> None
         (tiny_shape(layers=1), "int8,adapters=int8", 6),  # the recurrence reads adapters in formats of one buffer
         (tiny_v6(layers=1), "int8", 7),
         (tiny_v6_qwen2(layers=1), "int4,first=int4", 7),
+        (tiny_v6_qwen2(layers=1), "int4,first=int4,adapters=f32", 7),
         (tiny_v7_qwen2(layers=1), "int4,first=int4", 5),
     ],
 )

@@ -78,7 +78,9 @@ def chosen_kernels() -> dict[str, str]:
         for weights, text in shaders_of_variant(variant):
             kernels[f"{variant}, {weights}"] = text
     for variant in (tuning.blocks[0], tuning.normed[-1]):
-        for weights, text in shaders_of_variant(variant, {"HALVES_FROM": 64}, {"one_format": "two_formats"}):
+        for weights, text in shaders_of_variant(
+            variant, {"FLOATS_FROM": 64, "WIDE": False}, {"one_format": "two_formats"}
+        ):
             kernels[f"{variant}, {weights} and f16"] = text
     kept = {"MIXES": 6, "KEEPS_DIFFERENCE": True}
     for weights, text in shaders_of_variant(tuning.normed[0], kept, {"mixes_not_kept": "keep_mixes"}):
