@@ -163,9 +163,8 @@ def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
     if kept := count_kept(model, format_of):
         yield f"matrices kept in the blocks of the file: {_counts(kept)}"
     converted: Counter[str] = Counter()
-    for name in model.names:
-        block_type, chosen = model.block_type(name), format_of(name)
-        if block_type is not None and chosen is not None and chosen.name != block_type.lower():
+    for block_type, chosen in _of_blocks(model, format_of):
+        if chosen is not None and chosen.name != block_type.lower():
             converted[f"{block_type} to {chosen.name}"] += 1
     if converted:
         yield f"matrices converted from the blocks of the file, as --weights says: {_counts(converted)}"
@@ -174,11 +173,17 @@ def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
 def count_kept(model: Model, format_of: FormatOf) -> Counter[str]:
     """Count the matrices that stay in blocks as the file has them, by the type of the blocks."""
     kept: Counter[str] = Counter()
-    for name in model.names:
-        block_type, chosen = model.block_type(name), format_of(name)
-        if block_type is not None and (chosen is None or chosen.name == block_type.lower()):
+    for block_type, chosen in _of_blocks(model, format_of):
+        if chosen is None or chosen.name == block_type.lower():
             kept[block_type] += 1
     return kept
+
+
+def _of_blocks(model: Model, format_of: FormatOf) -> Iterator[tuple[str, WeightFormat | None]]:
+    """Yield the type of blocks of each matrix that is in blocks, and the format that is chosen for it."""
+    for name in model.names:
+        if (block_type := model.block_type(name)) is not None:
+            yield block_type, format_of(name)
 
 
 def _counts(types: Counter[str]) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -60,12 +60,7 @@ def fingerprint(
         progress(done, len(ordered))
         found = (known or {}).get(name)
         if found is None or not found.is_whole:
-            tensor = read(name)
-            found = TensorDigest(tensor.shape)
-            first = 0
-            for piece in _pieces(tensor):
-                found.add(first, piece)
-                first += piece.shape[0] if piece.shape else 1
+            found = TensorDigest.of(read(name))
         digest.update(found.describe(name))
     return digest.hexdigest()[:_SHOWN_DIGITS]
 
@@ -90,6 +85,15 @@ class TensorDigest:
         self._next = 0  # row
         self._is_busy = False
         self._waiting: dict[int, NDArray[Any] | Blocks] = {}
+
+    @classmethod
+    def of(cls, tensor: Matrix) -> Self:
+        """Return the digest of a whole tensor."""
+        digest, first = cls(tensor.shape), 0
+        for piece in _pieces(tensor):
+            digest.add(first, piece)
+            first += piece.shape[0] if piece.shape else 1
+        return digest
 
     @property
     def is_whole(self) -> bool:

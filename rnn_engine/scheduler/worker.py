@@ -267,9 +267,9 @@ class Worker:
             self._is_idle = False
             if not self._device_answers():  # found before the next request comes
                 self._recover("it did not run a token while it was idle")
-        elif self._scheduler.failure is not None:
+        elif (failure := self._scheduler.failure) is not None:  # which the test of the device forgets
             if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
-                self._recover(self._scheduler.failure)
+                self._recover(failure)
             else:
                 self._set_health(Health())
 

@@ -98,7 +98,7 @@ fn add_splits(place: u32) -> f32 {
 fn store_splits(segment: Segment, tile_row: u32, first_token: u32, num_tokens: u32, place: u32) {
     var row = tile_row + place % ROWS;
     let token = first_token + place / ROWS;
-    if row >= segment.num_rows || token >= num_tokens || PAIRED && row % 2u == 1u {
+    if row >= segment.num_rows || token >= num_tokens || (PAIRED && row % 2u == 1u) {
         return;
     }
     var sum = add_splits(place);

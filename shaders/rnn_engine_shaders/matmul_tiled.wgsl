@@ -70,7 +70,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         for (var i = thread; i < TILE_ROWS * SIDE_TOKENS; i += THREADS) {
             var row = place.first_row + i % TILE_ROWS;
             let token = place.first_token + i / TILE_ROWS * EACH_TOKENS + t;
-            if row >= segment.num_rows || token >= place.num_tokens || PAIRED && row % 2u == 1u {
+            if row >= segment.num_rows || token >= place.num_tokens || (PAIRED && row % 2u == 1u) {
                 continue;
             }
             var sum = finished[i];

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 
 from rnn_engine_server.apis.routes import ALL_ROUTES
-from rnn_engine_server.core.routing import EVENTS, Route
+from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import Encoded
+from rnn_engine_server.core.performing import respond
+from rnn_engine_server.core.routing import EVENTS, Route, make_router
 from rnn_engine_server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
@@ -52,13 +55,12 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace the handlers of all routes, and return the list of paths that requests reach."""
     found: list[str] = []
 
-    async def note(request: web.Request) -> web.Response:
-        found.append(request.path)
-        return web.Response()
+    async def note(call: Call) -> Encoded:
+        found.append(call.path)
+        return Encoded(b"")
 
-    monkeypatch.setattr(
-        "rnn_engine_server.core.app.ALL_ROUTES", tuple(replace(route, handler=note) for route in ALL_ROUTES)
-    )
+    routes = tuple(replace(route, handler=note, request=None) for route in ALL_ROUTES)
+    monkeypatch.setattr("rnn_engine_server.core.app._router", lambda: make_router(routes, respond))
     return found
 
 

@@ -175,11 +175,11 @@ async def embeddings(call: Call, body: Ai00EmbeddingsRequest) -> Stream:
     if body.layer is None:
         return await _answer_whole(call, body, {"object": "embedding"}, "embedding")
     begun = _begun(engine_of(call, body.cache_salt), body.input)
-    return await answer_vectors(call, body.model_copy(update={"input": begun}))
+    return await answer_vectors(call, body.model_copy(update={"input": tuple(begun)}))
 
 
-def _begun(engine: EngineLike, inputs: Sequence[AnyPrompt]) -> tuple[AnyPrompt, ...]:
-    return tuple((engine.info.end_of_text,) if prompt == "" else prompt for prompt in inputs)
+def _begun(engine: EngineLike, inputs: Sequence[AnyPrompt]) -> list[AnyPrompt]:
+    return [(engine.info.end_of_text,) if prompt == "" else prompt for prompt in inputs]
 
 
 async def _answer_whole(
