@@ -60,7 +60,8 @@ def nothing() -> None:
     """Do nothing, so that the load goes on."""
 
 
-def test_a_reranker_is_opened_again_with_its_model(tmp_path: Path) -> None:
+def test_a_reranker_is_opened_again_with_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GpuRunner, "warm_up", lambda *_: None)  # it would compile kernels that the test does not use
     reranker = Path(shutil.copy(RERANKER, tmp_path / "reranker.pth"))
     with parts_of(EMBEDDING, "0", reranker=reranker) as parts:
         assert isinstance(parts.runner, GpuRunner)
