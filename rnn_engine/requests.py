@@ -112,10 +112,8 @@ class GenerateRequest:
 
     def check(self, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
         """Raise InvalidRequestError for the first field that is not allowed for a model of `shape`."""
-        for_text = self.logprobs, self.score_from, self.mix
-        if not shape.has_head and (self.max_tokens > 0 or any(each is not None for each in for_text)):
-            message = f"the model ({shape.version}) was made for vectors of texts: it writes and scores no text"
-            raise InvalidRequestError("model", shape.version, "a language model", message)
+        if not shape.has_head:
+            self._check_without_head(shape)
         if self.mix is not None:
             self._check_mix(self.mix, shape, max_logprobs, num_slots)
         if len(self.prompt) == 0 and (self.initial_state is None or self.initial_state.logits is None):
@@ -145,6 +143,11 @@ class GenerateRequest:
         most = 0 if self.grammar is None and self.token_mask is None else len(self.prompt)
         check_range("grammar_prefix_tokens", self.grammar_prefix, 0, most)
         self.sampling.check(shape.vocab_size)
+
+    def _check_without_head(self, shape: ModelShape) -> None:
+        if self.max_tokens > 0 or self.logprobs is not None or self.score_from is not None or self.mix is not None:
+            message = f"the model ({shape.version}) was made for vectors of texts: it writes and scores no text"
+            raise InvalidRequestError("model", shape.version, "a language model", message)
 
     def _check_stop(self) -> None:
         try:

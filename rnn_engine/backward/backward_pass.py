@@ -66,7 +66,7 @@ class TrainBuffers:
             settings=memory.create_buffer("settings of training", 4 * SETTINGS),
             row_weights=memory.create_buffer("weights of rows", 4 * limits.max_rows),
             losses=memory.create_buffer("losses", 4 * limits.max_tokens),
-            logits=memory.create_buffer("logits", 4 * limits.max_rows * round_up(shape.vocab_size, 8)),
+            logits=memory.create_buffer("logits", 4 * limits.max_rows * _logits_stride(shape)),
             d_normed=memory.create_buffer("gradients of normed rows", 4 * limits.max_rows * shape.width),
             squared_norm=memory.create_buffer("squared norm", 4),
         )
@@ -127,21 +127,7 @@ class BackwardPass:
             self._layers.append(self._surround(len(self._layers), layer))
             done = len(self._layers)
             progress("loading layers" if done < shape.num_layers else "loading the head", done, num_parts)
-        context, buffers = self._context.forward, self.buffers
-        head = Head(context, logits_stride=round_up(context.model.shape.vocab_size, 8))
-        norm, matmul = head.bind_logits(buffers.logits)
-        transposed = TransposedMatMul.of(
-            matmul, context.memory, output_gradients=buffers.logits, input_gradients=buffers.d_normed
-        )
-        norm_backward = context.kernel_stage(
-            "norm rows, backward",
-            "norm_rows_backward",
-            {"THREADS": context.tuning.norm_threads, **context.norm_constants},
-            {"x": self.inputs.x, "vectors": head.norm.buffer, "d_normed": buffers.d_normed, "dx": self._context.dx},
-            lambda step: (step.num_rows, 1),
-        )
-        loss, gradient = (self._cross_entropy(needs_gradient=needs_gradient) for needs_gradient in (False, True))
-        self._loss, self._row_gradients = (norm, matmul, loss), (norm, matmul, gradient, transposed, norm_backward)
+        self._loss, self._row_gradients = self._load_head()
         memory.finish_uploads()
         progress("loaded", num_parts, num_parts)
 
@@ -169,6 +155,24 @@ class BackwardPass:
         stages = [layer.measure for layer in self._layers] + [layer.update for layer in self._layers]
         return plan_of(stages, StepSize(0, 0, 0))
 
+    def _load_head(self) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
+        """Upload the head; return the stages that compute the losses of rows, and those with their gradients, too."""
+        context, buffers = self._context.forward, self.buffers
+        head = Head(context, logits_stride=_logits_stride(context.model.shape))
+        norm, matmul = head.bind_logits(buffers.logits)
+        transposed = TransposedMatMul.of(
+            matmul, context.memory, output_gradients=buffers.logits, input_gradients=buffers.d_normed
+        )
+        norm_backward = context.kernel_stage(
+            "norm rows, backward",
+            "norm_rows_backward",
+            {"THREADS": context.tuning.norm_threads, **context.norm_constants},
+            {"x": self.inputs.x, "vectors": head.norm.buffer, "d_normed": buffers.d_normed, "dx": self._context.dx},
+            lambda step: (step.num_rows, 1),
+        )
+        loss, gradient = (self._cross_entropy(needs_gradient=needs_gradient) for needs_gradient in (False, True))
+        return (norm, matmul, loss), (norm, matmul, gradient, transposed, norm_backward)
+
     def _cross_entropy(self, *, needs_gradient: bool) -> KernelStage:
         context, buffers = self._context.forward, self.buffers
         shape = context.model.shape
@@ -178,7 +182,7 @@ class BackwardPass:
             {
                 "THREADS": context.tuning.candidate_threads,
                 "VOCAB": shape.vocab_size,
-                "STRIDE": round_up(shape.vocab_size, 8),
+                "STRIDE": _logits_stride(shape),
                 "NEEDS_GRADIENT": needs_gradient,
             },
             {"weights": buffers.row_weights, "logits": buffers.logits, "losses": buffers.losses},
@@ -273,3 +277,7 @@ class _LayerStages:
     add: KernelStage  # adds the gradients of the documents to that of the initial state
     measure: KernelStage  # adds to the squared norm
     update: KernelStage  # the step of Adam
+
+
+def _logits_stride(shape: ModelShape) -> int:
+    return round_up(shape.vocab_size, 8)

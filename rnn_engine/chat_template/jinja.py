@@ -341,12 +341,9 @@ class JinjaTemplate:
 
     def _render(self, conversation: Conversation, messages: Sequence[_Object], most_characters: int) -> str:
         tools = [tool_object(tool) for tool in conversation.tools] if self._tells_tools else []
-        now = datetime.now()
         values = {
             **self.special_tokens,
-            "date_string": now.strftime("%d %b %Y"),
-            "datetime": now.strftime("%b %d %Y"),
-            "functions": to_json(tools) if tools else "",
+            **_llama_cpps(tools),
             **_thinking(conversation),
             "messages": self._complete(conversation, messages),
             "tools": tools or None,
@@ -383,6 +380,16 @@ class JinjaTemplate:
         if conversation.continues:
             found[-1] = {**found[-1], "content": f"{found[-1]['content']}{_END_MARK}"}
         return found
+
+
+def _llama_cpps(tools: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
+    """Return the variables that llama.cpp passes to templates besides those of transformers, such as the date."""
+    now = datetime.now()
+    return {
+        "date_string": now.strftime("%d %b %Y"),
+        "datetime": now.strftime("%b %d %Y"),
+        "functions": to_json(tools) if tools else "",
+    }
 
 
 def _thinking(conversation: Conversation) -> Mapping[str, object]:

@@ -62,14 +62,19 @@ def tool_json(tool: Tool) -> str:
 
 def tool_object(tool: Tool) -> dict[str, object]:
     """Return the description of a tool in the form of OpenAI's API, as a dict."""
-    fixed = dict(tool.parameters)
+    described = {"name": tool.name, "description": tool.description, "parameters": _well_formed(tool.parameters)}
+    return {"type": "function", "function": described}
+
+
+def _well_formed(parameters: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a schema of arguments in which a template can walk over the properties and the required names."""
+    fixed = dict(parameters)
     if "properties" in fixed:
         found = fixed["properties"] if isinstance(fixed["properties"], Mapping) else {}
         fixed["properties"] = {name: each if isinstance(each, Mapping) else {} for name, each in found.items()}
     if not isinstance(fixed.get("required", []), list):
         fixed["required"] = []
-    described = {"name": tool.name, "description": tool.description, "parameters": fixed}
-    return {"type": "function", "function": described}
+    return fixed
 
 
 def to_json(value: object) -> str:

@@ -121,8 +121,8 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
         MODELS: [str(folder / name)],
         "model_folder": str(folder),
         "state_file_folder": str(folder),
-        "admin_folder": [folder for folder in _ADMIN_FOLDERS if Path(folder).is_dir()],
-        "unzip_folder": [folder for folder in _UNZIP_FOLDERS if Path(folder).is_dir()],
+        "admin_folder": _there(_ADMIN_FOLDERS),
+        "unzip_folder": _there(_UNZIP_FOLDERS),
         "lora": [_lora(folder, each) for each in _tables(content, "lora")],
         "state": states,
         "app_key": [f"{each['app_id']}={each['secret_key']}" for each in app_keys],
@@ -198,6 +198,10 @@ def _device(adapter: object) -> Settings:
         case {"Manual": int(index), **rest} if not rest and not isinstance(index, bool) and index >= 0:
             return {"device": str(index)}
     raise _not_allowed("adapter", adapter, "Auto, Economical or a table such as { Manual = 0 }")
+
+
+def _there(folders: Sequence[str]) -> list[str]:
+    return [folder for folder in folders if Path(folder).is_dir()]
 
 
 def _lora(folder: Path, lora: Mapping[str, Any]) -> str:

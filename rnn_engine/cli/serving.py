@@ -89,8 +89,7 @@ def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
     """Return the settings for `order`, adapted from those of the first model; others have folders of their own."""
     cache, folder = choice.cache, choice.states.folder
     if order.name != first:
-        safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in order.name)
-        own = f"model-{safe}"
+        own = _folder_name(order.name)
         folder = None if folder is None else folder / own
         if cache is not None and cache.disk is not None:
             cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / own))
@@ -103,6 +102,12 @@ def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
         states=replace(choice.states, files=order.states, default=order.default_state, folder=folder),
         slots=order.slots or choice.slots,
     )
+
+
+def _folder_name(name: str) -> str:
+    """Return the name of a folder for the model called `name`, in characters that all file systems allow."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
+    return f"model-{safe}"
 
 
 def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:

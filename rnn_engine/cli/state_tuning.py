@@ -24,9 +24,10 @@ from rnn_engine.files import delete_file, delete_unfinished
 from rnn_engine.llm.llm import LLM
 from rnn_engine.llm.progress import TuningBar, progress_bar, tuning_bar
 from rnn_engine.llm.results import SamplingParams
+from rnn_engine.llm.state import State
 from rnn_engine.llm.tuner import Tuner
 from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.training.data import DataReport, TextMaker
+from rnn_engine.training.data import DataReport, Oddities, TextMaker
 from rnn_engine.training.tuner import Judged, Progress, RateTried, TunerSettings, Updated
 
 _NUM_SAMPLES: Final = 3
@@ -123,25 +124,7 @@ def tune_state(
         tuner.best.save(output, form)
         rate, seconds, reached, best = tuner.rate, time.monotonic() - begun, tuner.progress, tuner.best
     assert rate is not None
-    chosen = [_divide_document(document) for document in tuner.data.held_out[:_NUM_SAMPLES]]
-    prompts = [prompt for prompt, _ in chosen]
-    stop, stop_tokens = _ends(tuner.maker)
-    params = SamplingParams(temperature=0.0, max_tokens=_SAMPLE_TOKENS, stop=stop, stop_token_ids=(0, *stop_tokens))
-    with LLM(
-        model,
-        device=loading.device,
-        weights=loading.weights,
-        num_slots=_NUM_SAMPLES,
-        tokenizer=loading.tokenizer,
-        chat_template=loading.chat_template,
-        loras=loading.loras,
-        cache=None,
-    ) as llm:
-        before, after = (llm.generate(prompts, params, state=state, progress=False) for state in (tuner.start, best))
-    samples = [
-        Sample(_text(tuner.maker, prompt), _text(tuner.maker, answer), one.text.strip(), two.text.strip())
-        for (prompt, answer), one, two in zip(chosen, before, after, strict=True)
-    ]
+    samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, tuner.start, best)
     made = TuningReport(model.name, data.name, output.name, rate, seconds, tuner.data.report, reached, samples)
     _print(made)
     if report is not None:
@@ -157,17 +140,21 @@ def _echo_report(tuner: Tuner) -> None:
         if report is not None:
             tokens = f"{report.num_tokens:,} tokens, of which {report.num_learnt:,} are learnt"
             click.echo(f"{report.num_records:,} {name}: {tokens}", err=True)
-            kinds = [
-                ("can't be used", report.bad),
-                ("too long", report.long),
-                ("answers without a text, which are not learnt", report.empty),
-                ("without anything to learn", report.idle),
-                ("come twice", report.duplicates),
-            ]
-            for what, odd in kinds:
-                if odd.count:
-                    click.echo(f"  {what}: {odd}", err=True)
+            for what, odd in oddities(report):
+                click.echo(f"  {what}: {odd}", err=True)
     click.echo(f"learnt from {len(tuner.data.training):,}, judged by {len(tuner.data.held_out):,} documents", err=True)
+
+
+def oddities(report: DataReport) -> list[tuple[str, Oddities]]:
+    """Return what is odd in a data file, in words."""
+    kinds = [
+        ("can't be used", report.bad),
+        ("too long", report.long),
+        ("answers without a text, which are not learnt", report.empty),
+        ("without anything to learn", report.idle),
+        ("come twice", report.duplicates),
+    ]
+    return [(words, odd) for words, odd in kinds if odd.count]
 
 
 def _run(tuner: Tuner, bar: TuningBar) -> None:
@@ -185,6 +172,36 @@ def _run(tuner: Tuner, bar: TuningBar) -> None:
 
 
 # Samples: the model answers a few held-out questions.
+
+
+def _make_samples(
+    model: Path,
+    loading: LoadSettings,
+    maker: TextMaker,
+    documents: Sequence[TrainingDocument],
+    start: State,
+    best: State,
+) -> list[Sample]:
+    """Return the model's answers to the first questions of `documents` from both states, without chance."""
+    chosen = [_divide_document(document) for document in documents[:_NUM_SAMPLES]]
+    prompts = [prompt for prompt, _ in chosen]
+    stop, stop_tokens = _ends(maker)
+    params = SamplingParams(temperature=0.0, max_tokens=_SAMPLE_TOKENS, stop=stop, stop_token_ids=(0, *stop_tokens))
+    with LLM(
+        model,
+        device=loading.device,
+        weights=loading.weights,
+        num_slots=_NUM_SAMPLES,
+        tokenizer=loading.tokenizer,
+        chat_template=loading.chat_template,
+        loras=loading.loras,
+        cache=None,
+    ) as llm:
+        before, after = (llm.generate(prompts, params, state=state, progress=False) for state in (start, best))
+    return [
+        Sample(_text(maker, prompt), _text(maker, answer), one.text.strip(), two.text.strip())
+        for (prompt, answer), one, two in zip(chosen, before, after, strict=True)
+    ]
 
 
 def _divide_document(document: TrainingDocument) -> tuple[list[int], list[int]]:

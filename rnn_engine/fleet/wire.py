@@ -64,14 +64,19 @@ def unpack_request(data: bytes) -> tuple[GenerateRequest, bool]:
 
 def pack_outcomes(outcomes: list[tuple[int, Outcome]]) -> bytes:
     """Pickle events and errors of several requests, each with the key (number) of its request."""
-    return pickle.dumps((time.time() - time.monotonic(), outcomes), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((_monotonic_zero(), outcomes), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack_outcomes(data: bytes) -> list[tuple[int, Outcome]]:
     """Return what `pack_outcomes` pickled, with times by this clock, as exact as the machines' clocks agree."""
     zero, outcomes = pickle.loads(data)
-    ahead = zero - (time.time() - time.monotonic())
+    ahead = zero - _monotonic_zero()
     return [(key, _shifted(outcome, ahead) if type(outcome) is Started else outcome) for key, outcome in outcomes]
+
+
+def _monotonic_zero() -> float:
+    """Return the time of day, in Unix seconds, at which the clock of `time.monotonic` was 0."""
+    return time.time() - time.monotonic()
 
 
 def _shifted(started: Started, seconds: float) -> Started:

@@ -265,7 +265,7 @@ def _stream_need(work: MatMulWork, variant: StreamVariant) -> _Need:
         registers=24 + variant.panels * (7 * variant.unroll + 3 * variant.tokens),
         in_flight=variant.panels * eights_at_once * _eight_bytes(work),
         near=_eight_bytes(work) + variant.tokens * input_bytes / sharing + 4 * _NORM_LOADS * norms,
-        instructions=(5 if work.number == "int8" else UNPACKING[work.weights])
+        instructions=_unpacking(work)
         + variant.tokens * (_PRODUCTS[variant.number] + loading)
         + _NORM_INSTRUCTIONS * norms,
         waits_before=NORM_WAITS if norms else 0,
@@ -281,8 +281,7 @@ def _tiled_need(work: MatMulWork, variant: TiledVariant) -> _Need:
         registers=16 + (2 * sums + 2 * lines if variant.number == "int8" else sums + 8 * lines),
         in_flight=lines * variant.rows / sides * _eight_bytes(work),
         near=number_bytes * COLUMNS_AT_ONCE * variant.tokens * (1 / variant.each_rows + 1 / variant.each_tokens),
-        instructions=(5 if work.number == "int8" else UNPACKING[work.weights])
-        + variant.tokens * _PRODUCTS[variant.number],
+        instructions=_unpacking(work) + variant.tokens * _PRODUCTS[variant.number],
         waits=1 + 0.2 / variant.eights,
     )
 
@@ -293,6 +292,10 @@ _NORM_INSTRUCTIONS: Final = 25
 
 _PRODUCTS: Final[Mapping[str, float]] = {"f32": 8, "f16": 8, "int8": 2}
 """Instructions that multiply and add eight numbers, by the type of products."""
+
+
+def _unpacking(work: MatMulWork) -> float:
+    return 5 if work.number == "int8" else UNPACKING[work.weights]
 
 
 def _eights(work: MatMulWork) -> float:

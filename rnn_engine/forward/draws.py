@@ -40,6 +40,11 @@ def count_draws(batch: Batch) -> int:
     return max((run.draw.count for run in batch if run.draw is not None), default=0)
 
 
+def count_told(batch: Batch) -> int:
+    """Return how many 4-byte words of log-probabilities and ids of likeliest tokens the draws of `batch` can report."""
+    return sum(_count_told(run.draw) for run in batch)
+
+
 def _count_told(draw: TokenDraw | None) -> int:
     return 0 if draw is None else draw.count * _told_words(draw)
 
@@ -171,7 +176,7 @@ class DeviceDraws:
         row_bytes = 4 * self._limits.draw_words
         num_bytes = row_bytes * sum(run.rows for run in batch)
         yield BufferCopy(self._buffers.draws, 0, answer, start, num_bytes)
-        if told := sum(_count_told(run.draw) for run in batch):
+        if told := count_told(batch):
             yield BufferCopy(
                 self._buffers.draws, row_bytes * self._limits.max_rows, answer, start + num_bytes, 4 * told
             )

@@ -77,6 +77,10 @@ class _Task:
     rejected: set[MatMulVariant] = field(default_factory=set)  # by the device
 
     @property
+    def best_predicted(self) -> float:
+        return min(self.predicted.values())
+
+    @property
     def work_seconds(self) -> float:
         return len(self.parts) * self.predicted[self.default]
 
@@ -208,7 +212,7 @@ class KernelTuner:
         fitting: defaultdict[tuple[bool, str, MatMulVariant], list[_Task]] = defaultdict(list)
         for task in tasks:
             for variant, seconds in task.predicted.items():
-                times = seconds / min(task.predicted.values())
+                times = seconds / task.best_predicted
                 if variant == task.default or (times > _WORTH_A_TRIAL and not exhaustive):
                     continue
                 key = task.tokens not in usual, task.kind.weights, variant

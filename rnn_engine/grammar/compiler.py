@@ -181,11 +181,15 @@ class GrammarCompiler:
             done.is_counted = True
             self._kept_bytes += done.memory_bytes
             while len(self._kept) > MOST_KEPT or self._kept_bytes > MOST_BYTES:
-                shares: defaultdict[str, float] = defaultdict(float)
-                for entry in self._kept.values():
-                    shares[entry.owner] += 1 / MOST_KEPT + entry.memory_bytes / MOST_BYTES
-                droppable = [entry for entry in self._kept.values() if entry.is_counted and entry is not done]
-                if (victim := max(droppable, key=lambda entry: shares[entry.owner], default=None)) is None:
+                if (victim := self._find_victim(done)) is None:
                     return
                 del self._kept[victim.scope, victim.grammar]
                 self._kept_bytes -= victim.memory_bytes
+
+    def _find_victim(self, done: _CompiledEntry) -> _CompiledEntry | None:
+        """Return the least recently used entry, but not `done`, of the owner that uses the most; None without one."""
+        shares: defaultdict[str, float] = defaultdict(float)
+        for entry in self._kept.values():
+            shares[entry.owner] += 1 / MOST_KEPT + entry.memory_bytes / MOST_BYTES
+        droppable = [entry for entry in self._kept.values() if entry.is_counted and entry is not done]
+        return max(droppable, key=lambda entry: shares[entry.owner], default=None)  # the first of equal ones

@@ -177,11 +177,7 @@ def main() -> None:
     """Run the child process: compile each grammar that comes on standard input, and print a line with the verdict."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # so that output of a library does not mix with the answers
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit_memory()
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=_try_all, args=(sys.stdin.buffer, answers))
     thread.start()
@@ -212,6 +208,14 @@ def _try(grammar: Grammar, vocabulary: Vocabulary) -> Verdict:
     num_bytes = max(process.memory_info().rss - bytes_before, 0)
     found = None if fitted is grammar else (fitted.kind, fitted.text)
     return Verdict(None, time.process_time() - begun, num_bytes, found, left_out)
+
+
+def _limit_memory() -> None:
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _open(stream: IO[bytes] | None) -> IO[bytes]:

@@ -52,7 +52,7 @@ def load_chat_template(choice: str, model_path: Path) -> ChatTemplate:
         case "auto":
             return _find(model_path)
         case "world":
-            return WorldTemplate(thinks=_thinks(model_path))
+            return _world(model_path)
         case _:
             found = _read(Path(choice))
             if found is None:
@@ -74,7 +74,11 @@ def _find(model_path: Path) -> ChatTemplate:
             continue
         if found is not None:
             return found
-    return _from_gguf(model_path) or WorldTemplate(thinks=_thinks(model_path))
+    return _from_gguf(model_path) or _world(model_path)
+
+
+def _world(model_path: Path) -> WorldTemplate:
+    return WorldTemplate(thinks=_thinks(model_path))
 
 
 def _thinks(model_path: Path) -> bool:

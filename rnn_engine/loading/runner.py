@@ -95,20 +95,7 @@ def load_runner(
     size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows)
     format_of, activations = parse_weights(weights, model.shape)
     if device == "cpu":
-        shape, in_bytes = model.shape, activations == "int8"
-        if has_matmuls() and (in_bytes or shape.num_layers * shape.layer_weights >= _FEW_WEIGHTS):
-            num_threads = count_threads(shape, threads)
-            read: Weights = MatMulWeights.load(model, format_of, in_bytes=in_bytes, num_threads=num_threads)
-        else:
-            read = Weights.read(model)
-        return CpuRunner(
-            read,
-            versions.get(shape.version).run_layers,
-            num_slots=size.num_slots + _spare_slots(size.spare_bytes, shape.state_bytes),
-            max_tokens=size.max_tokens or 64,
-            max_rows=size.rows_of(shape),
-            num_candidates=size.candidates_of(shape),
-        )
+        return _load_cpu_runner(model, size, versions, format_of, in_bytes=activations == "int8", threads=threads)
     if activations == "int8" and not has_bytes(model, format_of):
         message = "activations=int8 needs a matrix in int8 or q8_0, and this model has none with these weights"
         raise InvalidRequestError("weights", weights, "activations=f32", message)
@@ -199,6 +186,25 @@ def _load_gpu_runner(
         )
         undo.pop_all()
     return runner, matmuls
+
+
+def _load_cpu_runner(
+    model: Model, size: RunnerSize, versions: VersionTable, format_of: FormatOf, *, in_bytes: bool, threads: int | None
+) -> CpuRunner:
+    shape = model.shape
+    if has_matmuls() and (in_bytes or shape.num_layers * shape.layer_weights >= _FEW_WEIGHTS):
+        num_threads = count_threads(shape, threads)
+        weights: Weights = MatMulWeights.load(model, format_of, in_bytes=in_bytes, num_threads=num_threads)
+    else:
+        weights = Weights.read(model)
+    return CpuRunner(
+        weights,
+        versions.get(shape.version).run_layers,
+        num_slots=size.num_slots + _spare_slots(size.spare_bytes, shape.state_bytes),
+        max_tokens=size.max_tokens or 64,
+        max_rows=size.rows_of(shape),
+        num_candidates=size.candidates_of(shape),
+    )
 
 
 def spare_slot_bytes(shape: ModelShape) -> int:

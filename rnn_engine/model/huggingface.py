@@ -491,14 +491,20 @@ def _read_index(path: Path) -> dict[str, set[str]]:
         )
     shards: dict[str, set[str]] = defaultdict(set)
     for tensor, file in found.items():
-        is_name = isinstance(file, str) and 0 < len(file.encode(errors="surrogatepass")) <= _LONGEST_NAME
-        if not is_name or file in (".", "..") or set(file) & set("/\\:\0"):
-            expected = "expected the name of a file in the same folder"
-            raise ModelError(f"{path}: tensor {show(tensor)} is in {show(repr(file))}; {expected}")
+        _check_file_name(path, tensor, file)
         shards[file].add(tensor)
     if len(shards) > _MOST_SHARDS:
         raise ModelError(f"{path} lists {len(shards)} files; expected at most {_MOST_SHARDS}")
     return dict(sorted(shards.items()))
+
+
+def _check_file_name(path: Path, tensor: str, file: Any) -> None:  # noqa: ANN401
+    """Raise ModelError unless `file`, where the index at `path` has `tensor`, is a plain name without a folder."""
+    is_name = isinstance(file, str) and 0 < len(file.encode(errors="surrogatepass")) <= _LONGEST_NAME
+    if not is_name or file in (".", "..") or set(file) & set("/\\:\0"):
+        raise ModelError(
+            f"{path}: tensor {show(tensor)} is in {show(repr(file))}; expected the name of a file in the same folder"
+        )
 
 
 def _check_shard(index: Path, name: str, expected: set[str], found: set[str]) -> None:

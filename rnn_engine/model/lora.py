@@ -256,6 +256,13 @@ def refuse_unknown(names: Sequence[str]) -> None:
         raise ModelError(f"{count(names, 'tensor')} that the model has no place for: {show_all(sorted(names))}")
 
 
+def pair_rank(name: str, info: TensorInfo, axis: int) -> int:
+    """Return the rank of a pair, a matrix's size along `axis`. Raises ModelError if it is no matrix, or empty."""
+    if len(info.shape) != 2 or 0 in info.shape:
+        raise ModelError(f"{show(name)} is {list(info.shape)}; expected a matrix")
+    return info.shape[axis]
+
+
 def _check_pair(name: str, pair: Pair, stored: Mapping[str, TensorInfo], target: TensorInfo) -> None:
     down, up = stored[pair.down].shape, stored[pair.up].shape
     if len(target.shape) != 2:
@@ -355,15 +362,24 @@ def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors
     for name, module in shards.items():
         _add(changes, targets[module].name, Shards(name))
     plain = {name: info for name, info in tensors.items() if not _FILE_PAIR.fullmatch(name) and name not in shards}
+    for name, change in _read_plain(choice, specs, plain, model, replaces=len(shards) > 0).items():
+        _add(changes, name, change)
+    return changes
+
+
+def _read_plain(
+    choice: LoraChoice, specs: Sequence[TensorSpec], plain: Tensors, model: Tensors, *, replaces: bool
+) -> dict[str, Change]:
+    """Map names to full-sized changes: a vector replaces the model's; a matrix is added to it, unless it `replaces`."""
     width = TensorInfo(model["emb.weight"].shape, np.dtype(np.float16))
     located = locate_tensors(choice.path, specs, {"emb.weight": width, **plain})
     stored = {name: place for name, place in located.items() if place.name in plain}
     refuse_unknown([place.name for name, place in stored.items() if name not in model])
     vectors = {spec.name for spec in specs if len(spec.dims) == 1 or spec.dims == ("H", "N")}
-    for name, place in stored.items():  # a vector replaces the model's; a matrix is added, unless there are shards
-        alpha = None if shards or name in vectors else _alpha(choice, name)
-        _add(changes, name, Plain(place.name, alpha, place.swapped))
-    return changes
+    return {
+        name: Plain(place.name, None if replaces or name in vectors else _alpha(choice, name), place.swapped)
+        for name, place in stored.items()
+    }
 
 
 def _alpha(choice: LoraChoice, name: str) -> float:
@@ -412,10 +428,7 @@ def _read_pairs(
         if half in "1B":
             continue
         is_ai00 = half == "0"
-        info = tensors[down]
-        if len(info.shape) != 2 or 0 in info.shape:
-            raise ModelError(f"{show(down)} is {list(info.shape)}; expected a matrix")
-        rank = info.shape[1 if is_ai00 else 0]
+        rank = pair_rank(down, tensors[down], 1 if is_ai00 else 0)
         transposes = target.swapped and (is_ai00 or pattern is _PEFT_PAIR)
         _add(changes, target.name, Pair(down, up, scale(match, target.name, rank), is_ai00, transposes))
     return changes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import prod
@@ -70,13 +70,7 @@ class EmbeddingSettings:
         if shape.has_head:
             self._check_part(shape)
         else:
-            if self.task is not None:
-                check_choice("task", self.task, get_args(EmbeddingTask))
-            for name in ("layer", "part", "pooling"):
-                value = getattr(self, name)
-                if value != getattr(_DEFAULT, name):
-                    allowed = f"no value, since the model ({shape.version}) has vectors of its own"
-                    raise InvalidRequestError(name, value, allowed)
+            self._check_task(shape)
         size = self.size(shape)
         longest = min(size, MAX_DIMENSIONS)
         given = f"layer, part and pooling give {size} numbers" if shape.has_head else f"the model gives {size} numbers"
@@ -97,6 +91,16 @@ class EmbeddingSettings:
             raise InvalidRequestError(
                 "layer", self.layer, f"layers that give at most {MAX_NUMBERS} numbers, not {size}"
             )
+
+    def _check_task(self, shape: ModelShape) -> None:
+        """Check the settings for a model that has vectors of its own."""
+        if self.task is not None:
+            check_choice("task", self.task, get_args(EmbeddingTask))
+        for name in ("layer", "part", "pooling"):
+            value = getattr(self, name)
+            if value != getattr(_DEFAULT, name):
+                allowed = f"no value, since the model ({shape.version}) has vectors of its own"
+                raise InvalidRequestError(name, value, allowed)
 
     def layers(self, shape: ModelShape) -> tuple[int, ...]:
         """Return the layers that make the embedding, from 0. Raises InvalidRequestError for one beyond the model."""
@@ -297,15 +301,7 @@ async def _run_features(
     def make() -> tuple[list[GenerateRequest], list[int]]:
         calls, owners = [], []
         for number, tokens in enumerate(inputs):
-            name = f"input {number}"
-            end = end_of_sentence(engine.info.shape)
-            if len(tokens) == 0:
-                raise InvalidRequestError(name, [], "at least one token")
-            closed = tuple(tokens) if tokens[-1] == end else (*tokens, end)
-            places = [place for place, token in enumerate(closed, 1) if token == end]
-            if len(places) > MAX_ENDS:
-                raise InvalidRequestError(name, f"{len(places)} of token {end}", f"at most {MAX_ENDS} of it")
-            for beginning in (closed[:place] for place in places):
+            for beginning in _closed_beginnings(f"input {number}", tokens, end_of_sentence(engine.info.shape)):
                 calls.append(GenerateRequest(beginning, initial_state=initial_state, max_tokens=0, keep_row=True))
                 owners.append(number)
         _check(engine, calls, owners)
@@ -329,6 +325,17 @@ async def _run_features(
 def end_of_sentence(shape: ModelShape) -> int:
     """Return the token that ends every text of a model made for embedding: the last of its vocabulary."""
     return shape.vocab_size - 1
+
+
+def _closed_beginnings(name: str, tokens: Sequence[int], end: int) -> Iterator[tuple[int, ...]]:
+    """Yield an input's beginnings that end with `end`, which is added at last. Raises InvalidRequestError."""
+    if len(tokens) == 0:
+        raise InvalidRequestError(name, [], "at least one token")
+    closed = tuple(tokens) if tokens[-1] == end else (*tokens, end)
+    places = [place for place, token in enumerate(closed, 1) if token == end]
+    if len(places) > MAX_ENDS:
+        raise InvalidRequestError(name, f"{len(places)} of token {end}", f"at most {MAX_ENDS} of it")
+    return (closed[:place] for place in places)
 
 
 async def run_states(

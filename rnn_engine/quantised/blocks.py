@@ -111,7 +111,7 @@ def pack_codes(codes: NDArray[np.uint8], code_bits: int) -> NDArray[np.uint8]:
     """
     if code_bits == 8:
         return codes
-    low_bits = 2 if code_bits < 4 else 4
+    low_bits = _low_bits(code_bits)
     low = codes & np.uint8((1 << low_bits) - 1)
     count = 8 // low_bits
     packed = low[..., ::count].copy()
@@ -131,7 +131,7 @@ def unpack_codes(packed: NDArray[np.uint8], code_bits: int) -> NDArray[np.uint8]
     """Return the codes [..., B], a byte each, that `pack_codes` packed."""
     if code_bits == 8:
         return packed
-    low_bits = 2 if code_bits < 4 else 4
+    low_bits = _low_bits(code_bits)
     if code_bits == low_bits:
         shifts, mask = range(0, 8, low_bits), np.uint8((1 << low_bits) - 1)
         codes = np.stack([(packed >> np.uint8(shift)) & mask for shift in shifts], axis=-1)
@@ -143,6 +143,10 @@ def unpack_codes(packed: NDArray[np.uint8], code_bits: int) -> NDArray[np.uint8]
     for bit in range(num_high):
         low |= bits[..., bit] << np.uint8(low_bits + bit)
     return low.reshape(*packed.shape[:-1], -1)
+
+
+def _low_bits(code_bits: int) -> int:
+    return 2 if code_bits < 4 else 4
 
 
 def bytes_of_codes(block_format: BlockFormat) -> int:

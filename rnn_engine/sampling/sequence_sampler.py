@@ -149,12 +149,8 @@ class SequenceSampler:
         """Draw the sequence's next token from `row`, and record it as generated."""
         self.count_drawn()
         self.adjustments.begin_draw()
-        count = self._sampler.num_uniforms
-        place = (self.index - self._first) * count
-        if place >= len(self._uniforms) and count > 0:
-            self._first, place = self.index, 0
-            self._uniforms = uniforms_from(self.seed, self.index, _AHEAD, count)
-        uniforms = self._uniforms[place : place + count]
+        first = self._find_uniforms()
+        uniforms = self._uniforms[first : first + self._sampler.num_uniforms]
         for ranking in self._rankings(row):
             index = self._sampler.draw(ranking, uniforms)
             if index is not None:
@@ -173,6 +169,15 @@ class SequenceSampler:
         self.index += 1
         self.adjustments.begin_draw()
         self.adjustments.generated(token)
+
+    def _find_uniforms(self) -> int:
+        """Return the index in `_uniforms` of the next draw's random numbers, making more if they are used up."""
+        count = self._sampler.num_uniforms
+        place = (self.index - self._first) * count
+        if place >= len(self._uniforms) and count > 0:
+            self._first, place = self.index, 0
+            self._uniforms = uniforms_from(self.seed, self.index, _AHEAD, count)
+        return place
 
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
         """Yield rankings of `row` to draw from in turn: of its candidates, of more tokens, at last of all tokens."""

@@ -189,6 +189,10 @@ def plan_checkpoints(
     return tuple(CheckpointPoint(position, chosen[position], logits=position == length) for position in sorted(chosen))
 
 
+def _waypoint(position: int) -> CheckpointPoint:
+    return CheckpointPoint(position, CheckpointKind.WAYPOINT, logits=False)
+
+
 def _is_worth_it(position: int, kind: CheckpointKind, others: set[int]) -> bool:
     match kind:
         case CheckpointKind.MARK:
@@ -234,7 +238,7 @@ class CheckpointPlan:
         """Return the nearest position at which to save the state, after all submitted runs; None if there is none."""
         ahead = [point for position, point in self._points.items() if position > self.submitted]
         if self._waypoints is not None and (cut := self._waypoints.cut) is not None:
-            ahead.append(CheckpointPoint(cut, CheckpointKind.WAYPOINT, logits=False))
+            ahead.append(_waypoint(cut))
         return min(ahead, key=attrgetter("position"), default=None)
 
     def at(self, position: int) -> CheckpointPoint | None:
@@ -245,7 +249,7 @@ class CheckpointPlan:
         """Record a run's end, which may become a waypoint. Other prompts can only claim later positions."""
         self.submitted = end
         if self._waypoints is not None and self._waypoints.submit(end, is_point=end in self._points):
-            self._points[end] = CheckpointPoint(end, CheckpointKind.WAYPOINT, logits=False)
+            self._points[end] = _waypoint(end)
 
     def advance(self, position: int) -> None:
         """Record that states up to `position` were saved as planned. The end of the prefix closes the plan."""

@@ -175,9 +175,14 @@ class Drafts:
                 times.tokens, max(times.cost(now), _LEAST_SECONDS) / times.num_steps
             )
 
+    @property
+    def is_on(self) -> bool:
+        """True if a spare slot is free, so that a draft can be run."""
+        return len(self.spare) > 0
+
     def may_pay(self, num_runs: int) -> bool:
         """Return True if a fully correct draft would speed up a step in which `num_runs` sequences decode."""
-        if not self.spare:
+        if not self.is_on:
             return False
         if num_runs not in self._pays:
             known = self._plain.of(num_runs) is not None
@@ -453,7 +458,7 @@ def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
     num_answering = sum(isinstance(one.phase, HostDecode) for one in live)
     if not drafts.may_pay(num_answering):
         return False
-    foretelling = [one for one in live if isinstance(one, DraftingSequence) and one.drafter.look(one.generated)]
+    foretelling = _foretelling(live)
     if not foretelling:
         return False
     plan = drafts.plan(num_answering, num_answering, len(live) - num_answering)
@@ -462,11 +467,9 @@ def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
 
 def choose_drafts(drafts: Drafts, live: Sequence[SlotSequence]) -> None:
     """Choose drafts for those of the sequences `live` that a draft would speed up, and set them for the next step."""
-    if not drafts.spare:
+    if not drafts.is_on:
         return
-    num_answering = sum(
-        isinstance(one.phase, HostDecode) or (isinstance(one, DraftingSequence) and one.may_draft) for one in live
-    )
+    num_answering = sum(isinstance(one.phase, HostDecode) or _may_draft(one) for one in live)
     if not drafts.may_pay(num_answering):
         return
     foretelling = [
@@ -481,3 +484,12 @@ def choose_drafts(drafts: Drafts, live: Sequence[SlotSequence]) -> None:
             return
         draft = one.propose(plan.room)
         one.prepare(draft[: plan.take(len(draft), one.drafter.chance)])
+
+
+def _may_draft(one: SlotSequence) -> bool:
+    return isinstance(one, DraftingSequence) and one.may_draft
+
+
+def _foretelling(live: Sequence[SlotSequence]) -> list[DraftingSequence]:
+    """Pass their new tokens to the drafters of `live`; return the sequences for which a draft can be proposed."""
+    return [one for one in live if isinstance(one, DraftingSequence) and one.drafter.look(one.generated)]

@@ -267,11 +267,8 @@ class Worker:
             self._is_idle = False
             if not self._device_answers():  # found before the next request comes
                 self._recover("it did not run a token while it was idle")
-        elif (failure := self._scheduler.failure) is not None:  # which the test of the device forgets
-            if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
-                self._recover(failure)
-            else:
-                self._set_health(Health())
+        elif self._scheduler.failure is not None:
+            self._check_device(self._scheduler.failure)
 
     def _obey_and_step(self) -> None:
         try:
@@ -314,6 +311,13 @@ class Worker:
         self._deadline = Deadline("work between two steps", time.monotonic(), STEP_SECONDS)
         command()
         self._deadline = None
+
+    def _check_device(self, failure: str) -> None:
+        """Run one token after a failure; open the device again if that, or too many steps in a row, have failed."""
+        if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
+            self._recover(failure)
+        else:
+            self._set_health(Health())
 
     def _recover(self, failure: str) -> None:
         """Open the failed device again, and end the requests that have states on it. Queued requests wait.

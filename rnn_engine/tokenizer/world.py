@@ -135,13 +135,17 @@ class WorldTokenizer:
         start = 0
         while len(text) - start > self._part_characters:
             part = self._library.encode(text[start : start + self._part_characters])
-            end = b""
-            while len(end) < self._longest or end[0] & 0xC0 == 0x80:  # a byte within a character
-                end = self._pieces[part.pop()] + end
-            start += self._part_characters - len(end.decode())
+            start += self._part_characters - self._drop_end(part)
             ids += part
         ids += self._library.encode(text[start:])
         return ids
+
+    def _drop_end(self, part: list[int]) -> int:
+        """Remove the last tokens, which later text may change; return the characters that the next part begins with."""
+        end = b""
+        while len(end) < self._longest or end[0] & 0xC0 == 0x80:  # a byte within a character
+            end = self._pieces[part.pop()] + end
+        return len(end.decode())
 
     def decode_bytes(self, token: int) -> bytes:
         return self._pieces[token] if 0 <= token < self.size else b""

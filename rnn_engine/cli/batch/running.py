@@ -87,10 +87,7 @@ class BatchTask:
             return task
         begun = read_record(task.record)
         if begun is None:
-            if task.record.exists() or not (task.folder / FOLDER_LOCK).exists():
-                raise click.UsageError(f"{task.folder} has no batch to go on with; delete it, and leave --resume out")
-            if not delete_abandoned(task.folder):
-                raise click.UsageError(f"{task.folder} is in use by another process, which has just begun")
+            task._delete_unbegun()
             return task
         if not resume:
             found = "that of a batch that has not ended"
@@ -114,6 +111,13 @@ class BatchTask:
         """Delete the folder if no batch has begun in it, unless another process uses it."""
         if self.folder.exists() and not self.record.exists():
             delete_abandoned(self.folder)
+
+    def _delete_unbegun(self) -> None:
+        """Delete the folder, which has no record of a batch. Raises UsageError unless it is a killed process's."""
+        if self.record.exists() or not (self.folder / FOLDER_LOCK).exists():
+            raise click.UsageError(f"{self.folder} has no batch to go on with; delete it, and leave --resume out")
+        if not delete_abandoned(self.folder):
+            raise click.UsageError(f"{self.folder} is in use by another process, which has just begun")
 
 
 def run_batch(batches: Batches, task: BatchTask) -> Reached:

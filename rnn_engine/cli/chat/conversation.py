@@ -204,7 +204,7 @@ class Talk:
             nearest = get_close_matches(word, COMMANDS, n=1)
             advice = f"did you mean /{nearest[0]}?" if nearest else "/help lists the commands"
             self.screen.complain(f"unknown command /{word}; {advice}")
-        elif command.arguments and not command.arguments.startswith("[") and not argument:
+        elif command.needs_argument and not argument:
             self.screen.complain(f"/{word} needs an argument: {command.arguments}")
         elif argument and not command.arguments:
             self.screen.complain(f"/{word} takes no argument")
@@ -417,6 +417,10 @@ class Command:
     help: str
     run: Callable[[Talk, str], None]
     names: Callable[[Talk], Iterable[str]] = lambda _: ()  # values of its argument, to complete it
+
+    @property
+    def needs_argument(self) -> bool:
+        return bool(self.arguments) and not self.arguments.startswith("[")
 
 
 _STATE_HELP: Final = "begins from the state with this name, or lists the states"

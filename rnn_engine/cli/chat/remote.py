@@ -56,17 +56,7 @@ class RemoteBackend:
                 self._client.delete(f"/v1/leases/{self._owner}")
 
     def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
-        values = {parameter.name: getattr(sampling, parameter.name) for parameter in PARAMETERS}
-        changed = {each.name: values[each.name] for each in PARAMETERS if values[each.name] != each.default}
-        if "logit_bias" in changed:
-            bias = changed["logit_bias"]
-            changed["logit_bias"] = [
-                [token, False if value == -float("inf") else value] for token, value in bias.items()
-            ]
-        if "sampler" in changed:
-            sampler: Ai00Sampler = changed["sampler"]
-            changed["sampler"] = {"type": sampler.TYPE, **asdict(sampler)}
-        body = {**self._body(place), **changed}
+        body = {**self._body(place), **_sampling_fields(sampling)}
         body |= {"max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
         for event in self._client.events(_CHAT, body):
             for choice in objects_of(event, "choices", []):
@@ -120,6 +110,19 @@ class RemoteBackend:
         messages = [{"role": message.role.value.lower(), "content": message.content} for message in place.messages]
         body = {**self._model, "messages": messages, "reasoning_format": "none"}
         return body if place.start is None else body | {"state": place.start}
+
+
+def _sampling_fields(sampling: SamplingParams) -> Json:
+    """Return the fields of an HTTP request for the sampling parameters that differ from their defaults."""
+    values = {parameter.name: getattr(sampling, parameter.name) for parameter in PARAMETERS}
+    changed = {each.name: values[each.name] for each in PARAMETERS if values[each.name] != each.default}
+    if "logit_bias" in changed:
+        bias = changed["logit_bias"]
+        changed["logit_bias"] = [[token, False if value == -float("inf") else value] for token, value in bias.items()]
+    if "sampler" in changed:
+        sampler: Ai00Sampler = changed["sampler"]
+        changed["sampler"] = {"type": sampler.TYPE, **asdict(sampler)}
+    return changed
 
 
 def _state_path(name: str) -> str:

@@ -38,13 +38,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     scratch = ScratchBuffers(context, num_mixes=3, num_projections=3)
     channel_mix = GatedChannelMix(context, scratch.mixes)
     for layer in range(context.model.shape.num_layers):
-        lookup = block_lookup(context.model, layer)
-        vectors = {
-            **static_mixes(lookup, (*_ATT_MIXES, *_FFN_MIXES)),
-            **{name: lookup(name) for name in _PLAIN},
-            "decay": -np.exp(lookup("att.time_decay")),
-        }
-        builder = LayerBuilder(context, layer, PackedVectors.pack(context, f"layer {layer} vectors", vectors))
+        builder = LayerBuilder(context, layer, _pack_vectors(context, layer))
         projections = [
             builder.between_planes("att.receptance.weight", 0, 0, Activation.SIGMOID),
             builder.between_planes("att.key.weight", 1, 1),
@@ -56,6 +50,16 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
             builder.output(scratch.mixed),
             *channel_mix.stages(builder, _FFN_NORM),
         )
+
+
+def _pack_vectors(context: BuildContext, layer: int) -> PackedVectors:
+    lookup = block_lookup(context.model, layer)
+    vectors = {
+        **static_mixes(lookup, (*_ATT_MIXES, *_FFN_MIXES)),
+        **{name: lookup(name) for name in _PLAIN},
+        "decay": -np.exp(lookup("att.time_decay")),
+    }
+    return PackedVectors.pack(context, f"layer {layer} vectors", vectors)
 
 
 def _recurrence(builder: LayerBuilder, scratch: ScratchBuffers) -> KernelStage:

@@ -122,12 +122,7 @@ def time_mix_stages(
             for number, matrix in enumerate(_mixes_up(builder, scratch))
         ]
         mixes_up = builder.matmul("mixes, second half", plain, hidden, added)
-    name, stride = "att.time_maa_w1", scratch.mix_stride
-    stored = builder.weights(name, transposed=True)  # [5 * R, D]
-    halves = stored.numbers.reshape(NUM_MIXES, -1, builder.width)
-    padded: NDArray[Any] = np.pad(halves, ((0, 0), (0, stride - halves.shape[1]), (0, 0)))
-    weights = SegmentWeights(padded.reshape(NUM_MIXES * stride, builder.width), stored.format)
-    down = [Matrix(weights, _X * builder.plane, builder.width, 0, NUM_MIXES * stride, Activation.TANH)]
+    down = [_mixes_down(builder, scratch)]
     return TimeMixStages(
         builder.normed_matmul("att norm", ATT_NORM, "mixes, first half", down, mixes, hidden, keeps_mixes=True),
         mixes_up,
@@ -135,6 +130,16 @@ def time_mix_stages(
         _recurrence(builder, shape, scratch, traced),
         builder.output(scratch.mixed),
     )
+
+
+def _mixes_down(builder: LayerBuilder, scratch: Scratch) -> Matrix:
+    """Return the five adapters' down-projections as one matrix, whose outputs start at multiples of 8."""
+    name, stride = "att.time_maa_w1", scratch.mix_stride
+    stored = builder.weights(name, transposed=True)  # [5 * R, D]
+    halves = stored.numbers.reshape(NUM_MIXES, -1, builder.width)
+    padded: NDArray[Any] = np.pad(halves, ((0, 0), (0, stride - halves.shape[1]), (0, 0)))
+    weights = SegmentWeights(padded.reshape(NUM_MIXES * stride, builder.width), stored.format)
+    return Matrix(weights, _X * builder.plane, builder.width, 0, NUM_MIXES * stride, Activation.TANH)
 
 
 def _mixes_up(builder: LayerBuilder, scratch: Scratch) -> list[Matrix]:

@@ -37,17 +37,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     assert isinstance(shape, ShapeV7DeepEmbed)
     check_head_size(shape)
     scratch = _DeepEmbedScratch(context, shape)
-    width = context.model.shape.width
-    kernel = context.kernels.get(
-        "keep_embedding",
-        {
-            "THREADS": context.tuning.norm_threads,
-            "WIDTH": width,
-            "START": _EMBEDDED * context.limits.max_tokens * width,
-        },
-    )
-    bind_group = context.kernels.bind(kernel.source, {"x": context.buffers.x, "kept": scratch.mixes})
-    keep = KernelStage("keep the embedding", kernel, bind_group, lambda step: (step.num_tokens, 1))
+    keep = _keep_embedding(context, scratch)
     for layer in range(shape.num_layers):
         stages = _Layer(context, scratch, shape, layer).stages()
         yield (keep, *stages) if layer == 0 else stages
@@ -63,6 +53,20 @@ class _DeepEmbedScratch(Scratch):
         self.matrix_start = self.inner_start + tokens * SIDE
         super().__init__(context, shape, num_mixes=_NUM_PLANES, ffn_floats=self.matrix_start + tokens * MATRIX_SIZE)
         self.scaled = context.memory.create_buffer("scaled inner vectors", 4 * tokens * SIDE)  # [T, S]
+
+
+def _keep_embedding(context: BuildContext, scratch: _DeepEmbedScratch) -> KernelStage:
+    width = context.model.shape.width
+    kernel = context.kernels.get(
+        "keep_embedding",
+        {
+            "THREADS": context.tuning.norm_threads,
+            "WIDTH": width,
+            "START": _EMBEDDED * context.limits.max_tokens * width,
+        },
+    )
+    bind_group = context.kernels.bind(kernel.source, {"x": context.buffers.x, "kept": scratch.mixes})
+    return KernelStage("keep the embedding", kernel, bind_group, lambda step: (step.num_tokens, 1))
 
 
 class _Layer(Layer):

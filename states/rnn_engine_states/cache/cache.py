@@ -55,6 +55,10 @@ class Match:
 _LIGHTEST_FIRST = list(MissReason)
 
 
+def _weightier(first: MissReason, second: MissReason) -> MissReason:
+    return max(first, second, key=_LIGHTEST_FIRST.index)
+
+
 class StateCache:
     """The cache of one model's states, which stores and finds checkpoints by token prefix.
 
@@ -165,14 +169,14 @@ class StateCache:
                 self._positions.touch_ghost(checkpoint)
             obstacle = self._obstacle(checkpoint, len(tokens), limit)
             if obstacle is not None:
-                reason = max(reason, obstacle, key=_LIGHTEST_FIRST.index)
+                reason = _weightier(reason, obstacle)
                 continue
             if self._tiers.access(checkpoint) is Access.AT_HAND:
                 payload = self._tiers.payload(checkpoint)
                 if not checkpoint.resumable:
                     return self._missed(len(tokens), place.length, MissReason.DAMAGED)
             elif fetch is None or (payload := fetch.payload_of(checkpoint)) is None:
-                reason = max(reason, MissReason.NOT_FETCHED, key=_LIGHTEST_FIRST.index)
+                reason = _weightier(reason, MissReason.NOT_FETCHED)
                 continue
             return self._hit(checkpoint, payload, len(tokens), place.length)
         return self._missed(len(tokens), place.length, reason)

@@ -139,8 +139,7 @@ class TokenTree(Generic[V]):
         node: _Node[V] = next(reversed(list(self._nodes.prefixes(self._blocks(tokens))))).value
         start = node.depth * self._block
         rest = tokens[start : start + self._block]
-        at = bisect_left(node.continuations, rest)
-        known = max((shared_tokens(near, rest) for near in node.continuations[max(at - 1, 0) : at + 1]), default=0)
+        known = _longest_shared(node.continuations, rest)
         return Place(node, rest[: known * TOKEN_BYTES], start // TOKEN_BYTES + known)
 
     def values_beyond(self, place: Place[V], most: int) -> list[V]:
@@ -191,6 +190,12 @@ class TokenTree(Generic[V]):
             node = node.parent
         if top is not None:
             del self._nodes[top.path() :]
+
+
+def _longest_shared(ordered: list[bytes], wanted: bytes) -> int:
+    """Return the length in tokens of the longest prefix that `wanted` shares with any member of a sorted list."""
+    at = bisect_left(ordered, wanted)
+    return max((shared_tokens(near, wanted) for near in ordered[max(at - 1, 0) : at + 1]), default=0)
 
 
 def _prefixes_back(ordered: list[bytes], wanted: bytes) -> Iterator[bytes]:

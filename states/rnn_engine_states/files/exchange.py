@@ -11,7 +11,7 @@ import re
 import sys
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -212,16 +212,7 @@ class StateFiles:
                 metadata = {LAYOUT_KEY: layout, MODEL_KEY: self.model}
                 return file_parts(tuned_from_state(frozen.state, self.shape, layout), metadata)
             case "pth":
-                tensors = tuned_from_state(frozen.state, self.shape, "value_key")
-                file = BytesIO()
-                write_pth(
-                    file,
-                    [
-                        TensorEntry(name, TensorInfo(array.shape, array.dtype), partial(np.asarray, array))
-                        for name, array in tensors.items()
-                    ],
-                )
-                return iter([file.getvalue()])
+                return iter([_pth(tuned_from_state(frozen.state, self.shape, "value_key"))])
             case "metal":
                 return file_parts(*metal_file(frozen, self.shape, self.base))
             case "prefab":
@@ -234,3 +225,15 @@ class StateFiles:
         root = _UNKNOWN if path is None else path.root
         origin = Origin(self.model, root, num_tokens, _KIND, name, frozen.last_tokens)
         return SavedState(origin, None if path is None else path.tokens, Payload(frozen.state, frozen.logits))
+
+
+def _pth(tensors: Mapping[str, F32]) -> bytes:
+    file = BytesIO()
+    write_pth(
+        file,
+        [
+            TensorEntry(name, TensorInfo(array.shape, array.dtype), partial(np.asarray, array))
+            for name, array in tensors.items()
+        ],
+    )
+    return file.getvalue()

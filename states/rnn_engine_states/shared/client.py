@@ -198,18 +198,11 @@ class StoreClient:
                     result = await operation(self._valkey)
             except (exceptions.ValkeyError, OSError, TimeoutError) as error:
                 outcome, raised = _judge(error)
-                self._counters.outcomes[outcome] += 1
-                was_open = lane.is_open
-                lane.note_failure()
-                if lane.is_open and not was_open:  # logged once, until an operation succeeds again
-                    _log.warning("%s %s fails and is paused for a while: %s", lane.name, self.url.shown, raised)
+                self._note_failure(lane, outcome, raised)
                 raise raised from error
             finally:
                 self._counters.seconds += time.monotonic() - begun
-            self._counters.outcomes[StoreOutcome.DONE] += 1
-            if lane.is_open:
-                _log.info("%s %s succeeds again", lane.name, self.url.shown)
-            lane.note_success()
+            self._note_success(lane)
             return result
 
     async def command(self, lane: Lane, *command: object) -> Any:  # noqa: ANN401
@@ -266,6 +259,19 @@ class StoreClient:
         await asyncio.gather(*others, return_exceptions=True)
         await self._valkey.aclose(close_connection_pool=True)
         await self._loop.shutdown_default_executor()
+
+    def _note_success(self, lane: Lane) -> None:
+        self._counters.outcomes[StoreOutcome.DONE] += 1
+        if lane.is_open:
+            _log.info("%s %s succeeds again", lane.name, self.url.shown)
+        lane.note_success()
+
+    def _note_failure(self, lane: Lane, outcome: StoreOutcome, error: RnnEngineError) -> None:
+        self._counters.outcomes[outcome] += 1
+        was_open = lane.is_open
+        lane.note_failure()
+        if lane.is_open and not was_open:  # logged once, until an operation succeeds again
+            _log.warning("%s %s fails and is paused for a while: %s", lane.name, self.url.shown, error)
 
 
 def _judge(error: Exception) -> tuple[StoreOutcome, RnnEngineError]:

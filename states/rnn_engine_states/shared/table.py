@@ -95,7 +95,7 @@ class SharedTable:
             if entry == without:  # else it may have been changed meanwhile
                 raise _without_values(entry.plain_name)
             without = entry
-        raise UnavailableError("other servers change the states in the store too often; try again", 1.0)
+        raise _busy()
 
     async def change(
         self, action: Callable[[NamedStateTable], T], values: FrozenState | None = None, name: str = ""
@@ -107,10 +107,7 @@ class SharedTable:
                 try:
                     result = action(table)
                 except RnnEngineError:
-                    if self._replica.table.changes():
-                        self._replica.lose_track()
-                    else:
-                        await self._commit()
+                    await self._undo()
                     raise
                 except BaseException:
                     self._replica.lose_track()
@@ -120,7 +117,7 @@ class SharedTable:
                 return result
             if outcome is Commit.MISSING:
                 await self._put_again(needed, values, name)
-        raise UnavailableError("other servers change the states in the store too often; try again", 1.0)
+        raise _busy()
 
     async def default(self) -> NamedState | None:
         return await self._own.default()
@@ -165,6 +162,13 @@ class SharedTable:
         await self._commit()
         self._last_read = self._begun
 
+    async def _undo(self) -> None:
+        """Discard a change that failed before it was sent, or send renewals of leases if it was only that."""
+        if self._replica.table.changes():
+            self._replica.lose_track()
+        else:
+            await self._commit()
+
     async def _commit(self) -> tuple[Commit, Sequence[ValueKey]]:
         """Send local changes of the named states to the store, if there are any.
 
@@ -183,6 +187,10 @@ class SharedTable:
 
 def _without_values(name: str) -> NotFoundError:
     return NotFoundError(f"state {name!r} is gone: its values in the store are missing or damaged")
+
+
+def _busy() -> UnavailableError:
+    return UnavailableError("other servers change the states in the store too often; try again", 1.0)
 
 
 # A server's copy of the named states. It records local changes until they are sent to the store.
