@@ -250,7 +250,10 @@ class _JsonObject:
 
 
 class CallTracker:
-    """Finds the bytes of an answer in calls, from the opening text to the end of the JSON, where no stop counts."""
+    """Finds the bytes of an answer that belong to calls, in which no stop string is looked for.
+
+    A call is known as one from its opening text on, and ends with its JSON object.
+    """
 
     def __init__(self, tools: ToolFormat) -> None:
         self._opening = tools.opening or CALL_BEGINS

@@ -112,7 +112,10 @@ class ChatTemplate(Protocol):
     def tool_format(self) -> ToolFormat: ...
 
     def most_characters(self, conversation: Conversation) -> int:
-        """Return the approximate work of rendering in characters, which bounds the prompt where that is known."""
+        """Return the approximate work of rendering a conversation, in characters, without rendering it.
+
+        It also bounds the length of the prompt, if a bound is known beforehand.
+        """
 
     def render(self, conversation: Conversation, most_characters: int) -> Rendered:
         """Return the prompt. Raises InvalidRequestError if the template refuses, takes too long or makes too much."""

@@ -122,7 +122,7 @@ def _is_multiplied(shape: ModelShape, name: str, size: Sequence[int]) -> bool:
 
 
 def _convert(wanted: object, rows: NDArray[Any] | Blocks) -> NDArray[Any] | Blocks:
-    """Return rows of a matrix in the format `wanted`: blocks, the floats that they have, or as they are for None."""
+    """Return rows of a matrix in the format `wanted`: as blocks or as their floats; for None, as the file has them."""
     if wanted is None:
         return rows
     if not isinstance(wanted, QuantisedFormat):
@@ -174,7 +174,7 @@ def _make_matmul(matrix: Matrix, convert: Convert, threads: Threads, *, in_bytes
 def _multiple_of_rows(bits: int, part: int) -> int:
     """Return the least multiple of rows with which the product of a row has the same bits in any number of rows.
 
-    The kernels of a processor may add up in another order for the rows that are left over from 2 or 4 at a time.
+    Kernels multiply 2 or 4 rows at a time. For the rows that are left over, they may add up in another order.
     """
     generator = np.random.default_rng(1)
     shape = (67, 4 * max(part // 16, 4), part * bits // 8)  # [R, P, bytes]
@@ -193,7 +193,7 @@ def _multiple_of_rows(bits: int, part: int) -> int:
 class Codes:
     """A quantised matrix [R, C] as onnxruntime's MatMulNBits reads it, with an offset for each part that has one.
 
-    A weight is scale * (code - middle) + offset, where middle is 8 or 128. P parts of a row share scale and offset.
+    A weight is scale * (code - middle) + offset, and middle is 8 or 128. P parts of a row share scale and offset.
     """
 
     bits: int  # 4 or 8

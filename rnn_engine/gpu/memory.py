@@ -26,7 +26,10 @@ def wait_for_mapping(device: wgpu.GPUDevice, mapping: native.Mapping, submission
 
 
 def is_lost(device: wgpu.GPUDevice) -> bool:
-    """Return True if an open GPU was lost. Check this where wgpu-native would end the process if it is."""
+    """Return True if `device`, an open GPU, was reset or removed.
+
+    Check this before calls for which wgpu-native would end the process if the device is lost.
+    """
     try:
         device.create_buffer(size=16, usage="COPY_DST").destroy()
     except native.gpu_errors:

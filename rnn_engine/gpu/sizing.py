@@ -30,7 +30,10 @@ class SizingDevice(Device):
 
     @classmethod
     def like(cls, choice: str) -> SizingDevice:
-        """Return a device that only counts, like the one that `choice` names, which is not opened."""
+        """Return a sizing device (one that only counts) with the kind and limits of the device that `choice` names.
+
+        For `choice` see `choose_adapter`. The real device is not opened.
+        """
         info, adapter = choose_adapter(choice)
         return cls(info, adapter.limits)
 

@@ -38,7 +38,10 @@ class TextPosition(NamedTuple):
 
 
 def error_position(kind: str, text: str, message: str) -> TextPosition | None:
-    """Return where the error that a library reported as `message` is in the grammar; None if it does not say."""
+    """Return the position in the grammar `text` of the error that a grammar library reported as `message`, or None.
+
+    It is None if the message does not give it. `kind` is the grammar's kind.
+    """
     match kind:
         case "regex":
             return _in_regex(text, message)
@@ -67,7 +70,10 @@ def _told(text: str, message: str, *, in_bytes: bool = False) -> TextPosition | 
 
 
 def _in_regex(text: str, message: str) -> TextPosition | None:
-    """Return where the caret in `message` is in a regular expression, which is escaped there; None without one."""
+    """Return the position of an error in a regular expression, which `message` marks with a caret below the expression.
+
+    It is None if there is no caret. The message shows line breaks and slashes escaped.
+    """
     if (found := _REGEX_CARET.search(message)) is None:
         return None
     shown, column = found[1], len(found[2])

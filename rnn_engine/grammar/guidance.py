@@ -102,7 +102,10 @@ def _source(grammar: Grammar) -> str:
 
 
 def fit_grammar(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
-    """Return an enforceable strict grammar, and what was left out. Raises GrammarError for strict parts."""
+    """Return a strict grammar whose schemas can be enforced, and the names of what was left out of them for that.
+
+    Raises GrammarError for a part of a strict schema that can't be enforced.
+    """
     if grammar.kind == "tagged":
         return _fit_tagged(grammar)
     if grammar.kind != "json_schema" or grammar.strict:

@@ -82,7 +82,11 @@ def _world(model_path: Path) -> WorldTemplate:
 
 
 def _thinks(model_path: Path) -> bool:
-    """Return True if the first of a model's names that says what it is names RWKV-7 G1 or a variant, which thinks."""
+    """Return True if a model's names say that it is RWKV-7 G1 or a variant of it, which thinks if asked.
+
+    The first name that says what the model is counts: of the file or folder itself, within it, of the folder above,
+    and of a repository in the Hub's cache.
+    """
     path = model_path.absolute()
     cached = (each.name for each in path.parents if each.name.startswith("models--"))
     for name in chain((path.name,), _names_within(path), (path.parent.name,), cached):

@@ -51,8 +51,8 @@ def fingerprint(
 ) -> str:
     """Return the fingerprint of a model, a digest of its RWKV `version` and its tensors, as 32 hexadecimal digits.
 
-    Calls `read` for each of `names` whose digest in `known` lacks rows, and `progress` with the number of tensors that
-    are done and that of all. Blocks until all tensors are read; holds one at a time, or some rows of it.
+    Calls `read` for each of `names`, unless `known` has a whole digest of that tensor. Calls `progress` with the number
+    of tensors that are done and that of all. Blocks until all are read; holds one at a time, or some rows of it.
     """
     digest = hashlib.sha256(version.encode())
     ordered = sorted(names)

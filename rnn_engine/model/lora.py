@@ -196,7 +196,10 @@ Change: TypeAlias = Pair | Plain | Shards
 
 
 class Lora:
-    """An open LoRA, which changes a model's tensors as they are loaded; `close` closes its file."""
+    """An open LoRA, which merges its changes into tensors of a model when they are loaded.
+
+    It owns `source`, the LoRA's file: `close` closes it.
+    """
 
     def __init__(self, choice: LoraChoice, source: TensorSource, changes: Mapping[str, Change]) -> None:
         """Create a LoRA from its open file `source`; `changes` maps BlinkDL's names of tensors to their changes."""

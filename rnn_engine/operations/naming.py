@@ -236,7 +236,10 @@ class FieldDifference:
 
     @property
     def relative(self) -> F64:
-        """The norms by the mean of both states' [L, columns]: 0 is equal, 2 is opposite, or one of them zero."""
+        """The norms of the difference, divided by the mean of the two states' norms, [L, columns].
+
+        0 means equal; 2 means that one state is zero or that both are opposite.
+        """
         means = (self.norms + self.other_norms) / 2
         return np.divide(self.distances, means, out=np.zeros_like(means), where=means > 0)
 

@@ -188,7 +188,10 @@ class SequenceMask:
             )
 
     def _with_ends(self, mask: Mask) -> Mask:
-        """Return `mask` with the tokens that end a text in place of token 0, if it allows that, or else as it is."""
+        """Return a copy of `mask` that allows the tokens that end a text in place of token 0.
+
+        Return `mask` itself if it does not allow token 0, or allows no more and no fewer of them.
+        """
         if not self._ends or len(mask) != mask_words(self._vocab_size) or not mask.item(0) & 1:
             return mask
         self._added = frozenset(token for token in self._ends if not mask.item(token >> 5) >> (token & 31) & 1)

@@ -56,7 +56,10 @@ FindBreak: TypeAlias = Callable[[int, int], int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Where the next waypoint may lie: the first run's end from `earliest` on; no run may pass `cut`."""
+    """The range of positions in a prompt, from `earliest` to `cut`, at which its next waypoint (a saved state) may lie.
+
+    The first run that ends at or after `earliest` makes the waypoint. No run may pass `cut`.
+    """
 
     earliest: int
     cut: int | None  # None = no run is cut for it
@@ -293,7 +296,10 @@ class Wait:
 
     @property
     def passed(self) -> bool:
-        """True if the running prompt has passed the position, where its state was saved if there was room."""
+        """True if the running prompt has passed the awaited position.
+
+        Its state was not saved there if the cache had no room.
+        """
         return self.plan.position >= self.position
 
 

@@ -128,7 +128,10 @@ def _hold_row(sequence: SlotSequence, row: F32) -> None:
 
 
 def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> F32:
-    """Return the mixed logits [V] of rows [V]. Weight 0 takes no part; weight 1 alone leaves a row as it is."""
+    """Mix the logit rows [V] of several states by `weights`, and return the logits [V] of the mixed distribution.
+
+    A row of weight 0 takes no part. A row of weight 1 is not changed if no other takes part.
+    """
     parts = [(row.astype(np.float64), weight) for row, weight in zip(rows, weights, strict=True) if weight != 0.0]
     if kind == "log":
         mixed = _weighted_sum([row for row, _ in parts], [weight for _, weight in parts])

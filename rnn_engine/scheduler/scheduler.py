@@ -411,7 +411,11 @@ class Scheduler:
         return demands, allocate_tokens(demands, max_tokens, max_rows, clients)
 
     def _count_draws(self, live: Sequence[SlotSequence]) -> int:
-        """Return how many tokens the device may draw at once: more than one only if all decode and nobody waits."""
+        """Return how many tokens of each sequence the device may draw in the next step before the host sees them.
+
+        It is more than one only if all of `live` decode and no waiting request can start. Then it is as many as are
+        drawn within a short time.
+        """
         most = min(self._max_draws, self._shared.runner.max_draws)
         if most <= 1 or self._admission.can_start:
             return min(most, 1)

@@ -45,7 +45,10 @@ class RwkvShape(ModelShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsShape(RwkvShape):
-    """The sizes of a model whose state has token shifts and one matrix per head, and its group norm epsilon."""
+    """The sizes and the group norm epsilon of a model whose state has one matrix per head.
+
+    Besides the matrices, the state of a layer has the token shifts of time mix and channel mix.
+    """
 
     num_heads: int  # H
     head_size: int  # N; H * N == D

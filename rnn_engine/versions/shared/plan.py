@@ -181,7 +181,10 @@ class GatedChannelMix:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """Where in a buffer, in floats, a recurrence reads its decay: one vector for all tokens, or one for each."""
+    """The position in a device buffer of the decay factors that a wkv recurrence reads, with offsets in floats.
+
+    The factors are one vector for all tokens or one for each.
+    """
 
     buffer: Buffer
     start: int

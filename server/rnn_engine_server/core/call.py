@@ -1,4 +1,4 @@
-"""A call of a route as its handler sees it: who asks, within which limits, and what to tell with the answer."""
+"""A call of a route as its handler sees it: the client, its limits, and what the headers of the answer report."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class TokenUsage:
 
     @classmethod
     def of(cls, usage: Mapping[str, Any] | None) -> Self:
-        """Return the tokens that the `usage` of an answer tells, under OpenAI's or Anthropic's names."""
+        """Return the tokens that the `usage` of an answer lists, under OpenAI's or Anthropic's names."""
         usage = usage or {}
         inputs = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
         outputs = usage.get("output_tokens_details") or usage.get("completion_tokens_details") or {}
@@ -266,7 +266,7 @@ class Journal:
     def add_answer(
         self, custom_id: str, request_id: str, status: int, body: bytes, usage: Mapping[str, Any] | None = None
     ) -> None:
-        """Write the answer to a line, whose `body` is JSON and tells the `usage`.
+        """Write the answer to a line, whose `body` is JSON and has the `usage`.
 
         Raises OSError, or what `count_bytes` raises, with nothing written.
         """
