@@ -167,7 +167,7 @@ async def test_requests_end_when_their_front_stops_reading(paused: bool) -> None
         await until(lambda: engine.produced > 2)
     await parcels.aclose()
     engine.release.set()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 60)
     assert engine.active == 0
     assert engine.produced <= 3
     await replica.close()

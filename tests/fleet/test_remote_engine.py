@@ -112,7 +112,7 @@ async def test_a_reader_that_leaves_frees_the_slot() -> None:
         async with aclosing(fleet.generate(PROMPT)) as events:
             assert isinstance(await anext(events), Started)
             await engine.held.wait()
-        await asyncio.wait_for(engine.left.wait(), 5)
+        await asyncio.wait_for(engine.left.wait(), 60)
         assert engine.active == 0
         assert fleet.counters().outcomes[Outcome.ABANDONED] == 1
 

@@ -25,7 +25,7 @@ async def test_client_that_leaves_frees_its_slots(serve: Serve, stream: bool, pr
         (await call).close()
     else:
         call.cancel()
-    await asyncio.wait_for(engine.left.wait(), 5)
+    await asyncio.wait_for(engine.left.wait(), 60)
     while engine.active:
         await asyncio.sleep(0)
     assert len(engine.requests) <= engine.num_slots

@@ -101,7 +101,7 @@ async def test_leaving_a_stream(client: openai.AsyncOpenAI, engine: FakeEngine) 
     stream = await client.completions.create(model="fake", prompt="a", stream=True)
     await anext(aiter(stream))
     await stream.close()
-    await asyncio.wait_for(engine.left.wait(), 5)
+    await asyncio.wait_for(engine.left.wait(), 60)
 
 
 async def test_errors_are_the_clients_own(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:

@@ -169,7 +169,7 @@ async def test_a_socket_that_systemd_passes() -> None:
             async with ClientSession() as session, session.get(f"{url}/health") as response:
                 assert response.status == 200
             process.send_signal(signal.SIGTERM)
-            assert process.communicate(timeout=20)[0] == "ended\n"
+            assert process.communicate(timeout=60)[0] == "ended\n"
             assert process.returncode == 0
 
 

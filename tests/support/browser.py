@@ -6,7 +6,7 @@ import re
 from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from playwright.async_api import ConsoleMessage, Page, Request, ViewportSize
+from playwright.async_api import ConsoleMessage, Page, Request, ViewportSize, expect
 
 ColorScheme: TypeAlias = Literal["light", "dark"]
 
@@ -77,6 +77,13 @@ async def sideways_scroll(page: Page) -> int:
     """Return by how many pixels the page is wider than its window."""
     width: int = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
     return width
+
+
+async def open_address(page: Page, address: str) -> None:
+    """Go to an address, given without `#/`, and wait until its page or part is what is shown."""
+    await page.goto(f"{page.url.partition('#')[0]}#/{address}")
+    await expect(page.locator(f"a[aria-current][href='#/{address}']")).to_be_attached()
+    await expect(page.get_by_role("main").locator("*").first).to_be_visible()
 
 
 async def wait_until_kept(page: Page, draft: str, text: str) -> None:

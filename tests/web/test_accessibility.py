@@ -6,10 +6,10 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Locator, Page, ViewportSize, expect
 
-from tests.support.browser import DESKTOP, PHONE, ColorScheme, Visit
+from tests.support.browser import DESKTOP, PHONE, ColorScheme, Visit, open_address
 
 SERIOUS = ("serious", "critical")
-DIALOGS = {"states/rnn_engine_states/named": ("New state",)}
+DIALOGS = {"states/named": ("New state",)}
 """The buttons of a part of the page that open dialogs."""
 
 
@@ -33,11 +33,6 @@ async def addresses(links: Locator) -> list[str]:
     return [address.removeprefix("#/") for address in found if address.startswith("#/")]
 
 
-async def open_address(page: Page, address: str) -> None:
-    await page.goto(f"{page.url.partition('#')[0]}#/{address}")
-    await expect(page.get_by_role("main").locator("*").first).to_be_visible()
-
-
 async def breaches_of_part(page: Page, address: str) -> list[str]:
     """Return the breaches at an address, and those in its dialogs."""
     await open_address(page, address)
@@ -47,6 +42,7 @@ async def breaches_of_part(page: Page, address: str) -> list[str]:
         await expect(page.get_by_role("dialog")).to_be_visible()
         found += await breaches(page)
         await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
     return found
 
 

@@ -15,7 +15,7 @@ from playwright.async_api import Page, expect
 from rnn_engine.errors import OverloadedError
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import ServerSettings
-from tests.support.browser import Guard, Visit, call, wait_until_kept
+from tests.support.browser import Guard, Visit, call, open_address, wait_until_kept
 from tests.support.cut_proxy import CutProxy, cut_proxy
 from tests.support.fake_engine import FakeEngine, encode
 
@@ -163,7 +163,9 @@ async def test_a_key_that_is_not_given_is_not_asked_for_again_and_again(keyed_pa
     dialog = page.get_by_role("dialog", name="API key")
     await dialog.get_by_role("button", name="Close").click()
     await expect(dialog).to_have_count(0)
-    await page.clock.fast_forward(6000)
+    async with page.expect_response("**/v1/models") as answer:
+        await page.clock.fast_forward(6000)
+    assert (await answer.value).status == 401
     await expect(page.get_by_role("banner").get_by_text("API key")).to_be_visible()
     await expect(dialog).to_have_count(0)
     await say(page, "Count.")
@@ -220,9 +222,10 @@ async def test_hostile_texts_are_shown_and_not_run(visit: Visit, fake: Fake) -> 
     await page.get_by_label("Initial state").select_option(name)
     await page.get_by_role("button", name="Settings").click()
     await page.get_by_label("System text").fill(HOSTILE)
-    for address in ("states", "states/rnn_engine_states/named", "write"):
-        await page.goto(f"{fake.way.url}/#/{address}")
-        await expect(page.get_by_role("main").locator("*").first).to_be_visible()
+    for address in ("states", "states/named", "write"):
+        await open_address(page, address)
+        if address == "states/named":
+            await expect(page.get_by_role("button", name=name, exact=True)).to_be_visible()
     assert await nothing_ran(page)
 
 
@@ -263,3 +266,4 @@ async def test_a_hostile_file_of_conversations_is_taken_in_as_text(visit: Visit,
         await page.get_by_label("Import").set_input_files(file)
         await expect(page.get_by_role("alert")).to_contain_text("conversations.json is not a file of conversations")
         await page.get_by_role("alert").get_by_role("button", name="Close").click()
+        await expect(page.get_by_role("alert")).to_have_count(0)

@@ -30,8 +30,14 @@ async def ask(page: Page, text: str) -> Locator:
     await field.fill(text)
     await field.press("Enter")
     answer = answers(page).nth(before)
-    await expect(answer).to_contain_text(WHOLE)
+    await whole(page, answer)
     return answer
+
+
+async def whole(page: Page, answer: Locator) -> None:
+    """Wait until an answer has ended, and the page takes the next message: its last event comes after its figures."""
+    await expect(answer).to_contain_text(WHOLE)
+    await expect(page.get_by_role("button", name="Stop (Escape)")).to_have_count(0)
 
 
 async def choose_exact(page: Page) -> None:
@@ -102,6 +108,7 @@ async def test_a_message_is_edited_and_both_versions_stay(visit: Visit) -> None:
     await page.get_by_role("button", name="Back to what followed").click()
     await expect(questions(page)).to_have_count(2)
     await answers(page).first.get_by_role("button", name="Continue from here").click()
+    await expect(questions(page)).to_have_count(1)
     await ask(page, "What is 1 + 1?")
     await expect(questions(page).nth(1)).to_contain_text("2 / 2")
     await answers(page).nth(1).get_by_role("button", name="Edit").click()
@@ -126,7 +133,7 @@ async def test_a_chat_with_an_edit_needs_no_mouse(visit: Visit) -> None:
     await expect(field).to_be_focused()
     await page.keyboard.type("What is 2 + 3?")
     await page.keyboard.press("Enter")
-    await expect(answers(page)).to_contain_text(WHOLE)
+    await whole(page, answers(page))
     await tab_to(page, "Another answer")
     await tab_to(page, "Copy")
     await page.keyboard.press("Shift+Tab")
@@ -147,7 +154,7 @@ async def test_a_chat_with_an_edit_needs_no_mouse(visit: Visit) -> None:
     await page.keyboard.press("Enter")
     await expect(questions(page)).to_contain_text("2 / 2")
     await expect(questions(page).locator(".message-text")).to_have_text("What is 2 + 3? Or\nmore?")
-    await expect(answers(page)).to_contain_text(WHOLE)
+    await whole(page, answers(page))
     await expect(field).to_be_focused()
     await page.keyboard.type("Thanks")
     await page.keyboard.press("Control+Enter")
@@ -193,6 +200,7 @@ async def test_a_branch_goes_on_from_the_state_that_is_kept(visit: Visit) -> Non
     await ask(page, "My name is Zoe.")
     await ask(page, "Tell me a joke")
     await answers(page).first.get_by_role("button", name="Continue from here").click()
+    await expect(questions(page)).to_have_count(1)
     answer = await ask(page, "What is my name?")
     saved, total = (await answer.locator(".stats span").nth(2).inner_text()).split(" prompt")[0].split(" of ")
     assert 0 < int(saved) < int(total)

@@ -56,9 +56,8 @@ async def test_choices_are_compared_and_a_change_scores_them_anew(visit: Visit) 
     assert abs(sum(plain) - 100) < 0.3
     await bars.nth(1).locator("summary").click()
     tokens = bars.nth(1).get_by_role("row", name="Token")
-    assert await tokens.locator("td").all_text_contents() == [
-        *("␣The", "␣capital", "␣of", "␣France", "␣is", "␣Paris", "."),
-    ]
+    pieces = ["␣The", "␣capital", "␣of", "␣France", "␣is", "␣Paris", "."]
+    await expect(tokens.locator("td")).to_have_text(pieces)
     await page.get_by_role("combobox", name="Compare by").select_option("total")
     await expect(bars.nth(1).locator(".bar-head .number")).to_have_text(">99.9 %")
     await page.get_by_role("checkbox", name="Calibrated").check()

@@ -25,7 +25,7 @@ async def test_the_language_is_the_browsers_until_another_is_chosen(visit: Visit
     await expect(page.get_by_role("link", name="Chat")).to_be_visible()
     await page.reload()
     await expect(page.get_by_role("link", name="Chat")).to_be_visible()
-    assert await page.evaluate("document.documentElement.lang") == "en"
+    await expect(page.locator("html")).to_have_attribute("lang", "en")
 
 
 async def test_every_text_has_a_translation(visit: Visit) -> None:

@@ -209,15 +209,15 @@ async def test_a_conversation_goes_on_from_a_kept_position(visit: Visit) -> None
     asked = await call(page, "POST", "/v1/chat/completions", body)
     answer = asked["choices"][0]["message"]["content"]
     await page.get_by_role("searchbox").fill("is Ida")
-    tree = page.get_by_role("tree", name="From the state pirate")
-    await tree.get_by_role("treeitem").first.click()
+    kept = page.get_by_role("tree", name="From the state pirate").get_by_role("treeitem").filter(has_text="is Ida")
+    await kept.first.click()
     await page.get_by_role("button", name="Continue in Chat").click()
     await expect(page.get_by_role("article", name="You")).to_contain_text("My name is Ida")
     await expect(page.get_by_role("article", name="Model")).to_contain_text(answer.split()[0])
 
     await page.goto(page.url.split("#")[0] + "#/states")
     await page.get_by_role("searchbox").fill("is Ida")
-    await tree.get_by_role("treeitem").first.click()
+    await kept.first.click()
     await page.get_by_role("button", name="Continue in Write").click()
     await expect(page.get_by_role("textbox", name="Text")).to_have_value(
         re.compile("^System: Be kind.\n\nUser: My name is Ida")

@@ -11,7 +11,7 @@ from playwright.async_api import Page, Request, Route, expect
 
 from tests.support.browser import PHONE, Guard, Visit, call, sideways_scroll, wait_until_kept
 
-TRAINED_MS = 120_000  # two processes load the model, and the machine may be busy
+TRAINED_MS = 300_000  # two processes load the model, and the machine may be busy
 JOB = "ftjob-1"
 ADDRESS = f"**/v1/fine_tuning/jobs/{JOB}"
 

@@ -44,6 +44,7 @@ async def test_all_pages_and_a_chat(url: str, visit: Visit) -> None:
     await expect(links.nth(5)).to_be_visible()
     for number in range(await links.count()):
         await links.nth(number).click()
+        await expect(links.nth(number)).to_have_attribute("aria-current", "page")
         await expect(page.locator("main > *").first).to_be_visible()
         await expect(page.locator(".page-failed")).to_have_count(0)
     await expect_loaded(page)

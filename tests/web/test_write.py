@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from playwright.async_api import Page, expect
+from playwright.async_api import Locator, Page, expect
 
 from tests.support.browser import PHONE, Guard, Visit, sideways_scroll, wait_until_kept
 
@@ -21,7 +21,13 @@ async def write_on(page: Page, text: str = QUESTION) -> None:
     await expect(page.locator(".write-facts")).to_contain_text("the model ended the text")
 
 
-async def ended(page: Page) -> None:
+def branches(page: Page) -> Locator:
+    return page.get_by_role("list", name="Branches").get_by_role("listitem")
+
+
+async def forked(page: Page) -> None:
+    """Wait until a third text is there, and has come to its end."""
+    await expect(branches(page)).to_have_count(3)
     await expect(page.get_by_role("button", name="Continue", exact=True)).to_be_visible()
     await expect(page.locator(".write-facts")).to_contain_text("ended")
 
@@ -45,19 +51,17 @@ async def test_a_text_goes_on_and_is_forked_where_another_token_is_clicked(visit
     other = popover.get_by_role("button", name="use it and continue").first
     name = (await other.locator(".token-name").text_content() or "").replace("␣", " ")
     await other.click()
-    await ended(page)
-    forked = await field.input_value()
-    assert forked.startswith(f"{QUESTION} The capital of France is{name}")
-    branches = page.get_by_role("list", name="Branches").get_by_role("listitem")
-    await expect(branches).to_have_count(3)
+    await forked(page)
+    fork = await field.input_value()
+    assert fork.startswith(f"{QUESTION} The capital of France is{name}")
     await page.get_by_role("button", name="Back").click()
     await expect(field).to_have_value(f"{QUESTION}{ANSWER}\n\n")
-    await branches.nth(2).get_by_role("button").first.click()
-    await expect(field).to_have_value(forked)
+    await branches(page).nth(2).get_by_role("button").first.click()
+    await expect(field).to_have_value(fork)
     await wait_until_kept(page, "write", '"current":2')
     await page.reload()
-    await expect(field).to_have_value(forked)
-    await expect(branches).to_have_count(3)
+    await expect(field).to_have_value(fork)
+    await expect(branches(page)).to_have_count(3)
 
 
 async def test_the_caret_shows_alternatives_and_the_keyboard_takes_one(visit: Visit) -> None:
@@ -73,7 +77,7 @@ async def test_the_caret_shows_alternatives_and_the_keyboard_takes_one(visit: Vi
     await expect(panel.locator(".alternatives-head")).to_contain_text("␣What")
     await expect(panel.get_by_role("list", name="In place of ␣What")).to_be_visible()
     await panel.get_by_role("button", name="use it and continue").first.press("Enter")
-    await ended(page)
+    await forked(page)
     value = await field.input_value()
     assert value.startswith("User:")
     assert not value.startswith("User: What is")
@@ -146,10 +150,12 @@ async def test_what_is_wrong_with_a_constraint_is_marked_in_its_place(visit: Vis
         box = page.get_by_role("textbox", name=name)
         await box.fill(text)
         await expect(page.get_by_role("alert")).to_contain_text(place)
-        assert await page.locator(".code-field mark").text_content() == marked
+        await expect(page.locator(".code-field mark")).to_have_text(marked)
         await expect(box).to_have_attribute("aria-invalid", "true")
         await box.fill("")
-        await page.get_by_role("button", name="Insert an example").click()
+        async with page.expect_response("**/completion") as answer:
+            await page.get_by_role("button", name="Insert an example").click()
+        assert (await answer.value).ok
         await expect(page.get_by_role("alert")).to_have_count(0)
         await expect(box).not_to_have_attribute("aria-invalid", "true")
 
@@ -173,7 +179,7 @@ async def test_a_constrained_text_stays_one_when_it_is_forked(visit: Visit) -> N
         has=page.locator(".token-name", has_text=re.compile("^[0-9]$"))
     )
     await digit.first.click()
-    await ended(page)
+    await forked(page)
     await expect(field).not_to_have_value(first)
     assert await field.evaluate("field => /^Date: [0-9]{4}-[0-9]{2}$/.test(field.value)")
 
