@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant, TransposedVariant
@@ -133,7 +133,9 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             ),
             packed_tiled=None,
             transposed=TransposedVariant(threads=8, tokens=8, inputs=by_token),
-            blocks=(*few, StreamVariant(tokens=8, panels=4, inputs=one)),
+            blocks=tuple(
+                replace(variant, by_parts=True) for variant in (*few, StreamVariant(tokens=8, panels=4, inputs=one))
+            ),
             tiled=None,
             broadcast=can_broadcast,
             codes={"nibbles": "nibbles_by_shifts", "levels": "levels_by_selects"},

@@ -29,6 +29,7 @@ class StreamVariant:
     inputs: str = "direct"  # direct, broadcast, by_token or normed: the WGSL that loads the inputs
     number: str = "f32"  # the type of products: f32 or int8
     unroll: int = 1  # eights of columns, or blocks of inputs in bytes, whose weights a thread loads at once
+    by_parts: bool = False  # products_by_parts.wgsl multiplies; only for weights in blocks, without splits or unrolling
 
     @property
     def shader(self) -> str:
@@ -48,20 +49,15 @@ class StreamVariant:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        return {
-            "TOKENS": self.tokens,
-            "GROUPS": self.groups,
-            "PANELS": self.panels,
-            "SPLITS": self.splits,
-            "UNROLL": self.unroll,
-        }
+        sizes = {"TOKENS": self.tokens, "GROUPS": self.groups, "PANELS": self.panels, "SPLITS": self.splits}
+        return sizes if self.by_parts else {**sizes, "UNROLL": self.unroll}
 
     @property
     def includes(self) -> dict[str, Include]:
         packed = "packed_" if self.number == "int8" else ""
         includes: dict[str, Include] = {
             "INPUTS": f"{packed}inputs_{self.inputs}",
-            "PRODUCTS": f"products_{self.number}",
+            "PRODUCTS": "products_by_parts" if self.by_parts else f"products_{self.number}",
         }
         return {**includes, "stored_inputs": "norm_inputs"} if self.inputs == "normed" else includes
 

@@ -25,8 +25,8 @@ _RECIPE: Final = 2  # increased whenever the form of a record changes
 
 _KERNEL_FILES: Final = (
     *("matmul", "products_", "tiles_", "inputs_", "stored_inputs", "one_format", "packed_", "weights_", "halves"),
-    *("segments", "activations", "number_", "eight", "broadcast", "batch", "block_scales", "part_scales"),
-    *("affine4", "codebook4", "nibbles_", "levels_", "split_codes", "five_bits"),
+    *("segments", "activations", "number_", "eight", "broadcast", "batch"),
+    *("block_", "part_scales", "codebook4", "nibbles", "levels_", "split_codes", "five_bits"),
 )  # the beginnings of the names of the matmuls' WGSL files and of those that they include
 
 _log = logging.getLogger(__name__)

@@ -2,9 +2,8 @@
 
 #include split_codes
 
-// Return eight numbers of a row whose blocks have `block_eights` times eight.
-fn load_numbers(row: u32, eight: u32, block_eights: u32) -> Eight {
-    let first = eight_index(row, eight / 4u, block_eights / 4u) * 5u;
+fn load_numbers(row: u32, eight: u32) -> Eight {
+    let first = eight_index(row, eight / 4u, BLOCK_EIGHTS / 4u) * 5u;
     let word = weights[first + eight % 4u];
     let bits = (weights[first + 4u] >> (eight % 4u * 8u)) & 255u;
     let even = (word & 0x0f0f0f0fu) | (bytes_of_bits(bits) << 4u);

@@ -2,7 +2,7 @@
 // The pair after a block's bytes holds two f32 as bits: the scale of the bytes, and the sum of the inputs that they
 // represent.
 
-const BLOCK_EIGHTS = 4u;
+const INPUT_EIGHTS = 4u;
 const BLOCK_PAIRS = 5u;
 
 @group(0) @binding(4) var<storage, read> inputs: array<vec2<u32>>;

@@ -4,15 +4,14 @@
 #include weights_int8
 
 fn load_bytes(row: u32, eight: u32) -> vec2<u32> {
-    return weights[eight_index(row, eight, 16u)] ^ vec2<u32>(0x80808080u);
+    return weights[eight_index(row, eight, BLOCK_EIGHTS)] ^ vec2<u32>(0x80808080u);
 }
 
 alias Scale = vec2<f32>; // the step and the offset
 
 fn load_scale(row: u32, eight: u32) -> Scale {
-    let range = unpack2x16float(ranges[row + eight / 16u * PANEL]);
-    let step = (range.y - range.x) * (1.0 / 255.0);
-    return Scale(step, fma(128.0, step, range.x));
+    let figures = load_figures(row, eight);
+    return Scale(figures.x, fma(128.0, figures.x, figures.y));
 }
 
 fn add_block(scale: Scale, of_inputs: vec2<f32>, block_sum: f32, sum: f32) -> f32 {

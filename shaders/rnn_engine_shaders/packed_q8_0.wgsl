@@ -5,11 +5,11 @@
 alias Scale = f32;
 
 fn load_bytes(row: u32, eight: u32) -> vec2<u32> {
-    return weights[eight_index(row, eight, 4u)];
+    return weights[eight_index(row, eight, BLOCK_EIGHTS)];
 }
 
 fn load_scale(row: u32, eight: u32) -> Scale {
-    return block_scale(row + eight / 4u * PANEL);
+    return load_figures(row, eight);
 }
 
 fn add_block(scale: Scale, of_inputs: vec2<f32>, block_sum: f32, sum: f32) -> f32 {

@@ -29,7 +29,7 @@ fn load_lines(place: Place, number: u32, start: u32) -> Lines {
             lines[i] = load_bytes(first_block(place, line * 4u + i), eight);
         } else {
             let first = start_of_inputs(place, (line - ROW_FOURS) * 4u + i) / 2u;
-            lines[i] = inputs[first + start / BLOCK_EIGHTS * BLOCK_PAIRS + eight % BLOCK_EIGHTS];
+            lines[i] = inputs[first + start / INPUT_EIGHTS * BLOCK_PAIRS + eight % INPUT_EIGHTS];
         }
     }
     return lines;
@@ -59,8 +59,8 @@ fn keep_figures(place: Place, thread: u32, start: u32) {
             row_scales[number] = load_scale(first_block(place, number), start);
         } else if number < FIGURES {
             let token = number - TILE_ROWS;
-            let block = start_of_inputs(place, token) / 2u + start / BLOCK_EIGHTS * BLOCK_PAIRS;
-            input_figures[token] = bitcast<vec2<f32>>(inputs[block + BLOCK_EIGHTS]);
+            let block = start_of_inputs(place, token) / 2u + start / INPUT_EIGHTS * BLOCK_PAIRS;
+            input_figures[token] = bitcast<vec2<f32>>(inputs[block + INPUT_EIGHTS]);
         }
     }
 }

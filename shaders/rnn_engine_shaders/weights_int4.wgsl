@@ -1,5 +1,6 @@
 // Weights of 4 bits with a scale and an offset for every 64.
 
-const BLOCK_EIGHTS = 8u;
+const PART_EIGHTS = 8u;
 
-#include affine4
+#include block_offsets
+#include nibbles

@@ -5,6 +5,8 @@ const LEVELS = array<f32, 16>(
     0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
 );
 
-const BLOCK_EIGHTS = 8u;
+const PART_EIGHTS = 8u;
+const OFFSET = 0.0;
 
+#include block_scales
 #include codebook4

@@ -1,9 +1,7 @@
 // Weights as numbers from 0 to 31, minus 16, times the scale of their block. A block is 32 weights.
 
+const PART_EIGHTS = 4u;
+const OFFSET = -16.0;
+
 #include block_scales
 #include five_bits
-
-fn load_weights(row: u32, eight: u32) -> Eight {
-    let scale = block_scale(row + eight / 4u * PANEL);
-    return affine(load_numbers(row, eight, 4u), scale, -16.0 * scale);
-}

@@ -1,5 +1,8 @@
 // Weights as signed bytes times the scale of their block. A block is 32 weights; two u32 hold eight.
 
+const PART_EIGHTS = 4u;
+const OFFSET = 0.0;
+
 #include block_scales
 
 @group(0) @binding(2) var<storage, read> weights: array<vec2<u32>>;
@@ -10,9 +13,7 @@ fn four_bytes(word: u32) -> vec4<f32> {
 
 fn prepare_weights(thread: u32) {}
 
-fn load_weights(row: u32, eight: u32) -> Eight {
-    let block = row + eight / 4u * PANEL;
-    let bytes = weights[eight_index(row, eight, 4u)];
-    let scale = block_scale(block);
-    return Eight(scale * four_bytes(bytes.x), scale * four_bytes(bytes.y));
+fn load_numbers(row: u32, eight: u32) -> Eight {
+    let bytes = weights[eight_index(row, eight, BLOCK_EIGHTS)];
+    return Eight(four_bytes(bytes.x), four_bytes(bytes.y));
 }

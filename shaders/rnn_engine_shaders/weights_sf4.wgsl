@@ -5,6 +5,8 @@ const LEVELS = array<f32, 16>(
     0.06551307, 0.13296473, 0.20466101, 0.2838347, 0.37580484, 0.49107558, 0.65678114, 1.0,
 );
 
-const BLOCK_EIGHTS = 8u;
+const PART_EIGHTS = 8u;
+const OFFSET = 0.0;
 
+#include block_scales
 #include codebook4

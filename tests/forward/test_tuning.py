@@ -39,9 +39,10 @@ def test_the_smallest_variant_that_takes_all_tokens_is_chosen(kind: str) -> None
     assert isinstance(tuning.matmul(17), StreamVariant if kind == "software" else TiledVariant)
 
 
-def test_weights_in_blocks_share_inputs_in_another_way_on_a_software_device() -> None:
+def test_weights_in_blocks_are_multiplied_by_parts_on_a_software_device() -> None:
     tuning = tuning_of("software")
-    shared, alone = (StreamVariant(tokens=8, panels=4, inputs=inputs) for inputs in ("by_token", "broadcast"))
+    shared = StreamVariant(tokens=8, panels=4, inputs="by_token")
+    alone = StreamVariant(tokens=8, panels=4, inputs="broadcast", by_parts=True)
     for weights, variant in (("f16", shared), ("bf16", shared), ("int8", alone), ("q4_0", alone)):
         assert tuning.matmul(8, MatMulClass(weights, 1024, 1024)) == variant
         assert tuning.matmul(64, MatMulClass(weights, 64, 64)) == variant
