@@ -144,6 +144,21 @@ async def test_chats_are_in_chatml_and_end_with_its_token(tmp_path: Path) -> Non
             assert finished.reason == reason
 
 
+@pytest.mark.parametrize(("thinking", "thought"), [(None, True), (True, True), (False, None)])
+async def test_answers_begin_in_thoughts_where_the_template_of_the_file_opens_them(
+    tmp_path: Path, thinking: bool | None, thought: bool | None
+) -> None:
+    """As the template of QwQ, and so of its QRWKV6, does."""
+    opens = "assistant\n{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}"
+    more = bpe_vocabulary(300) | {"tokenizer.chat_template": CHATML.replace("assistant\n", opens)}
+    path = save_gguf(random_model(tiny_v6_qwen2(vocab=300), seed=9), tmp_path / "model.gguf", more=more)
+    async with await Engine.load(path, LoadSettings("cpu"), num_slots=1) as engine:
+        chat = Conversation([ChatMessage(Role.USER, "a <think>")], thinking=thinking)
+        prompt = make_chat_prompt(engine, engine.info.chat_template, chat, 1000)
+        assert prompt.thought is thought
+        assert prompt.stop_tokens == (299,)
+
+
 async def test_a_grammar_ends_with_an_end_of_the_text_and_not_with_token_0(tmp_path: Path) -> None:
     shape = tiny_v7_qwen2(vocab=300)
     path = save_gguf(random_model(shape, seed=9), tmp_path / "model.gguf", more=bpe_vocabulary(300))
