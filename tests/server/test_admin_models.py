@@ -7,8 +7,10 @@ import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 
 from rnn_engine.cli.serve_options import NamedModel
 from rnn_engine.cli.serving import load_models
@@ -24,6 +26,7 @@ from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from rnn_engine_server.models.files import ModelFileEntry
 from rnn_engine_server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
+from tests.support.gguf import save_gguf
 from tests.support.http import Body, Client, Load, Through, check_shape, client_over, error_of, parse_event, post
 from tests.support.models import embedding_shape, random_model, reranker_shape, save_safetensors, tiny_shape
 from tests.support.named_states import save_tuned_state, some_state
@@ -46,7 +49,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_safetensors(random_model(shape, seed=seed), folder / f"{name}.st", "f32")
     (folder / "notes.txt").write_text("no model")
     (folder / "broken.st").write_bytes(b"no model")
+    damage_a_scale(save_gguf(random_model(PAIR, seed=1), folder / "damaged.gguf", "Q8_0"))
     return folder
+
+
+def damage_a_scale(path: Path) -> None:
+    """Write NaN over the scale of the last block in a file of blocks of Q8_0."""
+    *_, matrix = [each for each in GGUFReader(path).tensors if each.tensor_type == GGMLQuantizationType.Q8_0]
+    content = bytearray(path.read_bytes())
+    start = matrix.data_offset + matrix.n_bytes - GGML_QUANT_SIZES[matrix.tensor_type][1]
+    content[start : start + 2] = np.float16(np.nan).tobytes()
+    path.write_bytes(content)
 
 
 @pytest.fixture
@@ -126,6 +139,7 @@ async def test_a_model_is_loaded_anew_while_requests_run_and_come(client: Client
         ({"model_path": "/etc/passwd"}, 403, "outside of"),
         ({"model_path": "three.st"}, 404, "there is no file 'three.st'"),
         ({"model_path": "broken.st"}, 400, "broken.st"),
+        ({"model_path": "damaged.gguf"}, 400, "has damaged blocks of Q8_0; expected scales that are finite numbers"),
         ({"model_path": "two.st", "lora": [{"path": "/tmp"}]}, 403, "outside of"),
         ({"model_path": "two.st", "tokenizer_path": "no.json"}, 404, "there is no file 'no.json'"),
         ({"model_path": "vectors.st", "reranker_path": "../ranks.st"}, 403, "outside of"),
@@ -204,7 +218,8 @@ async def test_the_folder_of_models(client: Client, folder: Path) -> None:
     listed = await (await client.get("/api/models/list")).json()
     for entry in listed:
         check_shape(ModelFileEntry, entry)
-    assert [entry["name"] for entry in listed] == ["broken.st", "one.st", "ranks.st", "six.st", "two.st", "vectors.st"]
+    broken, models = ["broken.st", "damaged.gguf"], ["one.st", "ranks.st", "six.st", "two.st", "vectors.st"]
+    assert [entry["name"] for entry in listed] == broken + models
     by_name = {entry["name"]: entry for entry in listed}
     assert by_name["broken.st"]["info"] is None
     assert by_name["one.st"]["info"]["num_vocab"] == 96
