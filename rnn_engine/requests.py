@@ -79,6 +79,7 @@ class GenerateRequest:
     min_tokens: int = 0  # before this many no stop token is drawn, and no stop string counts
     stop: str | bytes | Sequence[str | bytes] = ()  # matched on bytes; the match itself is not part of the text
     tool_format: ToolFormat | None = None  # no stop string is looked for in calls that are written so
+    strips: bool = False  # nor in spaces at the beginning, which are no part of a chat's answer
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence; 0 is the end of a text, whatever its id
     sampling: SamplingParams = field(default_factory=SamplingParams)
     grammar: Grammar | None = None  # that the text must match; the engine makes a `token_mask` of it

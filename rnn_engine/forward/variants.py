@@ -49,8 +49,13 @@ class StreamVariant:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        sizes = {"TOKENS": self.tokens, "GROUPS": self.groups, "PANELS": self.panels, "SPLITS": self.splits}
-        return sizes if self.by_parts else {**sizes, "UNROLL": self.unroll}
+        return {
+            "TOKENS": self.tokens,
+            "GROUPS": self.groups,
+            "PANELS": self.panels,
+            "SPLITS": self.splits,
+            **({} if self.by_parts else {"UNROLL": self.unroll}),
+        }
 
     @property
     def includes(self) -> dict[str, Include]:

@@ -162,7 +162,7 @@ def answer(
     if first.thought and grammar is not None:
         thinking = Thinking(THINK_CLOSES.encode(), engine.tokenize(f"\n{THINK_CLOSES}\n"))
     written = engine.info.chat_template.tool_format if tools else None
-    request = replace(start.request(calls), grammar=grammar, thinking=thinking, tool_format=written)
+    request = replace(start.request(calls), grammar=grammar, thinking=thinking, tool_format=written, strips=True)
     form = AnswerForm(
         first.thought,
         bracket=first.ends_in_tag,

@@ -20,6 +20,8 @@ from rnn_engine.sampling.masks import SequenceMask
 from rnn_engine.telemetry import EngineCounters
 from rnn_engine.types import TokenLogprobs, mask_words
 
+_SPACE = ord(" ")
+
 
 class TokenInfos(dict[int, TokenInfo]):
     """Makes a `TokenInfo` without log-probabilities when a token first occurs. None may be changed."""
@@ -39,9 +41,9 @@ class TokenInfos(dict[int, TokenInfo]):
 class TextStream:
     """Decodes tokens' bytes up to the first stop string; bytes of no character become U+FFFD at once."""
 
-    def __init__(self, stops: Sequence[bytes], tools: ToolFormat | None = None) -> None:
-        """Find `stops` in the text, except in calls, if `tools` says how these are written."""
-        self._matcher = StopMatcher(stops, tools) if stops else None
+    def __init__(self, stops: Sequence[bytes], tools: ToolFormat | None = None, *, strips: bool = False) -> None:
+        """Find `stops` as `StopMatcher` does."""
+        self._matcher = StopMatcher(stops, tools, strips=strips) if stops else None
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._in_character = False  # the decoder holds the beginning of one
 
@@ -74,8 +76,12 @@ class TextStream:
 class StopMatcher:
     """Finds the stop string that ends first, the longest of several, in a stream of bytes, however it is cut."""
 
-    def __init__(self, stops: Sequence[bytes], tools: ToolFormat | None = None) -> None:
-        """Find `stops` everywhere except in calls, if `tools` says how these are written."""
+    def __init__(self, stops: Sequence[bytes], tools: ToolFormat | None = None, *, strips: bool = False) -> None:
+        """Find `stops` everywhere except in calls, if `tools` says how these are written.
+
+        With `strips`, none begins in the spaces before the first other character.
+        """
+        self._in_spaces = strips
         self._automaton = _Automaton(stops)
         self._calls = None if tools is None else CallTracker(tools)
         self._node = 0
@@ -89,6 +95,9 @@ class StopMatcher:
             self._held.append(byte)
             if self._calls is not None and self._calls.feed(byte):
                 self._node, self._found = 0, None
+                continue
+            self._in_spaces = self._in_spaces and byte == _SPACE
+            if self._in_spaces:
                 continue
             self._node = self._automaton.next(self._node, byte)
             match = self._automaton.match[self._node]
@@ -191,7 +200,7 @@ class Answer:
         self._infos = infos
         self._counters = counters
         stops = request.stop_bytes
-        self._text = TextStream(stops, request.tool_format)
+        self._text = TextStream(stops, request.tool_format, strips=request.strips)
         self._has_stops = len(stops) > 0
         self._stop_tokens = frozenset(request.stop_tokens)
         self._min_tokens = request.min_tokens

@@ -97,6 +97,18 @@ def test_stop_strings_are_not_looked_for_in_calls(format_: ToolFormat, stop: str
         assert (released.decode(), matcher.match) == (text[:cut], stop.encode())
 
 
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize(("text", "begins"), [("  a b", "  a"), (" a", " a"), ("\n a", "\n"), ("  ", "  ")])
+def test_no_stop_begins_in_the_spaces_before_an_answer(text: str, begins: str, size: int) -> None:
+    matcher = StopMatcher([b" "], strips=True)
+    released = b""
+    for begin in range(0, len(text), size):
+        if matcher.match is None:
+            released += matcher.feed(text[begin : begin + size].encode())
+    assert (released + matcher.flush()).decode() == begins
+    assert matcher.match == (None if text in (" a", "  ") else b" ")
+
+
 def test_a_tag_without_a_call_is_text() -> None:
     matcher = StopMatcher([b"x"], ToolFormats.TAGGED.value)
     assert matcher.feed(b"<tool_call> is x") == b"<tool_call> is "

@@ -404,6 +404,16 @@ async def test_the_tokens_of_log_probabilities_join_to_the_content(serve: Serve,
     assert [entry for part in parts if part is not None for entry in part["content"]] == entries
 
 
+async def test_a_space_as_stop_ends_an_answer_after_its_first_word(serve: Serve) -> None:
+    """The space between `Assistant:` and the answer is the template's."""
+    client = await serve(FakeEngine(reply=lambda _: " Paris is it."))
+    answer = await post(client, PATH, ChatCompletion, {**HI, "stop": " "})
+    assert answer["choices"][0]["message"]["content"] == "Paris"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    continued = await post(client, PATH, ChatCompletion, {"messages": BEGUN, "stop": " "})
+    assert continued["choices"][0]["message"]["content"] == ""
+
+
 async def test_the_fingerprint_is_that_of_the_model(serve: Serve) -> None:
     client = await serve(FakeEngine())
     prints = {(await post(client, PATH, ChatCompletion, HI))["system_fingerprint"] for _ in range(2)}

@@ -264,7 +264,7 @@ class FakeEngine:
 
     def _plan(self, request: GenerateRequest) -> tuple[bytes, FinishReason, bytes | int | None]:
         text = self.reply(request).encode()
-        matcher = StopMatcher(request.stop_bytes, request.tool_format)
+        matcher = StopMatcher(request.stop_bytes, request.tool_format, strips=request.strips)
         cut = matcher.feed(text) + matcher.flush()
         if matcher.match is not None and len(cut) <= request.max_tokens:
             return cut, "stop", matcher.match

@@ -298,7 +298,13 @@ def _prepare(
     grammar = _tool_grammar(body, template, tools, prompts[0]) if tools else body.answer_grammar
     thinking = _thinking(engine, body, prompts[0], grammar)
     written = template.tool_format if tools else None
-    call = replace(mix_calls(body, starts, members), grammar=grammar, thinking=thinking, tool_format=written)
+    call = replace(
+        mix_calls(body, starts, members),
+        grammar=grammar,
+        thinking=thinking,
+        tool_format=written,
+        strips=not body.continues,
+    )
     calls = body.copies_of([replace(call, **body.scoring(engine, limits, num_tokens))], limits, engine.tokenize)
     if body.top_logprobs not in (None, MAX_LOGPROBS):
         check_range("top_logprobs", body.top_logprobs, 0, engine.info.max_logprobs)
