@@ -357,12 +357,14 @@ def test_a_log_of_events_is_gone_on_with(tmp_path: Path) -> None:
     """What is damaged is written anew, and the failure of a server that stops is not told."""
     log, queued = tmp_path / "log", {"id": "resp_1", "status": "queued", "output": []}
     run = BackgroundRun(queued, log, lambda: True)
-    run.add(b'event: response.failed\ndata: {"type":"response.failed"}\n\n')
-    run.add(b'event: a\ndata: {"type":"a"}\n\n')
+    run.add([{"type": "response.failed"}, {"type": "response.created"}, {"type": "a"}])
     run.end()
     again = BackgroundRun(queued, log, lambda: False)
     assert (again.num_events, again.num_bytes) == (3, log.stat().st_size)
-    assert [again.unlogged({"type": kind}) for kind in ("a", "a", "b")] == [None, {"type": "a"}, {"type": "b"}]
+    again.add([{"type": kind} for kind in ("response.created", "a", "a", "b")])
+    told = [json.loads(event.partition(b"data: ")[2]) for event in log.read_bytes().split(b"\n\n")[:-1]]
+    assert [event["type"] for event in told] == ["response.created", "response.queued", "a", "a", "b"]
+    assert [event["sequence_number"] for event in told] == [0, 1, 2, 3, 4]
     again.end()
     log.write_bytes(b"damaged\n\n")
     anew = BackgroundRun(queued, log, lambda: False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from rnn_engine.errors import OverloadedError
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import ANYONE
 from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.handlers import DONE, Event
 from rnn_engine_server.core.memory import BUDGET
 from rnn_engine_server.core.performing import InnerAnswer, InnerCalls
 from rnn_engine_server.core.settings import ServerSettings
@@ -33,7 +34,9 @@ async def app() -> AsyncIterator[web.Application]:
     await runner.cleanup()
 
 
-async def ask(app: web.Application, path: str, body: Body, take: Callable[[bytes], None] | None = None) -> InnerAnswer:
+async def ask(
+    app: web.Application, path: str, body: Body, take: Callable[[Iterable[Event]], None] | None = None
+) -> InnerAnswer:
     calls = InnerCalls(app)
     route = calls.route(path)
     assert route.request is not None
@@ -73,9 +76,9 @@ async def test_a_call_that_came_too_early_says_when_to_make_it_again(
     assert (answer.status, answer.retry_seconds) == (429, 3.0)
 
 
-async def test_a_stream_is_taken_piece_by_piece(app: web.Application) -> None:
-    pieces: list[bytes] = []
-    answer = await ask(app, PATH, {"prompt": "Hi", "stream": True}, pieces.append)
+async def test_the_events_of_a_stream_are_taken(app: web.Application) -> None:
+    events: list[Event] = []
+    answer = await ask(app, PATH, {"prompt": "Hi", "stream": True}, events.extend)
     assert (answer.status, answer.body) == (200, b"")
-    assert len(pieces) > 2
-    assert pieces[-1] == b"data: [DONE]\n\n"
+    assert len(events) > 2
+    assert events[-1] == DONE

@@ -8,7 +8,7 @@ import pytest
 
 from rnn_engine.requests import Finished, GenerateRequest, Started
 from rnn_engine.telemetry import Timing
-from rnn_engine_server.apis.common.answering import timings_of
+from rnn_engine_server.apis.common.answering import Outcome
 from rnn_engine_server.apis.openai.schemas import Completion
 from tests.support.fake_engine import RANDOM_SEED, FakeEngine, encode
 from tests.support.http import Body, Serve, post, post_stream
@@ -265,10 +265,11 @@ async def test_the_length_of_drafts_reaches_the_engine(serve: Serve, field: str)
 
 
 def test_drafts_are_told_where_there_were_any() -> None:
-    started, finished = Started(3, 0, Timing(1.0, 2.0, 3.0)), Finished("length", 9, seed=1)
-    assert "draft_n" not in (timings_of(started, finished, 5.0) or {})
-    timings = timings_of(started, replace(finished, draft_tokens=7, accepted_tokens=4), 5.0)
-    assert timings is not None
+    finished = Finished("length", 9, seed=1)
+    outcome = Outcome(started=Started(3, 0, Timing(1.0, 2.0, 3.0)), finished=finished)
+    assert "draft_n" not in outcome.times()["timings"]
+    outcome.finished = replace(finished, draft_tokens=7, accepted_tokens=4)
+    timings = outcome.times()["timings"]
     assert (timings["draft_n"], timings["draft_n_accepted"]) == (7, 4)
 
 

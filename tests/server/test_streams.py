@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,37 +14,37 @@ from hypothesis import strategies as st
 
 from rnn_engine.chat_template.answer import AnswerForm
 from rnn_engine.requests import GenerateRequest, TextDelta
+from rnn_engine_server.apis.common.answering import Prepared
+from rnn_engine_server.apis.common.states import ResolvedState
 from rnn_engine_server.apis.openai.chat import ChatDialect
 from rnn_engine_server.apis.openai.completions import CompletionDialect
 from rnn_engine_server.apis.openai.dialect import ChoicesDialect
 from rnn_engine_server.apis.openai.schemas import ChatRequest, CompletionRequest
 from rnn_engine_server.core.bodies import to_json
-from rnn_engine_server.core.handlers import encode_event
+from rnn_engine_server.core.handlers import SSE
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Serve, events
 
-CALLS = [GenerateRequest([1]), GenerateRequest([2])]
-
 
 def dialects(include_usage: bool) -> Iterator[ChoicesDialect[Any]]:
-    engine = FakeEngine(model='a "model"')
+    call: Any = SimpleNamespace(engine=FakeEngine(model='a "model"'))
+    requests, start = [GenerateRequest([1]), GenerateRequest([2])], ResolvedState(None)
     fields = {"stream": True, "stream_options": {"include_usage": include_usage}}
     completion = CompletionRequest.parse(to_json({"prompt": "a", **fields}))
-    yield CompletionDialect(engine, completion, CALLS, ["", ""])
+    yield CompletionDialect(Prepared(call, completion, requests, start), ["", ""])
     chat = ChatRequest.parse(to_json({"messages": {"role": "user", "content": "a"}, **fields}))
-    yield ChatDialect(engine, chat, CALLS, AnswerForm())
+    yield ChatDialect(Prepared(call, chat, requests, start, AnswerForm()))
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: not text[0].isspace()))
 def test_text_is_encoded_as_any_event(include_usage: bool, text: str) -> None:
-    extra = {"usage": None} if include_usage else {}
     for dialect in dialects(include_usage):
         for index in (0, 1):
-            dialect.event(index, TextDelta("a", ()), {})  # what follows is content
+            list(dialect.events(index, TextDelta("a", ()), {}))  # what follows is content
         for index in (0, 1, 0):
-            plain = encode_event(dialect.chunk([dialect.text_chunk(index, text)], extra))
-            assert dialect.event(index, TextDelta(text, ()), {}) == plain
+            plain = b"data: %b\n\n" % to_json(dialect.text_event(index, text))
+            assert SSE.encode(dialect.events(index, TextDelta(text, ()), {})) == plain
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])

@@ -9,7 +9,6 @@ from typing_extensions import TypedDict
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.telemetry import Histogram, RequestReport
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY
@@ -113,4 +112,4 @@ ROUTES = RouteTable()
 async def stats(call: Call) -> SchedulerStats:
     """Counts and times of the scheduler, in AstrAI's form."""
     recent = call.app[RECENT].seen_by(call.principal)
-    return describe_scheduler(engine_of(call), recent)
+    return describe_scheduler(call.engine, recent)

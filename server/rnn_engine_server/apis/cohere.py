@@ -17,7 +17,6 @@ from rnn_engine.types import F32, EmbeddingTask
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, FoundVectors, find_vectors
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import only
@@ -117,7 +116,7 @@ ROUTES = RouteTable()
 @ROUTES.post("/v2/embed", "/v1/embed", answer=CohereEmbeddings)
 async def embed(call: Call, body: CohereEmbedRequest) -> Long[Mapping[str, object]]:
     """Vectors of texts, in Cohere's form."""
-    has_tasks = not engine_of(call).info.shape.has_head  # it was made for embedding
+    has_tasks = not call.engine.info.shape.has_head  # it was made for embedding
     wanted = body.embeddings if has_tasks else body.embeddings.model_copy(update={"task": None})
     found = await find_vectors(call, wanted)
     version: Literal["1", "2"] = "2" if call.path.endswith("/v2/embed") else "1"

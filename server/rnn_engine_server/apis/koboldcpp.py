@@ -5,32 +5,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from types import TracebackType
-from typing import ClassVar, Literal, NotRequired, Self, TypeAlias
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Numbered, ParallelRequests
-from rnn_engine.requests import Event, Finished, GenerateRequest, TextDelta, TokenInfo
-from rnn_engine_server.apis.common.answering import Dialect, Ended, answer_in, stop_text
+from rnn_engine.requests import Event, Finished, TextDelta, TokenInfo
+from rnn_engine_server.apis.common.answering import Dialect, Prepared, stop_text
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import CompletionTokens, chat_logprobs
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, CompletionLogprobs, CompletionRequest
-from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core import handlers
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.handlers import Answer, Long, RouteTable, encode_event
+from rnn_engine_server.core.handlers import SSE, Answer, Long, RouteTable
 from rnn_engine_server.core.kept import BoundedStore
 from rnn_engine_server.core.routing import EVENTS, SETTINGS, AppKey
 from rnn_engine_server.core.schema import RefusedError, RequestBody
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.streams import cancel_tasks
 from rnn_engine_server.telemetry.records import RECENT
 
 _UNITED_VERSION = "1.2.5"  # of the API of KoboldAI United, as KoboldCpp reports it
@@ -310,47 +308,79 @@ _MOST_KEPT, _MOST_KEPT_BYTES = 256, 1 << 26  # of the log-probabilities of last 
 _TOKEN_BYTES = 1000  # that a token's log-probabilities take, with those of the likeliest ones, about
 
 
-class Generation:
-    """A running generation: its text so far, its log-probabilities if wanted, and whether it was aborted."""
+class Generation(Dialect[KoboldRequest]):
+    """A generation that is answered as KoboldCpp does. While it runs, others can read its text, and end it."""
 
-    def __init__(self, engine: EngineLike, *, wants_logprobs: bool) -> None:
-        self.text = ""
+    stream_form = replace(SSE, name=lambda event: "error" if "detail" in event else "message")
+
+    def __init__(self, prepared: Prepared[KoboldRequest]) -> None:
+        super().__init__(prepared)
+        self.text = ""  # so far
         self.logprobs: KoboldLogprobs | None = None
-        self._engine = engine
-        self._tokens = CompletionTokens(engine)
-        if wants_logprobs:
+        self.aborted = asyncio.Event()
+        """Set to end the generation with its text so far."""
+        self._tokens = CompletionTokens(self.engine)
+        if self.body.logprobs is not None:
             self.logprobs = {"content": [], "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        self._aborted = asyncio.Event()
-        self._waiting: asyncio.Future[list[Numbered]] | None = None
 
-    def describe(self, tokens: Sequence[TokenInfo]) -> None:
+    def whole(self, kept: Sequence[int], extra: Mapping[str, object]) -> Mapping[str, object]:
+        outcome = self.outcomes[kept[0]]
+        result: KoboldText = {
+            "text": outcome.text + self._stop(outcome.end),
+            "finish_reason": outcome.end.reason,
+            "prompt_tokens": self.usage["prompt_tokens"],
+            "completion_tokens": self.usage["completion_tokens"],
+        }
+        self._describe(outcome.tokens)
+        if self.logprobs is not None:
+            result["logprobs"] = self.logprobs
+        return {"results": [result], **extra}
+
+    def events(self, index: int, event: Event, extra: Mapping[str, object]) -> Iterator[handlers.Event]:  # noqa: ARG002
+        match event:
+            case TextDelta():
+                self._describe(event.tokens)
+                if event.text:
+                    yield {"token": event.text, "finish_reason": None, **extra}
+            case Finished():
+                yield {"token": self._stop(event), "finish_reason": event.reason, **extra}
+
+    async def groups(self, running: ParallelRequests) -> AsyncGenerator[list[Numbered], None]:
+        """Yield the events as they come. When the generation is aborted, end what has not ended."""
+        groups, aborting = aiter(running), asyncio.create_task(self.aborted.wait())
+        try:
+            while True:
+                coming = asyncio.ensure_future(anext(groups, None))
+                try:
+                    await asyncio.wait((coming, aborting), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not coming.done():
+                        await cancel_tasks(coming)
+                if coming.cancelled():
+                    unfinished = [(index, each) for index, each in enumerate(self.outcomes) if each.finished is None]
+                    yield [(index, Finished("stop", each.num_tokens, seed=0)) for index, each in unfinished]
+                    return
+                if (group := coming.result()) is None:
+                    return
+                self.text += "".join(
+                    event.text for index, event in group if index == 0 and isinstance(event, TextDelta)
+                )
+                yield group
+        finally:
+            aborting.cancel()
+
+    def _describe(self, tokens: Sequence[TokenInfo]) -> None:
         """Add the log-probabilities of the answer's next tokens, if they are wanted."""
         if self.logprobs is not None:
-            self.logprobs["content"] += chat_logprobs(self._engine, tokens)["content"] or []
+            self.logprobs["content"] += chat_logprobs(self.engine, tokens)["content"] or []
             described = self._tokens.describe(tokens)
             self.logprobs["tokens"] += described["tokens"]
             self.logprobs["token_logprobs"] += described["token_logprobs"]
             self.logprobs["top_logprobs"] += described["top_logprobs"]
             self.logprobs["text_offset"] += described["text_offset"]
 
-    def abort(self) -> None:
-        """End the generation with its text so far."""
-        self._aborted.set()
-        if self._waiting is not None:
-            self._waiting.cancel()
-
-    async def wait(self, events: Awaitable[list[Numbered]]) -> list[Numbered] | None:
-        """Return the result of `events`, or None if the generation is aborted before."""
-        task = asyncio.current_task()
-        self._waiting = asyncio.ensure_future(events)
-        if self._aborted.is_set():
-            self._waiting.cancel()
-        try:
-            return await self._waiting
-        except asyncio.CancelledError:
-            if not self._aborted.is_set() or (task is not None and task.cancelling()):
-                raise  # the client has left
-            return None
+    def _stop(self, finished: Finished) -> str:
+        return "" if self.body.trim_stop else stop_text(finished)
 
 
 class Generations:
@@ -360,25 +390,22 @@ class Generations:
         self._running: dict[tuple[str, str], list[Generation]] = defaultdict(list)
         self._last: BoundedStore[tuple[str, str], KoboldLogprobs] = BoundedStore(_MOST_KEPT, _MOST_KEPT_BYTES)
 
-    @contextmanager
-    def run(self, client: str, genkey: str, generation: Generation) -> Iterator[None]:
-        """Count a generation as running while the block runs, and then keep its log-probabilities."""
-        key = (client, genkey)
-        self._running[key].append(generation)
-        try:
-            yield
-        finally:
-            self._running[key].remove(generation)
-            if not self._running[key]:
-                del self._running[key]
-            self.keep(client, genkey, generation)
+    def begin(self, client: str, generation: Generation) -> None:
+        """Count a generation as running until `end` is called."""
+        self._running[client, generation.body.genkey].append(generation)
 
-    def keep(self, client: str, genkey: str, generation: Generation) -> None:
-        """Keep the log-probabilities of a client's last generation."""
-        for each in {(client, genkey), (client, "")}:
-            self._last.pop(each)
-            if (found := generation.logprobs) is not None:
-                self._last.put(each, found, _TOKEN_BYTES * (1 + len(found["tokens"])))
+    def end(self, client: str, generation: Generation) -> None:
+        """Count a generation as ended, and keep its log-probabilities. A second call does nothing."""
+        key = client, generation.body.genkey
+        running = self._running[key]
+        if generation in running:
+            running.remove(generation)
+            for each in {key, (client, "")}:
+                self._last.pop(each)
+                if (found := generation.logprobs) is not None:
+                    self._last.put(each, found, _TOKEN_BYTES * (1 + len(found["tokens"])))
+        if not running:
+            del self._running[key]
 
     def last_logprobs(self, client: str, genkey: str) -> KoboldLogprobs | None:
         """Return the log-probabilities of a client's last generation of this key; of any if the key is empty."""
@@ -390,98 +417,6 @@ class Generations:
 
 
 GENERATIONS = AppKey("generations", Generations)
-
-
-class AbortableRequests(ParallelRequests):
-    """`ParallelRequests` that end with the text so far when a `Generation` is aborted, and add their text to it.
-
-    They run within `counted`.
-    """
-
-    def __init__(
-        self,
-        generation: Generation,
-        counted: AbstractContextManager[None],
-        engine: EngineLike,
-        requests: Sequence[GenerateRequest],
-        limit: int,
-    ) -> None:
-        super().__init__(engine, requests, limit)
-        self._generation = generation
-        self._counted = counted
-
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        self._counted.__enter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._counted.__exit__(kind, error, trace)
-        await super().__aexit__(kind, error, trace)
-
-    def __aiter__(self) -> AsyncIterator[list[Numbered]]:
-        return self._until_aborted(super().__aiter__())
-
-    async def _until_aborted(self, groups: AsyncIterator[list[Numbered]]) -> AsyncIterator[list[Numbered]]:
-        unfinished = dict.fromkeys(range(len(self.requests)), 0)  # request -> its tokens so far
-        while unfinished:
-            group = await self._generation.wait(anext(groups))
-            if group is None:
-                yield [(index, Finished("stop", count, seed=0)) for index, count in unfinished.items()]
-                return
-            for index, event in group:
-                self._note(index, event, unfinished)
-            yield group
-
-    def _note(self, index: int, event: Event, unfinished: dict[int, int]) -> None:
-        match event:
-            case TextDelta():
-                unfinished[index] += len(event.tokens)
-                self._generation.text += event.text if index == 0 else ""
-            case Finished():
-                del unfinished[index]
-
-
-class KoboldDialect(Dialect):
-    """Formats the answers of KoboldCpp's API. With `trims`, stop strings are left out of the text."""
-
-    def __init__(self, generation: Generation, *, trims: bool) -> None:
-        self._generation = generation
-        self._trims = trims
-
-    def whole(self, ended: Ended) -> Mapping[str, object]:
-        outcome = ended.first
-        result: KoboldText = {
-            "text": outcome.text + self._stop(outcome.end),
-            "finish_reason": outcome.end.reason,
-            "prompt_tokens": ended.usage["prompt_tokens"],
-            "completion_tokens": ended.usage["completion_tokens"],
-        }
-        self._generation.describe(outcome.tokens)
-        if self._generation.logprobs is not None:
-            result["logprobs"] = self._generation.logprobs
-        return {"results": [result], **ended.extra}
-
-    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
-        match event:
-            case TextDelta(text=text, tokens=tokens):
-                self._generation.describe(tokens)
-                return self._encode(text, None, extra) if text else b""
-            case Finished():
-                return self._encode(self._stop(event), event.reason, extra)
-        return b""
-
-    def failure(self, failure: Failure) -> bytes:
-        return encode_event(kobold_error(failure)[1], "error")
-
-    def _encode(self, text: str, reason: FinishWord | None, extra: Mapping[str, object]) -> bytes:
-        event: KoboldEvent = {"token": text, "finish_reason": reason}
-        return encode_event({**event, **extra}, "message")
-
-    def _stop(self, finished: Finished) -> str:
-        return "" if self._trims else stop_text(finished)
 
 
 ROUTES = RouteTable(error_form=kobold_error)
@@ -504,17 +439,15 @@ async def _answer(call: Call, body: KoboldRequest) -> Answer:
         raise InvalidRequestError("n", body.n, "1, and one prompt")
     if body.stream and body.copies != 1:
         raise InvalidRequestError("best_of", body.copies, "1 with a stream")
-    engine = engine_of(call, body.cache_salt)
-    calls, resolved = await prepare_completions(call, engine, body)
-    generation = Generation(engine, wants_logprobs=body.logprobs is not None)
-    generations, name = call.app[GENERATIONS], call.client.name
+    generation = Generation(await prepare_completions(call, body))
+    generations, client = call.app[GENERATIONS], call.client.name
+    generations.begin(client, generation)
+    call.ending.callback(generations.end, client, generation)
 
     async def keep() -> None:
-        generations.keep(name, body.genkey, generation)
+        generations.end(client, generation)
 
-    run = partial(AbortableRequests, generation, generations.run(name, body.genkey, generation))
-    dialect = KoboldDialect(generation, trims=body.trim_stop)
-    return await answer_in(dialect, call, body, calls, resolved, run=run, keep=keep)
+    return await generation.answer(keep)
 
 
 @ROUTES.post("/api/extra/generate/check", routine=True, uses_model=False)
@@ -556,7 +489,7 @@ async def abort(call: Call, body: GenkeyRequest) -> KoboldAbort:
     """End the client's running generations of that `genkey`; they are answered with their texts so far."""
     found = call.app[GENERATIONS].find(call.client.name, body.genkey)
     for generation in found:
-        generation.abort()
+        generation.aborted.set()
     done: Literal["true", "false"] = "true" if found else "false"
     return {"success": done, "done": done}
 
@@ -564,7 +497,7 @@ async def abort(call: Call, body: GenkeyRequest) -> KoboldAbort:
 @ROUTES.post("/api/extra/tokencount", "/api/extra/tokenize")
 async def count_tokens(call: Call, body: TokenCountRequest) -> Long[KoboldTokens]:
     """The number of tokens of a text, and their ids."""
-    engine, limits = engine_of(call), call.app[SETTINGS].limits
+    engine, limits = call.engine, call.limits
 
     def make() -> KoboldTokens:
         ids = engine.tokenize(body.prompt)
@@ -577,7 +510,7 @@ async def count_tokens(call: Call, body: TokenCountRequest) -> Long[KoboldTokens
 @ROUTES.get("/api/v1/model", "/api/latest/model")
 async def model(call: Call) -> KoboldResult:
     """The name of the model."""
-    return {"result": engine_of(call).info.model}
+    return {"result": call.engine.info.model}
 
 
 @ROUTES.get("/api/v1/info/version", "/api/latest/info/version", uses_model=False)
@@ -605,7 +538,7 @@ async def version(call: Call) -> KoboldVersion:
 @ROUTES.get("/api/v1/config/max_length", "/api/latest/config/max_length", uses_model=False)
 async def max_length(call: Call) -> KoboldNumber:
     """The most tokens of an answer."""
-    return {"value": call.app[SETTINGS].limits.max_answer_tokens}
+    return {"value": call.limits.max_answer_tokens}
 
 
 @ROUTES.get(
@@ -616,13 +549,13 @@ async def max_length(call: Call) -> KoboldNumber:
 )
 async def max_context_length(call: Call) -> KoboldNumber:
     """The most tokens of a prompt: the server's limit, since a state has no window of a fixed length."""
-    return {"value": call.app[SETTINGS].limits.max_prompt_tokens}
+    return {"value": call.limits.max_prompt_tokens}
 
 
 @ROUTES.get("/api/extra/perf", routine=True)
 async def perf(call: Call) -> KoboldPerf:
     """Times of the last request, and how busy the server is."""
-    engine, now = engine_of(call), time.monotonic()
+    engine, now = call.engine, time.monotonic()
     stats, recent = engine.stats(), call.app[RECENT].seen_by(call.principal)
     last = next((each.report for each in reversed(recent) if each.report.timing is not None), None)
     timing = None if last is None else last.timing

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from rnn_engine.requests import Finished, TextDelta, TokenInfo
-from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
+from rnn_engine_server.apis.common.answering import Outcome
 from rnn_engine_server.apis.openai.chat import chat_chunk
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import ChoicesDialect
@@ -17,7 +17,6 @@ from rnn_engine_server.apis.openai.schemas import (
     ChatCompletionChunk,
     CompletionRequest,
 )
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Answer, RouteTable
 
@@ -53,7 +52,7 @@ class FimDialect(ChoicesDialect[FimRequest]):
     def closing(self, index: int, finished: Finished) -> ChatChunkChoice:
         return {**chat_chunk(index, {"content": ""}), "finish_reason": finished.reason, "seed": finished.seed}
 
-    def choice(self, index: int, outcome: ChoiceOutcome) -> ChatChoice:
+    def choice(self, index: int, outcome: Outcome) -> ChatChoice:
         return {
             "index": index,
             "message": {"role": "assistant", "content": outcome.text, "refusal": None},
@@ -69,6 +68,4 @@ ROUTES = RouteTable()
 @ROUTES.post("/v1/fim/completions", answer=ChatCompletion, chunk=ChatCompletionChunk)
 async def fim_completions(call: Call, body: FimRequest) -> Answer:
     """Continue a text and answer with a message, as Mistral does. A `suffix` is refused: the model can't fill in."""
-    engine = engine_of(call, body.cache_salt)
-    calls, resolved = await prepare_completions(call, engine, body)
-    return await answer_in(FimDialect(engine, body, calls), call, body, calls, resolved)
+    return await FimDialect(await prepare_completions(call, body)).answer()

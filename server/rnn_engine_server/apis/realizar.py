@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import FailFast, Field
@@ -14,14 +13,12 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import GenerateRequest
-from rnn_engine_server.apis.common.answering import ChoiceOutcome, Ended, answer_whole
+from rnn_engine_server.apis.common.answering import Dialect, Outcome, Prepared
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Answer, Long, RouteTable
-from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import Limits
 
@@ -112,20 +109,27 @@ class BatchTokens(TypedDict):
     results: list[TokenizedText]
 
 
-def _answer(info: EngineInfo, begun: float, ended: Ended) -> Mapping[str, object]:
-    seconds = max(outcome.ended for outcome in ended.outcomes) - begun
-    total = sum(outcome.end.completion_tokens for outcome in ended.outcomes)
-    answer: BatchCompletion = {
-        "results": [_result(index, ended.outcomes[place]) for index, place in enumerate(ended.kept)],
-        "stats": {
-            "batch_size": len(ended.outcomes),
-            "gpu_used": uses_gpu(info),
-            "total_tokens": total,
-            "processing_time_ms": seconds * 1000,
-            "throughput_tps": total / seconds if seconds > 0 else 0.0,
-        },
-    }
-    return {**answer, **ended.extra}
+class BatchDialect(Dialect[BatchCompletionRequest]):
+    """Makes realizar's answer to a batch of prompts, which is no stream."""
+
+    def __init__(self, prepared: Prepared[BatchCompletionRequest]) -> None:
+        super().__init__(prepared)
+        self._begun = time.monotonic()
+
+    def whole(self, kept: Sequence[int], extra: Mapping[str, object]) -> Mapping[str, object]:
+        seconds = max(outcome.ended for outcome in self.outcomes) - self._begun
+        total = sum(outcome.num_tokens for outcome in self.outcomes)
+        answer: BatchCompletion = {
+            "results": [_result(index, self.outcomes[place]) for index, place in enumerate(kept)],
+            "stats": {
+                "batch_size": len(self.outcomes),
+                "gpu_used": uses_gpu(self.engine.info),
+                "total_tokens": total,
+                "processing_time_ms": seconds * 1000,
+                "throughput_tps": total / seconds if seconds > 0 else 0.0,
+            },
+        }
+        return {**answer, **extra}
 
 
 def uses_gpu(info: EngineInfo) -> bool:
@@ -133,15 +137,13 @@ def uses_gpu(info: EngineInfo) -> bool:
     return info.device_bytes is not None
 
 
-def _result(index: int, outcome: ChoiceOutcome) -> BatchResult:
-    assert outcome.started is not None
-    generated = outcome.end.completion_tokens
+def _result(index: int, outcome: Outcome) -> BatchResult:
     return {
         "index": index,
         "text": outcome.text,
-        "prompt_tokens": outcome.started.prompt_tokens,
-        "completion_tokens": generated,
-        "tokens_generated": generated,
+        "prompt_tokens": outcome.prompt_tokens,
+        "completion_tokens": outcome.num_tokens,
+        "tokens_generated": outcome.num_tokens,
         "finish_reason": outcome.end.reason,
         "seed": outcome.end.seed,
     }
@@ -158,15 +160,13 @@ async def batch_completions(call: Call, body: BatchCompletionRequest) -> Answer:
     """Continue several prompts as one batch, as realizar does. Here they really run in one forward pass."""
     if body.stream:
         raise InvalidRequestError("stream", True, "false, since a batch is answered as a whole")
-    engine = engine_of(call, body.cache_salt)
-    calls, resolved = await prepare_completions(call, engine, body)
-    return await answer_whole(partial(_answer, engine.info, time.monotonic()), call, body, calls, resolved)
+    return await BatchDialect(await prepare_completions(call, body)).answer()
 
 
 @ROUTES.post("/v1/batch/tokenize", "/batch/tokenize")
 async def batch_tokenize(call: Call, body: BatchTokenizeRequest) -> Long[BatchTokens]:
     """The tokens of several texts."""
-    engine, limits = engine_of(call), call.app[SETTINGS].limits
+    engine, limits = call.engine, call.limits
 
     def make() -> BatchTokens:
         lists = [engine.tokenize(text) for text in body.texts]
@@ -180,7 +180,7 @@ async def batch_tokenize(call: Call, body: BatchTokenizeRequest) -> Long[BatchTo
 async def warm_up(call: Call) -> WarmUp:
     """Run one token, so that the next request does not wait for preparations."""
     """Run one token through the model without sampling, and report the model and the device that ran it."""
-    engine = engine_of(call)
+    engine = call.engine
     async with aclosing(engine.generate(GenerateRequest((engine.info.end_of_text,), max_tokens=0))) as events:
         async for _ in events:
             pass
@@ -196,7 +196,7 @@ async def warm_up(call: Call) -> WarmUp:
 @ROUTES.get("/v1/gpu/status")
 async def gpu_status(call: Call) -> GpuStatus:
     """Whether the model's device answers."""
-    engine = engine_of(call)
+    engine = call.engine
     info, health = engine.info, engine.health()
     return {
         "cache_ready": health.status == "ok",

@@ -15,7 +15,6 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.relevance import Method, Relevance, method
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import RefusedError, Usage
@@ -136,7 +135,7 @@ ROUTES = RouteTable()
 @ROUTES.post("/v1/rerank", "/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
 async def rerank(call: Call, body: RerankRequest) -> Long[Reranked | list[TeiRank]]:
     """Order texts by how well they answer a query."""
-    engine = engine_of(call, body.cache_salt)
+    engine = call.engine
     found = await find_relevance(call, engine, body, "documents", [(body.query, text) for text in body.contexts])
     version: Literal["1", "2"] = "2" if call.path.endswith("/v2/rerank") else "1"
     size = sum(map(len, body.contexts)) + CALL_WORK * len(body.contexts)

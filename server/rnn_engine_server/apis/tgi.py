@@ -10,18 +10,17 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.interface import EngineLike
-from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
-from rnn_engine_server.apis.common.answering import Body, ChoiceOutcome, Dialect, Ended, answer_in, stop_text
+from rnn_engine.requests import Event, Finished, TextDelta, TokenInfo
+from rnn_engine_server.apis.common.answering import Body, Dialect, Outcome, Prepared, stop_text
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, text_of
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
-from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core import handlers
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.handlers import Answer, RouteTable, encode_event
-from rnn_engine_server.core.routing import EVENTS, SETTINGS
+from rnn_engine_server.core.handlers import Answer, RouteTable
+from rnn_engine_server.core.routing import EVENTS
 from rnn_engine_server.core.schema import RefusedError, only
 
 _MAKES_RANDOM = ("temperature", "top_k", "top_p", "typical_p")
@@ -206,75 +205,58 @@ class TgiError(TypedDict):
     error_type: ErrorType
 
 
-_GENERATION_FAILED = 424
-_UNPROCESSABLE = 422
+_ERRORS: Mapping[int, tuple[int, ErrorType]] = {
+    400: (422, "validation"),
+    429: (429, "overloaded"),
+    500: (424, "generation"),
+    503: (503, "healthcheck"),
+    504: (424, "generation"),
+}
 
 
 def tgi_error(failure: Failure) -> tuple[int, TgiError]:
     """Return the HTTP status and the body of an error in text-generation-inference's form."""
-    match failure.status:
-        case 400:
-            return _UNPROCESSABLE, _error(failure, "validation")
-        case 429:
-            return 429, _error(failure, "overloaded")
-        case 503:
-            return 503, _error(failure, "healthcheck")
-        case 500 | 504:
-            return _GENERATION_FAILED, _error(failure, "generation")
-    return failure.status, _error(failure, "validation")
+    status, kind = _ERRORS.get(failure.status, (failure.status, "validation"))
+    return status, {"error": failure.message, "error_type": kind}
 
 
-def _error(failure: Failure, kind: ErrorType) -> TgiError:
-    return {"error": failure.message, "error_type": kind}
-
-
-class TgiDialect(Dialect):
+class TgiDialect(Dialect[TgiRequest]):
     """Formats the answers of text-generation-inference's API, whole or as streams.
 
     With `listed`, an answer that is not streamed is a list of one object.
     """
 
-    def __init__(self, engine: EngineLike, body: TgiRequest, *, listed: bool = False) -> None:
-        self._engine = engine
-        self._body = body
+    def __init__(self, prepared: Prepared[TgiRequest], *, listed: bool = False) -> None:
+        super().__init__(prepared)
         self._listed = listed
         # Of a stream:
-        self._started: Started | None = None
         self._sent_text = ""
         self._num_sent = 0
         self._texts = TokenTexts()
         self._waiting: list[TokenInfo] = []  # at most the last token: it is sent with how the answer ended
 
-    def whole(self, ended: Ended) -> Body:
-        best = ended.first
+    def whole(self, kept: Sequence[int], extra: Mapping[str, object]) -> Body:
+        best = self.outcomes[kept[0]]
         answer: TgiAnswer = {"generated_text": self._text(best)}
-        if self._body.details or self._body.decoder_input_details:
-            rest = sorted((each for each in ended.outcomes if each is not best), key=lambda each: -each.mean_logprob)
+        if self.body.details or self.body.decoder_input_details:
+            rest = sorted((each for each in self.outcomes if each is not best), key=lambda each: -each.mean_logprob)
             others: list[TgiSequence] = [{"generated_text": self._text(each), **self._details(each)} for each in rest]
             details = self._details(best)
             answer["details"] = TgiBestDetails({**details, "best_of_sequences": others}) if others else details
-        told = {**answer, **ended.extra}
+        told = {**answer, **extra}
         return [told] if self._listed else told
 
-    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+    def events(self, index: int, event: Event, extra: Mapping[str, object]) -> Iterator[handlers.Event]:  # noqa: ARG002
         match event:
-            case Started():
-                self._started = event
             case TextDelta():
                 self._sent_text += event.text
                 tokens = [*self._waiting, *event.tokens]
                 self._waiting = tokens[-1:]
-                return b"".join(map(encode_event, self._events(self._told(tokens[:-1], self._texts))))
+                yield from self._events(self._told(tokens[:-1], self._texts))
             case Finished():
-                return self._last(event, extra)
-            case PromptScored():
-                pass
-        return b""
+                yield from self._last(event, extra)
 
-    def failure(self, failure: Failure) -> bytes:
-        return encode_event(tgi_error(failure)[1])
-
-    def _last(self, finished: Finished, extra: Mapping[str, object]) -> bytes:
+    def _last(self, finished: Finished, extra: Mapping[str, object]) -> Iterator[handlers.Event]:
         tokens = self._waiting
         if not tokens and finished.stop_token is None:
             tokens = [TokenInfo(0, b"", None)]  # a grammar may end a text without one
@@ -284,15 +266,16 @@ class TgiDialect(Dialect):
             "finish_reason": _finish_word(finished),
             "generated_tokens": finished.completion_tokens,
             "seed": finished.seed,
-            "input_length": 0 if self._started is None else self._started.prompt_tokens,
+            "input_length": self.outcomes[0].prompt_tokens,
         }
-        return b"".join(map(encode_event, before)) + encode_event({**last, **extra})
+        yield from before
+        yield {**last, **extra}
 
     def _events(self, told: Iterable[tuple[TgiToken, list[TgiToken]]]) -> Iterator[TgiEvent]:
         for token, tops in told:
             self._num_sent += 1
             event: TgiEvent = {"index": self._num_sent, "token": token, "generated_text": None, "details": None}
-            if self._body.logprobs:
+            if self.body.logprobs:
                 event["top_tokens"] = tops
             yield event
 
@@ -307,10 +290,10 @@ class TgiDialect(Dialect):
         if finished is not None and (stop := finished.stop_token) is not None:
             yield _token(stop, stop.data.decode(errors="replace"), special=True), self._top(stop, texts)
 
-    def _text(self, outcome: ChoiceOutcome) -> str:
+    def _text(self, outcome: Outcome) -> str:
         return self._echo + outcome.text + stop_text(outcome.end)
 
-    def _details(self, outcome: ChoiceOutcome) -> TgiDetails:
+    def _details(self, outcome: Outcome) -> TgiDetails:
         finished, prompt = outcome.end, TokenTexts()
         told = list(self._told(outcome.tokens, TokenTexts(), finished))
         details: TgiDetails = {
@@ -320,17 +303,17 @@ class TgiDialect(Dialect):
             "prefill": [_prefill(info, prompt.take(info.data)) for info in outcome.prompt],
             "tokens": [token for token, _ in told],
         }
-        if self._body.logprobs:
+        if self.body.logprobs:
             details["top_tokens"] = [tops for _, tops in told]
         return details
 
     @property
     def _echo(self) -> str:
-        return text_of(self._engine, self._body.prompt[0]) if self._body.echo else ""
+        return text_of(self.engine, self.body.prompt[0]) if self.body.echo else ""
 
     def _top(self, info: TokenInfo, texts: TokenTexts) -> list[TgiToken]:
         """Return the alternatives of the next token, each with the text that it would have in its place."""
-        tops = [TokenInfo(token, self._engine.detokenize([token]), logprob) for token, logprob in info.top]
+        tops = [TokenInfo(token, self.engine.detokenize([token]), logprob) for token, logprob in info.top]
         return [_token(top, texts.preview(top.data), special=top.token == 0) for top in tops]
 
 
@@ -375,9 +358,7 @@ async def generate_stream(call: Call, body: TgiRequest) -> Answer:
 
 async def _answer(call: Call, body: TgiRequest, *, listed: bool = False) -> Answer:
     _check(body)
-    engine = engine_of(call, body.cache_salt)
-    calls, resolved = await prepare_completions(call, engine, body)
-    return await answer_in(TgiDialect(engine, body, listed=listed), call, body, calls, resolved)
+    return await TgiDialect(await prepare_completions(call, body), listed=listed).answer()
 
 
 def _check(body: TgiRequest) -> None:
@@ -397,7 +378,7 @@ def _check(body: TgiRequest) -> None:
 @ROUTES.get("/info")
 async def info(call: Call) -> TgiInfo:
     """Facts of the model, in text-generation-inference's form."""
-    facts, limits = engine_of(call).info, call.app[SETTINGS].limits
+    facts, limits = call.engine.info, call.limits
     answer: TgiInfo = {
         "model_id": facts.model,
         "model_sha": None,

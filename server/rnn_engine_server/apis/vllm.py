@@ -22,7 +22,6 @@ from rnn_engine_server.apis.openai.embeddings import (
     parse_task,
     send_found,
 )
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Answer, Long, RouteTable
 from rnn_engine_server.core.schema import STRING, STRINGS, Parsed, RefusedError, Usage
@@ -131,7 +130,7 @@ ROUTES = RouteTable()
 @ROUTES.post("/score", "/v1/score")
 async def score(call: Call, body: ScoreRequest) -> Long[ScoreList]:
     """Score how well documents answer queries, in vLLM's form."""
-    engine = engine_of(call, body.cache_salt)
+    engine = call.engine
     found = await find_relevance(call, engine, body, "text_2", body.pairs)
     return Long(CALL_WORK * len(found), lambda: _scores(engine, found))
 

@@ -142,19 +142,6 @@ def _scope(namespace: str, salt: str | None) -> str:
 RATE_LIMITER = AppKey("quotas", RateLimiter)
 
 
-def engine_of(call: Call, cache_salt: str | None = None) -> EngineLike:
-    """Return the engine of the model that a request names, restricted to the request's principal.
-
-    If the route has a body, the handler must have read it before. `cache_salt` divides the cache further.
-    """
-    return OwnEngine(call, call.model.engine, cache_salt, call.model.state)
-
-
-async def check_default_state(call: Call) -> None:
-    """Raise ModelNotFoundError if a request names a model with a state that does not exist for the client."""
-    await engine_of(call).states.default()
-
-
 def open_engines_of(call: Call) -> dict[str, EngineLike]:
     """Return the engines of all loaded models, by model name, restricted to the request's principal."""
     engines = {model.name: model.open_engine for model in call.app[MODELS]}

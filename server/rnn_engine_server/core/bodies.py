@@ -71,7 +71,7 @@ async def read_body(call: Call, kind: type[Body]) -> Body:
     Raises also an aiohttp exception if the body can't be read or is too large.
     """
     data = bytearray()
-    async for piece in _receive(call, call.app[SETTINGS].limits.max_body_bytes):
+    async for piece in _receive(call, call.limits.max_body_bytes):
         data += piece
     if data.startswith(codecs.BOM_UTF8):
         del data[: len(codecs.BOM_UTF8)]
@@ -96,7 +96,8 @@ async def accept_body(call: Call, parse: Parse[Body], size: int, num_parsed: int
     _log_left_out(call)
     call.lease.hold(num_parsed)
     if call.use is not None:
-        await call.use.choose(getattr(body, "model", None) or call.query.get("model"))
+        name = getattr(body, "model", None) or call.query.get("model")
+        await call.use.choose(name, getattr(body, "cache_salt", None))
     return body
 
 
@@ -129,7 +130,7 @@ async def receive_file(call: Call, path: Path) -> None:
     """
     with storage_errors("the upload can't be written to the disk"), path.open("wb") as file:
         unwritten = bytearray()
-        async for piece in _receive(call, call.app[SETTINGS].limits.max_upload_bytes):
+        async for piece in _receive(call, call.limits.max_upload_bytes):
             unwritten += piece
             if len(unwritten) >= _WRITE_BYTES:
                 await asyncio.to_thread(file.write, bytes(unwritten))

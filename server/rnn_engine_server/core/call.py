@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.auth.quotas import Spending
 from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.memory import MemoryLease
-from rnn_engine_server.core.routing import App, Route
+from rnn_engine_server.core.routing import SETTINGS, App, Route
+from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.models.registry import ModelUse
 from rnn_engine_server.telemetry.request_record import RequestRecord
 
@@ -41,12 +44,23 @@ class Call:
     spending: Spending | None = None  # of the client's quota; None if there is no quota, or no engine was used
     use: ModelUse | None = None  # of a model; None if the route uses none
     lease: MemoryLease = field(init=False)
+    ending: ExitStack = field(default_factory=ExitStack)  # what is done when the call has ended
 
     @property
     def model(self) -> ModelUse:
-        """The use of the model that the call names. Handlers call `engine_of` for its engine."""
+        """The use of the model that the call names."""
         assert self.use is not None, self.route.path
         return self.use
+
+    @property
+    def engine(self) -> EngineLike:
+        """The engine of the model that the call names, as its principal sees it."""
+        return self.model.engine
+
+    @property
+    def limits(self) -> Limits:
+        """The server's limits on what one call may ask for."""
+        return self.app[SETTINGS].limits
 
     @property
     def request(self) -> web.Request:

@@ -6,9 +6,12 @@ JSON, or one of the answers here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
+from json.encoder import encode_basestring
+from operator import itemgetter
 from typing import Any, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args, get_origin
 
 from aiohttp import hdrs
@@ -22,6 +25,7 @@ from rnn_engine_server.core.schema import RequestBody, Usage
 from rnn_engine_server.core.workers import SHORT_WORK, work
 
 T = TypeVar("T")
+R = TypeVar("R")
 Function = TypeVar("Function", bound=Callable[..., Awaitable[object]])
 
 
@@ -97,27 +101,6 @@ def _make_route(
 # What handlers return.
 
 JSON_TEXT = f"{JSON}; charset=utf-8"
-EVENT_STREAM = f"{EVENTS}; charset=utf-8"
-"""The Content-Type of a stream of server-sent events."""
-
-DONE = b"data: [DONE]\n\n"
-"""The event that ends a stream. By it clients know that nothing is missing."""
-
-
-def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:
-    """Encode one server-sent event that has `body` as JSON, and the event name `name` if given."""
-    head = b"" if name is None else f"event: {name}\n".encode()
-    return b"%bdata: %b\n\n" % (head, to_json(body))
-
-
-def comment() -> bytes:
-    """Return a comment of a stream of server-sent events, which clients skip."""
-    return b": ping\n\n"
-
-
-def failure_event(failure: Failure) -> bytes:
-    """Return the last event of a stream that fails."""
-    return encode_event(failure.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +129,92 @@ class Long(Generic[T]):
     make: Callable[[], T]
     then: Callable[[], Awaitable[None]] | None = None
 
+    async def made(self, call: Call, use: Callable[[T], R]) -> R:
+        """Make the answer, and return what `use` makes of it on the same thread."""
+        made = await work(call, self.size, lambda: use(self.make()))
+        if self.then is not None:
+            await self.then()
+        return made
+
+
+class TextFrame:
+    """Events that differ only in one text. What is before and after the text is encoded once."""
+
+    def __init__(self, make: Callable[[str], Mapping[str, object]]) -> None:
+        """Begin with no event; `make` returns the event with a text in it."""
+        self._make = make
+        self._around: tuple[bytes, bytes] | None = None
+
+    def encode(self, text: str) -> bytes:
+        """Return the JSON of the event with this text."""
+        if self._around is None:
+            before, _, after = to_json(self._make(_PLACE)).partition(to_json(_PLACE))
+            self._around = before, after
+        return self._around[0] + encode_basestring(text).encode() + self._around[1]
+
+
+_PLACE = uuid.uuid4().hex  # stands for a text before it is known
+
+Event: TypeAlias = Mapping[str, object] | tuple[TextFrame, str] | str
+"""What a stream tells: an object, one with a text in a frame, or a word such as `DONE` that is sent as it is."""
+
+DONE = "[DONE]"
+"""The event that ends a stream. By it clients know that nothing is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How the events of a stream become bytes.
+
+    `frame` is a template of bytes for the JSON of an event. For an event that `name` gives a name to, it is
+    `named_frame`, which has the name, too. `ping` breaks a long silence if the stream has nothing else for that.
+    """
+
+    content_type: str
+    frame: bytes
+    ping: bytes = b""
+    name: Callable[[Mapping[str, object]], object] | None = None
+
+    def encode(self, events: Iterable[Event]) -> bytes:
+        """Return the bytes of some events."""
+        return b"".join(map(self._encode, events))
+
+    def _encode(self, event: Event) -> bytes:
+        match event:
+            case str():
+                return self.frame % event.encode()
+            case (frame, text):
+                return self.frame % frame.encode(text)
+        body = self.frame % to_json(event)
+        return body if self.name is None else b"event: %b\n%b" % (str(self.name(event)).encode(), body)
+
+
+SSE = StreamForm(f"{EVENTS}; charset=utf-8", b"data: %b\n\n", b": ping\n\n")
+"""Server-sent events without names."""
+TYPED_SSE = replace(SSE, name=itemgetter("type"))
+"""Server-sent events that are called what their field `type` says."""
+LINES = StreamForm("application/x-ndjson", b"%b\n")
+"""Lines of JSON."""
+
+Piece: TypeAlias = bytes | memoryview | Sequence[Event] | Long[Iterable[Event]]
+"""A part of a stream: bytes, or events that are written together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stream:
     """An answer in pieces, which are sent as they come.
 
-    The first piece, which may be empty, opens it: an error before has a status of its own. A later one becomes the
-    piece that `failure` makes; without `failure` it cuts the answer. `keep_alive` makes what breaks a long silence.
+    The first piece, which may be empty, opens it: an error before has a status of its own. With a `form` the pieces may
+    be events, a later error becomes the event that `failure` returns or else the body of the route's errors, and the
+    event that `keep_alive` returns, or else the form's ping, breaks a long silence. Without a form a later error cuts
+    the answer.
     """
 
-    pieces: AsyncGenerator[bytes | memoryview, None]
-    content_type: str
-    keep_alive: Callable[[], bytes] | None = None
-    failure: Callable[[Failure], bytes] | None = None
+    pieces: AsyncGenerator[Piece, None]
+    form: StreamForm | None = None
+    keep_alive: Callable[[], Event] | None = None
+    failure: Callable[[Failure], Event | None] | None = None
+    content_type: str = ""  # without a form
     headers: Mapping[str, str] = field(default_factory=dict)
     num_bytes: int | None = None  # of all pieces
     usage: Usage | None = None  # if it is the pieces of an object that tells it
@@ -174,11 +230,15 @@ async def encode(call: Call, answer: object) -> tuple[bytes, object]:
     if not isinstance(answer, Long):
         return to_json(answer), answer
 
-    def make() -> tuple[bytes, object]:
-        made = answer.make()
+    def encode(made: object) -> tuple[bytes, object]:
         return b"".join(encode_pieces(made)) if answer.size > SHORT_WORK else to_json(made), made
 
-    encoded = await work(call, answer.size, make)
-    if answer.then is not None:
-        await answer.then()
-    return encoded
+    return await answer.made(call, encode)
+
+
+async def encode_piece(call: Call, form: StreamForm | None, piece: Piece) -> bytes | memoryview:
+    """Return the bytes of a piece of a stream. Only a stream with a form may have events."""
+    if isinstance(piece, bytes | memoryview):
+        return piece
+    assert form is not None
+    return await piece.made(call, form.encode) if isinstance(piece, Long) else form.encode(piece)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,12 +16,12 @@ from aiohttp.typedefs import Handler
 from rnn_engine.errors import TimeLimitError
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.admission import PRINCIPAL, client_of
-from rnn_engine_server.auth.engine import check_default_state
+from rnn_engine_server.auth.engine import OwnEngine
 from rnn_engine_server.auth.keys import ANYONE, Principal
 from rnn_engine_server.core.bodies import Parse, accept_body, left_out_headers, read_body, to_json
 from rnn_engine_server.core.call import RECORD, Call
 from rnn_engine_server.core.errors import Failure, describe
-from rnn_engine_server.core.handlers import Encoded, Stream, encode
+from rnn_engine_server.core.handlers import Encoded, Event, Long, Piece, Stream, encode, encode_piece
 from rnn_engine_server.core.memory import BUDGET
 from rnn_engine_server.core.routing import AI00_PREFIX, ROUTES, SETTINGS, Route, path_of, route_of
 from rnn_engine_server.core.schema import RequestBody
@@ -39,14 +39,14 @@ async def _admitted(call: Call) -> AsyncIterator[None]:
 
     A route with a body chooses the model when the body is accepted.
     """
-    route, seconds = call.route, call.app[SETTINGS].limits.max_request_seconds
+    route, seconds = call.route, call.limits.max_request_seconds
     try:
         async with asyncio.timeout(seconds + _SPARE_SECONDS):
-            with ExitStack() as stack:
-                call.lease = stack.enter_context(call.app[BUDGET].lease())
+            with call.ending as ending:
+                call.lease = ending.enter_context(call.app[BUDGET].lease())
                 if route.uses_model and not route.always:
                     use = call.use = _use_of(call)
-                    stack.callback(use.release)
+                    ending.callback(use.release)
                     if route.request is None:
                         await use.choose(call.query.get("model"))
                 yield
@@ -64,8 +64,8 @@ def _use_of(call: Call) -> ModelUse:
     any_name = call.path.startswith(AI00_PREFIX) or settings.any_model
     if any_name is None:
         any_name = not settings.strict and len(models) == 1
-    check = partial(check_default_state, call)
-    return ModelUse(models, check, wait_seconds=settings.limits.max_load_seconds, any_name=any_name)
+    restrict = partial(OwnEngine, call)
+    return ModelUse(models, restrict, wait_seconds=settings.limits.max_load_seconds, any_name=any_name)
 
 
 # Calls that come over connections.
@@ -183,12 +183,12 @@ class InnerCalls:
         *,
         deadline: float = math.inf,
         origin: object = None,
-        take: Callable[[bytes], None] | None = None,
+        take: Callable[[Iterable[Event]], None] | None = None,
     ) -> InnerAnswer:
         """Call a route with the body that `parse` returns, and return the whole answer, which may be an error's.
 
         The body takes `num_parsed` bytes. The call has the rights of `principal`, and counts as one of `client`. The
-        log has it under `request_id`. `take` is called with each piece of a stream, which is then not in the answer.
+        log has it under `request_id`. `take` is called with the events of a stream, which are then not in the answer.
         See `Call` for `deadline` and `origin`.
         """
         record = RequestRecord.of(hdrs.METH_POST, route, request_id)
@@ -207,15 +207,17 @@ class InnerCalls:
         return answer
 
 
-async def _collect(call: Call, answer: object, take: Callable[[bytes], None] | None) -> InnerAnswer:
+async def _collect(call: Call, answer: object, take: Callable[[Iterable[Event]], None] | None) -> InnerAnswer:
     if isinstance(answer, Stream):
-        collected, has_begun = bytearray(), False
+        collected, has_begun, form = bytearray(), False, answer.form
 
-        async def write(piece: bytes | memoryview) -> None:
+        async def write(piece: Piece) -> None:
             nonlocal has_begun
             has_begun = True
-            if piece:
-                (take or collected.extend)(bytes(piece))
+            if take is None or isinstance(piece, bytes | memoryview):
+                collected.extend(await encode_piece(call, form, piece))
+            else:
+                take(await piece.made(call, list) if isinstance(piece, Long) else piece)
 
         async def is_late() -> bool:
             return has_begun

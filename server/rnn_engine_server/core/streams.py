@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from aiohttp import hdrs, web
 
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure, describe
-from rnn_engine_server.core.handlers import EVENT_STREAM, Stream, comment, encode_event, failure_event
-from rnn_engine_server.core.routing import LIFECYCLE, SETTINGS, AppKey
-from rnn_engine_server.core.workers import work
+from rnn_engine_server.core.handlers import SSE, Event, Long, Piece, Stream, encode_piece
+from rnn_engine_server.core.routing import LIFECYCLE, AppKey
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,21 +44,22 @@ class _Sender:
     """Sends a stream as the response to the request of a call.
 
     It is an async context manager. Within it, the headers are sent by `open`, or if that does not come soon; then
-    whatever `keep_alive` of the stream returns is sent whenever nothing else has been written for a while.
+    what breaks a silence of the stream is sent whenever nothing else has been written for a while.
     """
 
     def __init__(self, call: Call, stream: Stream) -> None:
-        self._request = call.request
-        self._keep_alive = stream.keep_alive
+        self._call = call
+        self._stream = stream
         self._clock = call.app.get(CLOCK) or asyncio.get_running_loop()
         self._last = 0.0  # when something was written
-        self._is_watched = stream.keep_alive is not None
+        self._is_watched = stream.form is not None
         self._num_writing = 0  # writes that wait for the client
         self._timer: asyncio.TimerHandle | None = None
         self._filling: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
-        live = {} if stream.keep_alive is None else {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        self._response = web.StreamResponse(headers={"Content-Type": stream.content_type, **live, **stream.headers})
+        live = {} if stream.form is None else {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        kind = stream.content_type if stream.form is None else stream.form.content_type
+        self._response = web.StreamResponse(headers={"Content-Type": kind, **live, **stream.headers})
         self._response.content_length = stream.num_bytes
 
     async def __aenter__(self) -> Self:
@@ -73,7 +73,7 @@ class _Sender:
         """Send the response's headers, unless that was done. From now on an error can only be sent as an event."""
         async with self._opening:
             if not self._response.prepared:
-                await self._response.prepare(self._request)
+                await self._response.prepare(self._call.request)
                 self._last = self._clock.time()
                 self._watch(SILENCE_SECONDS)
 
@@ -82,11 +82,14 @@ class _Sender:
         await self._stop()
         return self._response.prepared
 
-    async def write(self, piece: bytes | memoryview) -> None:
+    async def write(self, piece: Piece) -> None:
         """Send a piece to the client, after the headers, and wait if the client reads slowly.
 
         Raises ConnectionError if the client has disconnected.
         """
+        await self._send(await encode_piece(self._call, self._stream.form, piece))
+
+    async def _send(self, piece: bytes | memoryview) -> None:
         await self.open()
         if piece:
             self._last = self._clock.time()
@@ -121,8 +124,9 @@ class _Sender:
         with suppress(ConnectionError):  # whoever writes next hears that the client has left
             if self._response.prepared:
                 self._watch(SILENCE_SECONDS)
-                assert self._keep_alive is not None
-                await self.write(self._keep_alive())
+                form, make = self._stream.form, self._stream.keep_alive
+                assert form is not None
+                await self._send(form.ping if make is None else form.encode([make()]))
             else:
                 await self.open()
 
@@ -149,7 +153,7 @@ async def send_stream(call: Call, stream: Stream) -> web.StreamResponse:
             raise ConnectionAbortedError("the client did not take the end of the stream") from error
 
 
-Write: TypeAlias = Callable[[bytes | memoryview], Awaitable[None]]
+Write: TypeAlias = Callable[[Piece], Awaitable[None]]
 
 
 async def deliver(call: Call, stream: Stream, write: Write, is_late: Callable[[], Awaitable[bool]]) -> Failure | None:
@@ -164,10 +168,15 @@ async def deliver(call: Call, stream: Stream, write: Write, is_late: Callable[[]
     except ConnectionError:
         raise
     except Exception as error:
-        if stream.failure is None or not await is_late():
+        if stream.form is None or not await is_late():
             raise
         failure = describe(error)
-        await write(await work(call, call.lease.num_bytes, partial(stream.failure, failure)))
+
+        def told() -> list[Event]:
+            event = None if stream.failure is None else stream.failure(failure)
+            return [event or call.route.error_form(failure)[1]]
+
+        await write(Long(call.lease.num_bytes, told))
         return failure
     return None
 
@@ -199,13 +208,12 @@ async def repeated(call: Call, seconds: float, make: Callable[[], Awaitable[Mapp
     request is up (`max_request_seconds`).
     """
 
-    async def events() -> AsyncGenerator[bytes, None]:
+    async def events() -> AsyncGenerator[list[Event], None]:
         while True:
-            yield encode_event(await make())
+            yield [await make()]
             await asyncio.sleep(seconds)
 
-    most = call.app[SETTINGS].limits.max_request_seconds
-    return Stream(events(), EVENT_STREAM, comment, failure_event, ends_with_server=True, max_seconds=most)
+    return Stream(events(), SSE, ends_with_server=True, max_seconds=call.limits.max_request_seconds)
 
 
 def uninterrupted(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:

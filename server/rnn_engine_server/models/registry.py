@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, TypeAlias
 
@@ -372,18 +372,18 @@ class ModelUse:
     def __init__(
         self,
         registry: ModelRegistry,
-        check_state: Callable[[], Awaitable[object]],
+        restrict: Callable[[EngineLike, str | None, str | None], EngineLike],
         *,
         wait_seconds: float,
         any_name: bool,
     ) -> None:
         """Prepare to choose a model for the request. The load of the model may take up to `wait_seconds`.
 
-        With `any_name`, a name that no model has stands for the default. `check_state` raises an error if the model has
-        no state that the client may see of the name in `state`.
+        With `any_name`, a name that no model has stands for the default. `restrict` returns an engine as the client
+        sees it, with a salt of the cache and the name of the state that stands for its default one.
         """
         self._registry = registry
-        self._check_state = check_state
+        self._restrict = restrict
         self._wait_seconds = wait_seconds
         self._any_name = any_name
         self._model: ServedModel | None = None
@@ -392,23 +392,25 @@ class ModelUse:
 
     @property
     def engine(self) -> EngineLike:
-        """The engine of the model that was chosen for the request."""
+        """The engine of the model that was chosen for the request, as the client sees it."""
         if self._engine is None:
             raise RuntimeError("a handler asked for the engine before it read the body, which chooses the model")
         return self._engine
 
-    async def choose(self, name: str | None) -> None:
+    async def choose(self, name: str | None, cache_salt: str | None = None) -> None:
         """Choose the model called `name` for the request, or the default model for None, and load it if necessary.
 
         In `MODEL:STATE`, `STATE` is the name of the state from which requests start that name none. Raises
-        ModelNotFoundError, or UnavailableError if the model can't be loaded in time.
+        ModelNotFoundError, also if the client sees no such state, or UnavailableError if the model can't be loaded in
+        time. `cache_salt` divides the client's part of the cache.
         """
         model, self.state = self._find(name)
         self.release()
-        self._engine = await model.acquire(self._wait_seconds)
+        engine = await model.acquire(self._wait_seconds)
         self._model = model
+        self._engine = self._restrict(engine, cache_salt, self.state)
         if self.state is not None:
-            await self._check_state()
+            await self._engine.states.default()
 
     def _find(self, name: str | None) -> tuple[ServedModel, str | None]:
         if not name:

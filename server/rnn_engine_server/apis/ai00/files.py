@@ -19,7 +19,6 @@ from rnn_engine.files import atomic_file, is_special, read_text
 from rnn_engine.loading.runner import open_model
 from rnn_engine_server.apis.ai00.models import Ai00Quant, StateFileRef
 from rnn_engine_server.apis.common.states import StateEntry, state_entry
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import KeyRing, Scope
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Encoded, RouteTable
@@ -247,7 +246,7 @@ async def load_state(call: Call, body: StateFileRef) -> StateEntry:
 
     The name lasts until no request has used it for an hour.
     """
-    engine, path = engine_of(call), folder_of(call.app[SETTINGS]).find(body.path)
+    engine, path = call.engine, folder_of(call.app[SETTINGS]).find(body.path)
     if body.default:
         raise InvalidRequestError("default", True, "false, since the default state is chosen when the model is loaded")
     files = engine.state_files
@@ -306,7 +305,7 @@ async def unzip(call: Call, body: UnzipRequest) -> WrittenFile:
     """
     archive, target = folder_of(call.app[SETTINGS]).find(body.path), _output(call, body.output)
     call.app[MODELS].check_unused(target, "output", body.output)
-    size = await asyncio.to_thread(unpack, archive, target, call.app[SETTINGS].limits)
+    size = await asyncio.to_thread(unpack, archive, target, call.limits)
     return {"path": str(target), "size": size}
 
 

@@ -21,7 +21,6 @@ from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.settings import StateFile
 from rnn_engine.model import LoraChoice
 from rnn_engine_server.apis.openai.models import ModelEntry, model_entry
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Answer, RouteTable
@@ -283,7 +282,7 @@ ROUTES = RouteTable()
 @ROUTES.get("/api/models/info", "/api/oai/models/info")
 async def info(call: Call) -> ModelsInfo:
     """The loaded model, its settings and its states, in ai00's form."""
-    engine = engine_of(call)
+    engine = call.engine
     listing = await engine.states.list()
     return {
         "reload": describe_load(call.app[MODELS].find(engine.info.model).order, engine.info),
@@ -343,7 +342,7 @@ async def load(call: Call, body: ReloadRequest) -> ModelEntry:
     models = call.app[MODELS]
     order = await asyncio.to_thread(_order, body, folder_of(call.app[SETTINGS]))
     model = await (models.put(order) if body.add else models.replace_default(order))
-    return model_entry(model, call.app[SETTINGS].limits)
+    return model_entry(model, call.limits)
 
 
 @ROUTES.post("/admin/models/unload", "/api/admin/models/unload", scope=Scope.ADMIN, uses_model=False)
@@ -376,7 +375,7 @@ async def _unload(call: Call, name: str | None) -> ModelEntry:
     models = call.app[MODELS]
     model = models.default if name is None else models.find(name)
     await model.unload(withdraw=True)
-    return model_entry(model, call.app[SETTINGS].limits)
+    return model_entry(model, call.limits)
 
 
 def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:

@@ -29,11 +29,9 @@ from rnn_engine_server.apis.openai.embeddings import (
     send_vectors,
     tokens_of_inputs,
 )
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import Long, RouteTable, Stream
-from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import NULL, Parsed, RequestBody, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import work
@@ -165,7 +163,7 @@ ROUTES = RouteTable()
 @ROUTES.post("/api/oai/states", answer=StateList)
 async def states(call: Call, body: StatesRequest) -> Stream:
     """The whole states after texts or tokens, in ai00's order."""
-    dims = prefab_dims(engine_of(call).info.shape)
+    dims = prefab_dims(call.engine.info.shape)
     return await _answer_whole(call, body, {"object": "states", "shape": dims}, "data")
 
 
@@ -174,7 +172,7 @@ async def embeddings(call: Call, body: Ai00EmbeddingsRequest) -> Stream:
     """A row of the states after texts or tokens, as ai00 returned it: by default the token shift of a layer."""
     if body.layer is None:
         return await _answer_whole(call, body, {"object": "embedding"}, "embedding")
-    begun = _begun(engine_of(call, body.cache_salt), body.input)
+    begun = _begun(call.engine, body.input)
     return await answer_vectors(call, body.model_copy(update={"input": tuple(begun)}))
 
 
@@ -189,7 +187,7 @@ async def _answer_whole(
 
     Each entry has the given `fields`, the index of its input, and the numbers of the state in the field `name`.
     """
-    engine = engine_of(call, body.cache_salt)
+    engine = call.engine
     shape = engine.info.shape
     begun = _begun(engine, body.input)
     inputs = await tokens_of_inputs(call, engine, "input", begun, math.prod(prefab_dims(shape)))
@@ -220,7 +218,7 @@ async def embeds(call: Call, body: EmbedsRequest) -> Long[Embeds]:
         )
     max_tokens = min(max(body.max_tokens, 1), MOST_TOKENS)
     pieces = await work(call, len(body.input), lambda: embedder.split(body.input, max_tokens))
-    limits = call.app[SETTINGS].limits
+    limits = call.limits
     limits.check("max_inputs", "input", len(pieces))
     chunks: list[EmbeddedChunk] = []
     for start in range(0, len(pieces), _AT_A_TIME):

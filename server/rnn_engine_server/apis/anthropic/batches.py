@@ -228,7 +228,7 @@ async def get_results(call: Call) -> Stream:
         paths = [await files.content(batch.owner, each) for each in batch.result_ids if each is not None]
     except NotFoundError:
         raise NotFoundError(f"message batch {_PREFIX}{batch.id} has ended, and its results are gone") from None
-    return Stream(_read_results(paths), _LINES)
+    return Stream(_read_results(paths), content_type=_LINES)
 
 
 async def _batch(call: Call) -> Batch:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
-from rnn_engine.interface import EngineInfo
-from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta
+from rnn_engine.chat_template.answer import AnswerPart, Piece, whole_calls
+from rnn_engine.requests import Event, Finished, Started, TextDelta
 from rnn_engine_server.apis.anthropic.schemas import (
     AnthropicAnswer,
     AnthropicBlock,
@@ -22,14 +21,14 @@ from rnn_engine_server.apis.anthropic.schemas import (
     StopReason,
     TokenCount,
 )
-from rnn_engine_server.apis.common.answering import Dialect, Ended, answer_in
+from rnn_engine_server.apis.common.answering import Dialect, Prepared
 from rnn_engine_server.apis.common.messages import call_arguments
 from rnn_engine_server.apis.openai.chat import prepare_chat
-from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.apis.openai.schemas import ChatRequest
+from rnn_engine_server.core import handlers
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.handlers import Answer, RouteTable, encode_event
-from rnn_engine_server.core.schema import Usage
+from rnn_engine_server.core.handlers import TYPED_SSE, Answer, RouteTable
 
 BlockType: TypeAlias = Literal["text", "thinking", "tool_use"]
 
@@ -51,73 +50,57 @@ _ERROR_TYPES = {
 }
 
 
-class AnthropicDialect(Dialect):
-    """Formats an answer as Anthropic's message, or as the events of its stream.
+class AnthropicDialect(Dialect[ChatRequest]):
+    """Formats an answer as Anthropic's message, or as the events of its stream."""
 
-    `form` says which parts, such as thoughts and calls, to look for in the answer. `stops` are the client's own stop
-    strings. `omits_thoughts` leaves the blocks of thoughts empty.
-    """
+    stream_form = TYPED_SSE
 
-    def __init__(
-        self, info: EngineInfo, form: AnswerForm, stops: Sequence[str], *, omits_thoughts: bool = False
-    ) -> None:
-        self._model = info.model
-        self._form = form
-        self._stops = frozenset(stops)
-        self._omits_thoughts = omits_thoughts
+    def __init__(self, prepared: Prepared[ChatRequest], asked: MessagesRequest) -> None:
+        super().__init__(prepared)
+        self._stops = frozenset(asked.stop)
+        self._omits_thoughts = asked.omits_thoughts
         self._id = f"msg_{uuid.uuid4().hex[:24]}"
-        self._reader = AnswerReader(form)
+        [self._reader], [self._outcome] = self.readers, self.outcomes
         self._blocks = _BlockStream()
-        self._started: Started | None = None
 
-    def whole(self, ended: Ended) -> Mapping[str, object]:
-        outcome = ended.first
-        reader = AnswerReader(self._form)
-        pieces = [*reader.feed(outcome.text), *reader.finish()]
-        blocks = _blocks(self._shown(whole_calls(reader, pieces)))
-        reason, stop = self._end(reader, outcome.end)
-        return {**self._message(blocks, reason, stop, _usage(outcome.started, outcome.end)), **ended.extra}
+    def whole(self, kept: Sequence[int], extra: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
+        pieces = [*self._reader.feed(self._outcome.text), *self._reader.finish()]
+        blocks = _folded(self._blocks.tell(self._shown(whole_calls(self._reader, pieces))))
+        return {**self._message(blocks, *self._end(self._outcome.end)), **extra}
 
-    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+    def events(self, index: int, event: Event, extra: Mapping[str, object]) -> Iterator[handlers.Event]:  # noqa: ARG002
         match event:
             case Started():
-                self._started = event
-                message = self._message([], None, None, _usage(event, None))
-                return _encode({"type": "message_start", "message": message}) + ping()
+                yield {"type": "message_start", "message": self._message([], None, None)}
+                yield self.keep_alive()
             case TextDelta():
-                return b"".join(map(_encode, self._blocks.tell(self._shown(self._reader.feed(event.text)))))
+                yield from self._blocks.tell(self._shown(self._reader.feed(event.text)))
             case Finished():
-                blocks = b"".join(
-                    map(
-                        _encode,
-                        [
-                            *self._blocks.tell(self._shown(self._reader.finish())),
-                            *self._blocks.close(is_cut=self._reader.is_in_call),
-                        ],
-                    )
-                )
-                return blocks + _encode({**self._last(event), **extra})
-            case PromptProgress() | PromptScored():
-                return b""
+                yield from self._blocks.tell(self._shown(self._reader.finish()))
+                yield from self._blocks.close(is_cut=self._reader.is_in_call)
+                reason, stop = self._end(event)
+                delta = {"stop_reason": reason, "stop_sequence": stop}
+                yield {"type": "message_delta", "delta": delta, "usage": self._usage, **extra}
 
-    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
-        return _encode({"type": "message_stop"})
+    def ending(self) -> Iterator[handlers.Event]:
+        yield {"type": "message_stop"}
 
-    def failure(self, failure: Failure) -> bytes:
-        return _encode(error_body(failure))
+    def keep_alive(self) -> handlers.Event:
+        """Return an event that means nothing."""
+        return {"type": "ping"}
 
     def _message(
-        self, blocks: Sequence[AnthropicBlock], reason: StopReason | None, stop: str | None, usage: AnthropicUsage
+        self, blocks: Sequence[AnthropicBlock], reason: StopReason | None, stop: str | None
     ) -> Mapping[str, object]:
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self.engine.info.model,
             "content": blocks,
             "stop_reason": reason,
             "stop_sequence": stop,
-            "usage": usage,
+            "usage": self._usage,
         }
 
     def _shown(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
@@ -125,19 +108,21 @@ class AnthropicDialect(Dialect):
             return pieces
         return [replace(each, text="") if each.part is AnswerPart.REASONING else each for each in pieces]
 
-    def _last(self, finished: Finished) -> AnthropicEvent:
-        reason, stop = self._end(self._reader, finished)
+    @property
+    def _usage(self) -> AnthropicUsage:
+        cached = self._outcome.cached_tokens
         return {
-            "type": "message_delta",
-            "delta": {"stop_reason": reason, "stop_sequence": stop},
-            "usage": _usage(self._started, finished),
+            "input_tokens": self._outcome.prompt_tokens - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": self._outcome.num_tokens,
         }
 
-    def _end(self, reader: AnswerReader, finished: Finished) -> tuple[StopReason, str | None]:
+    def _end(self, finished: Finished) -> tuple[StopReason, str | None]:
         """Return the reason why an answer ended, and the client's stop string that ended it, or None."""
         if finished.reason == "length":
             return "max_tokens", None
-        if reader.num_calls and not reader.is_in_call:
+        if self._reader.num_calls and not self._reader.is_in_call:
             return "tool_use", None
         stop = finished.stop.decode() if isinstance(finished.stop, bytes) else None
         return ("stop_sequence", stop) if stop in self._stops else ("end_turn", None)
@@ -178,24 +163,21 @@ class _BlockStream:
         return {"type": "content_block_delta", "index": self._number, "delta": delta}
 
 
-def _blocks(pieces: Sequence[Piece]) -> list[AnthropicBlock]:
-    """Return the content blocks of an answer that is not streamed, made from its `pieces`."""
+def _folded(events: Iterable[Mapping[str, Any]]) -> list[AnthropicBlock]:
+    """Return the content blocks that the events of a stream add up to."""
     blocks: list[AnthropicBlock] = []
     arguments = ""
-    for piece in pieces:
-        kind = _BLOCK_OF.get(piece.part)
-        if kind is None:
-            continue
-        if piece.part is AnswerPart.CALL or not blocks or blocks[-1]["type"] != kind:
-            blocks.append(_new_block(piece))
-            arguments = ""
-        match piece.part:
-            case AnswerPart.CONTENT:
-                blocks[-1]["text"] += piece.text
-            case AnswerPart.REASONING:
-                blocks[-1]["thinking"] += piece.text
-            case AnswerPart.ARGUMENTS:
-                arguments += piece.text
+    for event in events:
+        match event:
+            case {"content_block": block}:
+                blocks.append(block)
+                arguments = ""
+            case {"delta": {"text": text}}:
+                blocks[-1]["text"] += text
+            case {"delta": {"thinking": text}}:
+                blocks[-1]["thinking"] += text
+            case {"delta": {"partial_json": text}}:
+                arguments += text
                 blocks[-1]["input"] = call_arguments(arguments)
     return blocks
 
@@ -218,37 +200,13 @@ def _delta(piece: Piece) -> Mapping[str, str]:
     return {"type": "text_delta", "text": piece.text}
 
 
-def _usage(started: Started | None, finished: Finished | None) -> AnthropicUsage:
-    prompt, cached = (0, 0) if started is None else (started.prompt_tokens, started.cached_tokens)
-    return {
-        "input_tokens": prompt - cached,
-        "cache_read_input_tokens": cached,
-        "cache_creation_input_tokens": 0,
-        "output_tokens": 0 if finished is None else finished.completion_tokens,
-    }
-
-
-def _encode(event: Mapping[str, object]) -> bytes:
-    return encode_event(event, str(event["type"]))
-
-
-def ping() -> bytes:
-    """Return an event that means nothing."""
-    return _encode({"type": "ping"})
-
-
 def anthropic_error(failure: Failure) -> tuple[int, AnthropicError]:
     """Return the HTTP status and the body of an error in Anthropic's form."""
-    return failure.status, error_body(failure)
-
-
-def error_body(failure: Failure) -> AnthropicError:
-    """Return the body of an error in Anthropic's form."""
     kind = _ERROR_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
     detail: AnthropicErrorDetail = {"type": kind, "message": failure.message}
     if failure.param == "thread":
         detail["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": detail}
+    return failure.status, {"type": "error", "error": detail}
 
 
 # Anthropic's API: messages, and the count of their tokens.
@@ -260,14 +218,11 @@ ROUTES = RouteTable(error_form=anthropic_error)
 @ROUTES.post("/v1/messages", answer=AnthropicAnswer, chunk=AnthropicEvent)
 async def messages(call: Call, body: MessagesRequest) -> Answer:
     """Continue a conversation, as Anthropic's API does. Errors have Anthropic's form, too."""
-    engine = engine_of(call, body.cache_salt)
-    calls, form, resolved = await prepare_chat(call, engine, body.chat)
-    dialect = AnthropicDialect(engine.info, form, body.stop, omits_thoughts=body.omits_thoughts)
-    return await answer_in(dialect, call, body.chat, calls, resolved, keep_alive=ping)
+    return await AnthropicDialect(await prepare_chat(call, body.chat), body).answer()
 
 
 @ROUTES.post("/v1/messages/count_tokens")
 async def count_tokens(call: Call, body: CountTokensRequest) -> TokenCount:
     """The number of tokens of a conversation, in the form of Anthropic's API."""
-    [asked], _, _ = await prepare_chat(call, engine_of(call, body.cache_salt), body.chat)
-    return {"input_tokens": len(asked.prompt)}
+    prepared = await prepare_chat(call, body.chat)
+    return {"input_tokens": len(prepared.requests[0].prompt)}

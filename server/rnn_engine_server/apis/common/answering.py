@@ -1,21 +1,18 @@
-"""Run the engine requests of one HTTP request that generates text, and answer it at once or as a stream.
-
-The base class of what gives an answer the form of an API comes first, with helpers for token counts and times.
-"""
+"""Run the engine requests of one call that generates text, and answer it at once or as a stream of events."""
 
 from __future__ import annotations
 
 import math
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
+from rnn_engine.chat_template.answer import AnswerForm, AnswerReader
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.parallel import Cost, ParallelRequests
+from rnn_engine.operations.parallel import Cost, Numbered, ParallelRequests
 from rnn_engine.requests import (
     Event,
     Finished,
@@ -28,43 +25,12 @@ from rnn_engine.requests import (
 )
 from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.common.states import EndSaver, ResolvedState
-from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core import handlers
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.handlers import EVENT_STREAM, Long, Stream, comment, failure_event
-from rnn_engine_server.core.routing import SETTINGS
+from rnn_engine_server.core.handlers import SSE, Long, Piece, Stream, StreamForm
 from rnn_engine_server.core.schema import Timings, Usage
-from rnn_engine_server.core.workers import work
-
-
-class Tally:
-    """Adds up the token counts of one HTTP answer, which has `copies` choices for each prompt, as its events arrive.
-
-    Choices are numbered prompt by prompt.
-    """
-
-    def __init__(self, copies: int) -> None:
-        self._copies = copies
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
-        self._completion_tokens: Counter[int] = Counter()  # by choice
-
-    def add(self, choice: int, event: Event) -> None:
-        """Add the token counts that are in `event`, an event of choice number `choice`.
-
-        A prompt counts once, for its first choice.
-        """
-        if isinstance(event, TextDelta):
-            self._completion_tokens[choice] += len(event.tokens)
-        elif isinstance(event, Finished):
-            self._completion_tokens[choice] = event.completion_tokens
-        elif isinstance(event, Started) and choice % self._copies == 0:
-            self._prompt_tokens += event.prompt_tokens
-            self._cached_tokens += event.cached_tokens
-
-    def usage(self) -> Usage:
-        """Return the token counts of the answer, from all events so far."""
-        return _usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens.total())
+from rnn_engine_server.core.workers import SHORT_WORK
 
 
 def usage_of(costs: Sequence[Cost]) -> Usage:
@@ -79,68 +45,6 @@ def _usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Us
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
-
-
-class AnswerClock:
-    """Measures one streamed engine request, and makes the fields that report its progress and times in its events."""
-
-    def __init__(self, *, with_each: bool = False) -> None:
-        """Report the times only with the last event or, if `with_each` is set, with each event."""
-        self._with_each = with_each
-        self._begun: float | None = None  # when the prompt began to run
-        self.started: Started | None = None
-        self.predicted = 0  # tokens that were sent
-
-    def tell(self, event: Event) -> Mapping[str, object]:
-        """Return the fields that report progress or times with an event: `prompt_progress`, `timings`, both or none."""
-        timings: Timings | None = None
-        match event:
-            case PromptProgress():
-                return self._tell_progress(event)
-            case Started():
-                self.started = event
-            case TextDelta():
-                self.predicted += len(event.tokens)
-                if self._with_each and self.started is not None:
-                    timings = _timings(self.started, self.predicted, time.monotonic())
-            case Finished() if self.started is not None:
-                timings = timings_of(self.started, event)
-        return {} if timings is None else {"timings": timings}
-
-    def _tell_progress(self, event: PromptProgress) -> Mapping[str, object]:
-        now = time.monotonic()
-        self._begun = self._begun or now
-        seconds = now - self._begun
-        progress = {
-            "total": event.prompt_tokens,
-            "cache": event.cached_tokens,
-            "processed": event.processed_tokens,
-            "time_ms": 1000 * seconds,
-        }
-        if not self._with_each:
-            return {"prompt_progress": progress}
-        timings = _rates(event.cached_tokens, event.processed_tokens - event.cached_tokens, seconds, 0, 0.0)
-        return {"prompt_progress": progress, "timings": timings}
-
-
-def timings_of(started: Started, finished: Finished, ended: float | None = None) -> Timings | None:
-    """Return the field `timings` of an ended engine request, or None if the engine has measured no times.
-
-    `ended` is when the request ended, by `time.monotonic`; None means now.
-    """
-    timings = _timings(started, finished.completion_tokens, time.monotonic() if ended is None else ended)
-    if timings is not None and finished.draft_tokens > 0:
-        timings["draft_n"], timings["draft_n_accepted"] = finished.draft_tokens, finished.accepted_tokens
-    return timings
-
-
-def _timings(started: Started, predicted_tokens: int, now: float) -> Timings | None:
-    timing = started.timing
-    if timing is None:
-        return None
-    prompt_tokens = started.prompt_tokens - started.cached_tokens
-    prompt_seconds, predicted_seconds = timing.first_token - timing.started, max(now - timing.first_token, 0.0)
-    return _rates(started.cached_tokens, prompt_tokens, prompt_seconds, predicted_tokens, predicted_seconds)
 
 
 def _rates(
@@ -164,31 +68,35 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-# What an answer is made from, and the base class of what makes it in the form of an API.
-
-
 @dataclass(slots=True)
-class ChoiceOutcome:
-    """The outcome of one engine request, collected from all its events: text, tokens, scored prompt, start and end."""
+class Outcome:
+    """What is known of one engine request from its events so far. Text and tokens are kept of whole answers alone."""
 
+    begun: float | None = None  # when its prompt was first reported to run, by `time.monotonic` like the next
+    ended: float = 0.0
     started: Started | None = None
     finished: Finished | None = None
-    ended: float = 0.0  # when it finished, by `time.monotonic`
+    num_tokens: int = 0  # of the answer
     prompt: tuple[TokenInfo, ...] = ()  # empty unless the prompt was scored
     text: str = ""
     tokens: list[TokenInfo] = field(default_factory=list)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event, *, keeps_text: bool) -> None:
         match event:
+            case PromptProgress():
+                self.begun = self.begun or time.monotonic()
             case Started():
                 self.started = event
             case PromptScored():
                 self.prompt = event.tokens
             case TextDelta():
-                self.text += event.text
-                self.tokens.extend(event.tokens)
+                self.num_tokens += len(event.tokens)
+                if keeps_text:
+                    self.text += event.text
+                    self.tokens.extend(event.tokens)
             case Finished():
                 self.finished, self.ended = event, time.monotonic()
+                self.num_tokens = event.completion_tokens
 
     @property
     def end(self) -> Finished:
@@ -197,10 +105,49 @@ class ChoiceOutcome:
         return self.finished
 
     @property
-    def times(self) -> Mapping[str, object]:
-        """The field `timings` of the answer, as a dict that is empty if the engine has measured no times."""
-        timings = None if self.started is None else timings_of(self.started, self.end, self.ended)
+    def prompt_tokens(self) -> int:
+        """The tokens of the prompt; 0 before the engine request has started."""
+        return 0 if self.started is None else self.started.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens of the prompt that were not run."""
+        return 0 if self.started is None else self.started.cached_tokens
+
+    def times(self, event: Event | None = None, *, with_each: bool = False) -> Mapping[str, Any]:
+        """Return the fields that report progress and times: `prompt_progress`, `timings`, both or none.
+
+        They are those of the whole answer or, with an `event` that was added last, those to stream with it. `with_each`
+        event come times, and not only with the last.
+        """
+        if isinstance(event, PromptProgress):
+            return self._progress(event, with_times=with_each)
+        is_last = event is None or isinstance(event, Finished)
+        timings = self._timings() if is_last or (with_each and isinstance(event, TextDelta)) else None
         return {} if timings is None else {"timings": timings}
+
+    def _progress(self, event: PromptProgress, *, with_times: bool) -> Mapping[str, object]:
+        cached, seconds = event.cached_tokens, time.monotonic() - (self.begun or 0.0)
+        progress = {
+            "total": event.prompt_tokens,
+            "cache": cached,
+            "processed": event.processed_tokens,
+            "time_ms": 1000 * seconds,
+        }
+        timings = {"timings": _rates(cached, event.processed_tokens - cached, seconds, 0, 0.0)} if with_times else {}
+        return {"prompt_progress": progress, **timings}
+
+    def _timings(self) -> Timings | None:
+        """Return the field `timings`, or None if the engine has measured no times."""
+        timing = None if self.started is None else self.started.timing
+        if timing is None:
+            return None
+        prompt_tokens, prompt_seconds = self.prompt_tokens - self.cached_tokens, timing.first_token - timing.started
+        predicted_seconds = max((self.ended or time.monotonic()) - timing.first_token, 0.0)
+        timings = _rates(self.cached_tokens, prompt_tokens, prompt_seconds, self.num_tokens, predicted_seconds)
+        if self.finished is not None and self.finished.draft_tokens > 0:
+            timings["draft_n"], timings["draft_n_accepted"] = self.finished.draft_tokens, self.finished.accepted_tokens
+        return timings
 
     @property
     def drawn(self) -> list[TokenInfo]:
@@ -219,174 +166,150 @@ def stop_text(finished: Finished) -> str:
     return finished.stop.decode() if isinstance(finished.stop, bytes) else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What an answer that is not streamed is made from."""
+B = TypeVar("B", bound=GenerationBody, covariant=True)
 
-    outcomes: Sequence[ChoiceOutcome]  # one for each engine request
-    kept: Sequence[int]  # the indices of those to return, in their order
-    usage: Usage
-    extra: Mapping[str, object]  # fields to add to the answer
 
-    @property
-    def first(self) -> ChoiceOutcome:
-        """The first outcome to return: the only one, or the best of several answers."""
-        return self.outcomes[self.kept[0]]
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared(Generic[B]):
+    """The engine requests of a call, which have been checked, and what they were made of."""
+
+    call: Call
+    body: B
+    requests: Sequence[GenerateRequest]  # as many for each prompt as it has answers
+    start: ResolvedState  # from which all start
+    form: AnswerForm = AnswerForm(divides_thoughts=False, strips=False)
+    """Which parts, such as thoughts and calls, to look for in an answer. By default it is only text."""
 
 
 Body: TypeAlias = Mapping[str, object] | Sequence[Mapping[str, object]]
 """The body of an answer."""
 
-
-class Dialect(ABC):
-    """Makes an API's answer to one HTTP request: a body of the outcomes, or a stream of the events."""
-
-    @abstractmethod
-    def whole(self, ended: Ended) -> Body:
-        """Return the body of an answer that is not streamed."""
-
-    @abstractmethod
-    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
-        """Return the bytes to send in a stream for an event of engine request `index`, with the fields `extra` added.
-
-        The bytes may be empty. The method is called for every event, in the order of the events.
-        """
-
-    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
-        """Return the bytes that end a stream which has not failed; by default none."""
-        return b""
-
-    def failure(self, failure: Failure) -> bytes:
-        """Return the encoded last event of a stream that fails."""
-        return failure_event(failure)
-
-
 Keep: TypeAlias = Callable[[], Awaitable[None]]
 """Keeps an answer that a dialect has made. It is awaited before the client gets the end of the answer."""
 
-RunRequests: TypeAlias = Callable[[EngineLike, Sequence[GenerateRequest], int], ParallelRequests]
-"""Makes the `ParallelRequests` that runs some requests, of which at most a number are in the engine at a time."""
 
+class Dialect(ABC, Generic[B]):
+    """Runs the engine requests of a call and answers it in the form of an API: one body, or a stream of events."""
 
-async def answer_in(
-    dialect: Dialect,
-    call: Call,
-    body: GenerationBody,
-    requests: Sequence[GenerateRequest],
-    resolved: ResolvedState,
-    *,
-    stream_type: str = EVENT_STREAM,
-    keep_alive: Callable[[], bytes] = comment,
-    run: RunRequests = ParallelRequests,
-    keep: Keep | None = None,
-) -> Long[Body] | Stream:
-    """Return the answer that `dialect` makes of the engine requests `requests`, whole or as a stream that runs them.
+    stream_form: ClassVar[StreamForm] = SSE
 
-    All `requests` must have been checked and must start at the state `resolved`. `stream_type` is the content type of a
-    stream, `keep_alive` returns what breaks its silence, `run` makes what runs the requests, and `keep` keeps the
-    answer. Raises InvalidRequestError or OverloadedError before any of them runs.
-    """
-    if not body.stream:
-        return await answer_whole(dialect.whole, call, body, requests, resolved, run=run, keep=keep)
-    running, saver = await _prepare(call, body, requests, resolved, run)
-    pieces = _pieces(call, dialect, running, Tally(body.copies), saver, keep)
-    return Stream(pieces, stream_type, keep_alive, dialect.failure)
+    def __init__(self, prepared: Prepared[B]) -> None:
+        self.prepared = prepared
+        self.engine: EngineLike = prepared.call.engine
+        self.body = prepared.body
+        self.outcomes = [Outcome() for _ in prepared.requests]
+        """One for each engine request, which has the events so far, also that for which a method is called."""
+        self.readers = [AnswerReader(prepared.form) for _ in prepared.requests]
 
+    @abstractmethod
+    def whole(self, kept: Sequence[int], extra: Mapping[str, object]) -> Body:
+        """Return the body of an answer that is not streamed, with the fields `extra` added.
 
-async def _prepare(
-    call: Call,
-    body: GenerationBody,
-    requests: Sequence[GenerateRequest],
-    resolved: ResolvedState,
-    run: RunRequests,
-) -> tuple[ParallelRequests, EndSaver | None]:
-    """Return what runs `requests`, and what saves a state after them, if wanted."""
-    engine = engine_of(call, body.cache_salt)
-    seconds = body.timeout or call.app[SETTINGS].limits.max_request_seconds
-    deadline = min(time.monotonic() + seconds, call.deadline)
-    requests = [replace(request, deadline=deadline) for request in requests]
-    saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, requests)
-    if saver is not None:
-        requests = [saver.call]
-    return run(engine, requests, engine.info.num_slots), saver
+        `kept` are the indices of the outcomes to return, in their order.
+        """
 
+    def events(self, index: int, event: Event, extra: Mapping[str, object]) -> Iterable[handlers.Event]:  # noqa: ARG002
+        """Return what a stream tells of an event of engine request `index`, with the fields `extra` added.
 
-async def answer_whole(
-    make_body: Callable[[Ended], Body],
-    call: Call,
-    body: GenerationBody,
-    requests: Sequence[GenerateRequest],
-    resolved: ResolvedState,
-    *,
-    run: RunRequests = ParallelRequests,
-    keep: Keep | None = None,
-) -> Long[Body]:
-    """Run engine requests, and return the answer that `make_body` makes of them when all have ended.
+        The method is called for every event, in the order of the events. By default nothing is told.
+        """
+        return ()
 
-    See `answer_in` for the other arguments.
-    """
-    running, saver = await _prepare(call, body, requests, resolved, run)
-    tally = Tally(body.copies)
-    outcomes = [ChoiceOutcome() for _ in running.requests]
-    saved: Mapping[str, object] = {}
-    async with running:
-        async for events in running:
-            for index, event in events:
-                tally.add(index, event)
-                outcomes[index].add(event)
-                _note_left_out(call, event)
-                if saver is not None:
-                    saved = await saver.note(event)
+    def ending(self) -> Iterable[handlers.Event]:
+        """Return the events that end a stream which has not failed; by default none."""
+        return ()
 
-    def make() -> Body:
-        return make_body(Ended(outcomes, list(_best(outcomes, body.copies, body.n)), tally.usage(), saved))
+    def failure(self, failure: Failure) -> handlers.Event | None:  # noqa: ARG002
+        """Return the last event of a stream that fails; None = the body of the route's errors."""
+        return None
 
-    size = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in outcomes) * (1 + (body.alternatives or 0))
-    return Long(size + call.lease.num_bytes, make, keep)
+    keep_alive: Callable[[], handlers.Event] | None = None
+    """Returns the event that breaks a long silence of a stream; None = that of the form."""
 
+    def groups(self, running: ParallelRequests) -> AsyncIterator[list[Numbered]]:
+        """Return the events of the engine requests as they come."""
+        return aiter(running)
 
-def _note_left_out(call: Call, event: Event) -> None:
-    """Note what the event `Started` says about JSON schemas, for the header that lists what was ignored."""
-    if isinstance(event, Started):
-        call.left_out |= set(event.left_out)
+    @property
+    def usage(self) -> Usage:
+        """The token counts of the answer so far. A prompt counts once, even if it has several answers."""
+        firsts = self.outcomes[:: self.body.copies]
+        prompt, cached = (sum(each.prompt_tokens for each in firsts), sum(each.cached_tokens for each in firsts))
+        return _usage(prompt, cached, sum(each.num_tokens for each in self.outcomes))
 
+    async def answer(self, keep: Keep | None = None) -> Long[Body] | Stream:
+        """Return the answer, whole or as a stream that runs the engine requests. `keep` keeps it.
 
-def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterator[int]:
-    """Yield, for each prompt, the indices of its `wanted` answers with the highest mean log-probability, best first.
+        Raises InvalidRequestError or OverloadedError before any of them runs.
+        """
+        call, body, engine = self.prepared.call, self.body, self.engine
+        seconds = body.timeout or call.limits.max_request_seconds
+        deadline = min(time.monotonic() + seconds, call.deadline)
+        requests = [replace(request, deadline=deadline) for request in self.prepared.requests]
+        saver = None
+        if body.save_as is not None:
+            saver = await EndSaver.create(engine, body.save_as, self.prepared.start, requests)
+            requests = [saver.call]
+        running = ParallelRequests(engine, requests, engine.info.num_slots)
+        if body.stream:
+            return Stream(self._pieces(running, saver, keep), self.stream_form, self.keep_alive, self.failure)
+        extra: Mapping[str, object] = {}
+        async with running:
+            async for group in self.groups(running):
+                for index, event in group:
+                    self._note(index, event)
+                    extra = {} if saver is None else await saver.note(event)
+        num_tokens = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in self.outcomes)
+        size = call.lease.num_bytes + num_tokens * (1 + (body.alternatives or 0))
+        return Long(size, lambda: self.whole(list(self._best()), extra), keep)
 
-    If all answers are wanted, they keep their order.
-    """
-    for first in range(0, len(outcomes), copies):
-        places = range(first, first + copies)
-        yield from (
-            places if wanted == copies else sorted(places, key=lambda place: -outcomes[place].mean_logprob)[:wanted]
-        )
+    async def _pieces(
+        self, running: ParallelRequests, saver: EndSaver | None, keep: Keep | None
+    ) -> AsyncGenerator[Piece, None]:
+        """Run engine requests, and yield what is told of their events.
 
+        At the last event, save the state if wanted. What comes before the last event is yielded first, since saving may
+        take long. Events without text may be large, and are then made and encoded on another thread.
+        """
+        async with running:
+            async for group in self.groups(running):
+                told: list[handlers.Event] = []
+                for index, event in group:
+                    self._note(index, event)
+                    if isinstance(event, TextDelta) and saver is None:
+                        told += self.events(index, event, {})
+                        continue
+                    if saver is not None and isinstance(event, Finished):
+                        yield told
+                        told = []
+                    saved = {} if saver is None else await saver.note(event)
+                    size = self.prepared.call.lease.num_bytes * (not isinstance(event, TextDelta))
+                    size += len(event.tokens) if isinstance(event, PromptScored) else 0
+                    then = keep if isinstance(event, Finished) else None
+                    if size <= SHORT_WORK and then is None:
+                        told += self.events(index, event, saved)
+                    else:
+                        yield told
+                        yield Long(size, partial(self.events, index, event, saved), then)
+                        told = []
+                yield told
+            yield list(self.ending())
 
-async def _pieces(
-    call: Call, dialect: Dialect, running: ParallelRequests, tally: Tally, saver: EndSaver | None, keep: Keep | None
-) -> AsyncGenerator[bytes, None]:
-    """Run engine requests, and yield the stream that `dialect` makes of their events.
+    def _note(self, index: int, event: Event) -> None:
+        self.outcomes[index].add(event, keeps_text=not self.body.stream)
+        if isinstance(event, Started):
+            self.prepared.call.left_out |= set(event.left_out)  # of its JSON schemas
 
-    At the last event, save the state if wanted. What comes before the last event is yielded first, since saving may
-    take long. Events without text may be large, and are then encoded on another thread.
-    """
-    async with running:
-        async for group in running:
-            parts: list[bytes] = []
-            for index, event in group:
-                _note_left_out(call, event)
-                tally.add(index, event)
-                saved: Mapping[str, object] = {}
-                if saver is not None:
-                    if isinstance(event, Finished):
-                        yield b"".join(parts)
-                        parts.clear()
-                    saved = await saver.note(event)
-                size = call.lease.num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
-                encode = partial(dialect.event, index, event, saved)
-                parts.append(encode() if isinstance(event, TextDelta) else await work(call, size, encode))
-                if isinstance(event, Finished) and keep is not None:
-                    await keep()
-            yield b"".join(parts)
-        yield dialect.ending(tally.usage())
+    def _best(self) -> Iterator[int]:
+        """Yield, for each prompt, the indices of its `n` answers with the highest mean log-probability, best first.
+
+        If all answers are wanted, they keep their order.
+        """
+        wanted, copies = self.body.n, self.body.copies
+        for first in range(0, len(self.outcomes), copies):
+            places = range(first, first + copies)
+            yield from (
+                places
+                if wanted == copies
+                else sorted(places, key=lambda place: -self.outcomes[place].mean_logprob)[:wanted]
+            )

@@ -467,19 +467,19 @@ def _of_place(engine: EngineLike, info: TokenInfo, most: int) -> dict[str, Promp
     }
 
 
-async def note_slot(call: Call, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]) -> None:
+async def note_slot(call: Call, body: GenerationBody, calls: Sequence[GenerateRequest]) -> None:
     """Store a request's prompt under the slot number that its body names, replacing an earlier prompt.
 
     Does nothing if the body names no slot. A prompt with a `cache_salt` is not stored, since other requests of the same
     API key may not continue from it. Nor is one that starts from another state than the default, since the prompt alone
     does not lead to its state.
     """
-    slot = body.id_slot
+    slot, engine = body.id_slot, call.engine
     if slot is None or slot < 0:
         return
     check_slot(engine, "id_slot", slot)
     default = await engine.states.default()
-    key, prompts, first = slot_key(call, engine, default, slot), call.app[SLOT_PROMPTS], calls[0]
+    key, prompts, first = slot_key(call, default, slot), call.app[SLOT_PROMPTS], calls[0]
     root = None if first.initial_state is None else first.initial_state.root
     if root != _root_of(default) or first.mix is not None or body.cache_salt is not None:
         prompts.pop(key)
@@ -493,13 +493,13 @@ def check_slot(engine: EngineLike, field: str, slot: int) -> None:
         raise InvalidRequestError(field, slot, f"a slot from 0 to {engine.info.num_slots - 1}")
 
 
-def slot_key(call: Call, engine: EngineLike, default: NamedState | None, slot: int | str) -> Hashable:
+def slot_key(call: Call, default: NamedState | None, slot: int | str) -> Hashable:
     """Return the key under which the prompt of a slot is stored.
 
     `slot` is the slot's number, or the digest of a saved state. Prompts start from the default state. If there is
     another one later, they no longer lead to the same state.
     """
-    return call.principal.name, engine.info.model, _root_of(default), slot
+    return call.principal.name, call.engine.info.model, _root_of(default), slot
 
 
 def _root_of(state: NamedState | None) -> str | None:

@@ -19,7 +19,6 @@ from rnn_engine.operations.relevance import (
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.common.states import ModelBody, ResolvedState, resolve_state
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 
@@ -45,7 +44,7 @@ async def find_relevance(
 
     Raises InvalidRequestError for `field` if the prompts have more tokens than the limits allow.
     """
-    limits, start = call.app[SETTINGS].limits, await resolve_state(engine, body.state)
+    limits, start = call.limits, await resolve_state(engine, body.state)
 
     def make() -> Sequence[RelevancePrompt]:
         prompts = _prompts(engine, body, start, pairs)

@@ -8,7 +8,6 @@ from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import query_count
 from rnn_engine_server.core.call import Call
@@ -191,7 +190,7 @@ ROUTES = RouteTable()
 @ROUTES.get("/v1/cache", query=_NODES_QUERY)
 async def get_cache(call: Call) -> Cache:
     """What the cache keeps of prompts and answers: counts, tiers, and the positions that were hit most."""
-    engine = engine_of(call)
+    engine = call.engine
     limit = query_count(call, "limit", _DEFAULT_NODES, _MOST_NODES)
     nodes = await engine.cache_nodes(limit) if limit > 0 else ()
     stats = engine.cache_stats()
@@ -207,7 +206,7 @@ async def get_cache(call: Call) -> Cache:
 @ROUTES.delete("/v1/cache", scope=Scope.ADMIN)
 async def drop_cache(call: Call) -> CacheDropped:
     """Forget every kept position that is not in use."""
-    return {"object": "cache.dropped", "dropped": await engine_of(call).drop_cache()}
+    return {"object": "cache.dropped", "dropped": await call.engine.drop_cache()}
 
 
 def _node(engine: EngineLike, number: int, node: SnapshotNode) -> CacheNode:
@@ -232,7 +231,7 @@ _TREE_QUERY = {
 @ROUTES.get("/v1/cache/tree", query=_TREE_QUERY, scope=Scope.ADMIN, routine=True)
 async def get_tree(call: Call) -> Long[CacheTreeList]:
     """The kept prompts and answers as a tree, with the beginnings of their texts."""
-    engine, query = engine_of(call), _query(call)
+    engine, query = call.engine, _query(call)
     found = await engine.cache_tree(query)
 
     def make() -> CacheTreeList:
@@ -245,7 +244,7 @@ async def get_tree(call: Call) -> Long[CacheTreeList]:
 @ROUTES.get("/v1/cache/positions/{id}", query=MODEL_QUERY, scope=Scope.ADMIN)
 async def get_position(call: Call) -> Long[CachePosition]:
     """All tokens before a kept position, and their text."""
-    engine, position = engine_of(call), call.parameters["id"]
+    engine, position = call.engine, call.parameters["id"]
     tokens = await engine.cache_tokens(position)
 
     def make() -> CachePosition:
@@ -264,7 +263,7 @@ async def get_position(call: Call) -> Long[CachePosition]:
 async def drop_position(call: Call) -> CachePositionDropped:
     """Forget one kept position; 409 if it is in use."""
     position = call.parameters["id"]
-    if not await engine_of(call).drop_cache_position(position):
+    if not await call.engine.drop_cache_position(position):
         raise RefusalError(409, f"the kept position {position!r} is in use; drop it when its requests have ended")
     return {"object": "cache.position.deleted", "id": position, "deleted": True}
 

@@ -17,10 +17,8 @@ from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import Prompt, check_prompts, text_of
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.apis.openai.dialect import token_text
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import INTEGERS, NULL, STRING, STRINGS, Parsed, RefusedError, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
@@ -161,7 +159,7 @@ ROUTES = RouteTable()
 @ROUTES.post("/v1/choices")
 async def choices(call: Call, body: ChoicesRequest) -> Long[Choices]:
     """Score given continuations of a text."""
-    engine = engine_of(call, body.cache_salt)
+    engine = call.engine
     scores = await _score(call, engine, body)
 
     def make() -> Choices:
@@ -183,7 +181,7 @@ async def chooses(call: Call, body: ChoosesRequest) -> Long[Chooses]:
 
     The rank is by what ai00 calls perplexity: the mean of -ln p of the tokens.
     """
-    engine = engine_of(call, body.cache_salt)
+    engine = call.engine
     scores = await _score(call, engine, body)
 
     def make() -> Chooses:
@@ -197,7 +195,7 @@ async def chooses(call: Call, body: ChoosesRequest) -> Long[Chooses]:
 
 async def _score(call: Call, engine: EngineLike, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
     size = len(body.input) + sum(map(len, body.choices)) + CALL_WORK * len(body.choices)
-    make = partial(_context_and_options, engine, call.app[SETTINGS].limits, body)
+    make = partial(_context_and_options, engine, call.limits, body)
     context, options = await work(call, size, make)
     initial_state = (await resolve_state(engine, body.state)).initial_state
     return await score_choices(engine, context, options, initial_state=initial_state, calibrate=body.calibrate)

@@ -29,12 +29,11 @@ from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.common.owned import ALL_OWNERS, OWNER_QUERY, listed_owner
 from rnn_engine_server.apis.common.states import ModelNameBody
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import PageEnds, page_ends, query_count
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.routing import SETTINGS, AppKey
+from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import STRING, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
@@ -253,7 +252,7 @@ async def list_collections(call: Call) -> Long[CollectionEntries]:
 async def create(call: Call, body: CreateCollectionRequest) -> CollectionEntry:
     """Make an empty collection of documents."""
     store = call.app[COLLECTIONS]
-    made = await create_collection(engine_of(call), store, call.principal.name, body.name)
+    made = await create_collection(call.engine, store, call.principal.name, body.name)
     return _entry(store, made)
 
 
@@ -277,10 +276,10 @@ async def add(call: Call, body: AddDocumentsRequest) -> DocumentsAdded:
 
     The model runs each once for its vector and once for a state that is kept.
     """
-    engine, store, collection = engine_of(call), call.app[COLLECTIONS], await _collection(call)
+    engine, store, collection = call.engine, call.app[COLLECTIONS], await _collection(call)
     prepare = partial(prepare_documents, engine, store, collection, body.documents, replace_known=body.replace)
     new = await _on_thread(call)(prepare)
-    call.app[SETTINGS].limits.check("max_prompt_tokens", "documents", new.num_tokens)
+    call.limits.check("max_prompt_tokens", "documents", new.num_tokens)
     costs = await add_documents(engine, store, collection, new)
     return {
         "object": "collection.documents.added",
@@ -329,7 +328,7 @@ async def remove_documents(call: Call, body: RemoveDocumentsRequest) -> Document
 @ROUTES.post("/v1/collections/{collection}/query", query=_OF)
 async def query(call: Call, body: QueryRequest) -> Long[QueryAnswer]:
     """The documents of a collection that answer a query best."""
-    engine, collection = engine_of(call), await _collection(call)
+    engine, collection = call.engine, await _collection(call)
     found = await search_collection(
         engine,
         call.app[COLLECTIONS],
@@ -338,7 +337,7 @@ async def query(call: Call, body: QueryRequest) -> Long[QueryAnswer]:
         top_n=body.top_n,
         candidates=body.candidates,
         rerank=body.rerank,
-        max_tokens=call.app[SETTINGS].limits.max_prompt_tokens,
+        max_tokens=call.limits.max_prompt_tokens,
         on_thread=_on_thread(call),
         hold=partial(_hold, call),
     )

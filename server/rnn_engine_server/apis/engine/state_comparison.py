@@ -11,7 +11,6 @@ from typing_extensions import TypedDict
 from rnn_engine.operations.naming import F64, FieldDifference, state_difference
 from rnn_engine.types import ModelShape
 from rnn_engine_server.apis.common.states import ModelNameBody, ResolvedState, State, resolve_state
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.workers import work
@@ -73,7 +72,7 @@ ROUTES = RouteTable()
 @ROUTES.post("/v1/states/compare")
 async def compare(call: Call, body: CompareStatesRequest) -> StateComparison:
     """How far two states are apart, by field, layer and head."""
-    engine = engine_of(call)
+    engine = call.engine
     first = await resolve_state(engine, body.state)
     second = await resolve_state(engine, NO_INITIAL_STATE if body.other is None else body.other)
     shape = engine.info.shape

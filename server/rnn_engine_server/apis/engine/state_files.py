@@ -10,7 +10,6 @@ from typing import get_args
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.apis.common.states import StateEntry, state_entry
 from rnn_engine_server.apis.openai.files import FILES
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import query_word, receive_file
 from rnn_engine_server.core.call import Call
@@ -62,7 +61,7 @@ ROUTES = RouteTable()
 )
 async def export(call: Call) -> Stream:
     """A state as a file."""
-    engine = engine_of(call)
+    engine = call.engine
     _check_query(call, _FORM_QUERY)
     form: ExportForm = query_word(call, "form", get_args(ExportForm), "full")
     named = await engine.states.get(call.parameters["name"])
@@ -76,7 +75,7 @@ async def export(call: Call) -> Stream:
             yield part
 
     headers = {"Content-Disposition": f'attachment; filename="{named.id}{_ENDINGS[form]}"'}
-    return Stream(pieces(), "application/octet-stream", headers=headers, num_bytes=sum(map(_size, parts)))
+    return Stream(pieces(), content_type="application/octet-stream", headers=headers, num_bytes=sum(map(_size, parts)))
 
 
 @ROUTES.put("/v1/states/{name}", query=_UPLOAD_QUERY, scope=Scope.MANAGE)
@@ -85,7 +84,7 @@ async def upload(call: Call) -> StateEntry:
 
     The body is the file itself: of any form that can be exported, or a `.pth` with a tuned state.
     """
-    engine = engine_of(call)
+    engine = call.engine
     _check_query(call, _UPLOAD_QUERY)
     name, query = call.parameters["name"], call.query
     persistent, shared, any_model = (_flag(call, flag) for flag in ("persistent", "shared", "any_model"))

@@ -26,12 +26,11 @@ from rnn_engine_server.apis.common.states import (
     state_entry,
 )
 from rnn_engine_server.apis.openai.dialect import token_text
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.routing import MODEL_QUERY, SETTINGS
+from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_server.core.schema import INTEGERS, NULL, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import work
@@ -226,17 +225,17 @@ ROUTES = RouteTable()
 @ROUTES.get("/v1/states")
 async def list_states(call: Call) -> StateEntries:
     """The states that have names."""
-    listing = await engine_of(call).states.list()
+    listing = await call.engine.states.list()
     return _entries(listing.entries, listing)
 
 
 @ROUTES.post("/v1/states", scope=Scope.MANAGE)
 async def create(call: Call, body: CreateStateRequest) -> CreatedState:
     """Run a prompt and name the state after it."""
-    engine = engine_of(call, body.cache_salt)
+    engine = call.engine
     resolved = await resolve_state(engine, body.state)
     tokens = await work(call, len(body.prompt), partial(tokens_of, engine, body.prompt))
-    call.app[SETTINGS].limits.check("max_prompt_tokens", "prompt", len(tokens))
+    call.limits.check("max_prompt_tokens", "prompt", len(tokens))
     named, cost = await create_state(
         engine, body.name, tokens, body.retention, initial_state=resolved.frozen, priority=body.priority
     )
@@ -246,13 +245,13 @@ async def create(call: Call, body: CreateStateRequest) -> CreatedState:
 @ROUTES.get("/v1/states/{name}")
 async def get(call: Call) -> StateEntry:
     """The state of that name or id."""
-    return state_entry(await engine_of(call).states.get(_name(call)))
+    return state_entry(await call.engine.states.get(_name(call)))
 
 
 @ROUTES.delete("/v1/states/{name}", scope=Scope.MANAGE)
 async def remove(call: Call) -> StateRemoved:
     """Remove a state."""
-    removed = await engine_of(call).states.delete(_name(call))
+    removed = await call.engine.states.delete(_name(call))
     return {
         "object": "state.deleted",
         "id": str(removed.id),
@@ -264,14 +263,14 @@ async def remove(call: Call) -> StateRemoved:
 @ROUTES.post("/v1/states/{name}/open", scope=Scope.MANAGE)
 async def open_copy(call: Call, body: NewStateBody) -> StateEntry:
     """Copy a state under another name."""
-    [copy] = await engine_of(call).states.fork(_name(call), [body.name], body.retention)
+    [copy] = await call.engine.states.fork(_name(call), [body.name], body.retention)
     return state_entry(copy)
 
 
 @ROUTES.post("/v1/states/{name}/fork", scope=Scope.MANAGE)
 async def fork(call: Call, body: ForkStateRequest) -> StateEntries:
     """Copy a state under several names."""
-    states = engine_of(call).states
+    states = call.engine.states
     forks = await states.fork(_name(call), body.names, body.retention)
     return _entries(forks, await states.list())
 
@@ -279,7 +278,7 @@ async def fork(call: Call, body: ForkStateRequest) -> StateEntries:
 @ROUTES.post("/v1/states/{name}/take", scope=Scope.MANAGE)
 async def take(call: Call, body: TakeStateRequest) -> StateEntry:
     """Move a state to another owner or name; the old name is gone."""
-    states = engine_of(call).states
+    states = call.engine.states
     named = await states.get(_name(call))
     return state_entry(await states.move(str(named.id), body.name or named.name, body.retention))
 
@@ -297,12 +296,12 @@ async def advance(call: Call, body: AdvanceStateRequest) -> Long[AdvancedState]:
             "its input. Fork the state before a text that must not be seen; logit_bias and grammars mask which "
             "tokens are drawn",
         )
-    engine = engine_of(call)
+    engine = call.engine
     given = body.input_embeddings
     tokens = await work(call, len(body.input), partial(tokens_of, engine, body.input))
     if given is not None:
         tokens = [0] * len(given)  # placeholders: only their number counts
-    limits = call.app[SETTINGS].limits
+    limits = call.limits
     limits.check("max_prompt_tokens", "input", len(tokens))
     if body.logprobs is not None or body.output_positions:
         alternatives = max(body.logprobs or 0, body.top_k if body.output_positions else 0)
@@ -334,7 +333,7 @@ async def advance(call: Call, body: AdvanceStateRequest) -> Long[AdvancedState]:
 @ROUTES.get("/v1/leases", query=MODEL_QUERY)
 async def list_leases(call: Call) -> LeaseEntries:
     """What owners have leased, the newest first."""
-    leases = await engine_of(call).states.leases()
+    leases = await call.engine.states.leases()
     return {
         "object": "list",
         "data": [
@@ -347,7 +346,7 @@ async def list_leases(call: Call) -> LeaseEntries:
 @ROUTES.delete("/v1/leases/{owner}", query=MODEL_QUERY, scope=Scope.MANAGE)
 async def end_lease(call: Call) -> LeaseEnded:
     """End the lease of an owner, with all of its states."""
-    lease = await engine_of(call).states.end_lease(call.parameters["owner"])
+    lease = await call.engine.states.end_lease(call.parameters["owner"])
     return {"object": "lease.ended", "owner": lease.owner, "states": list(lease.names)}
 
 

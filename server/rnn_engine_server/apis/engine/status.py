@@ -19,7 +19,7 @@ from rnn_engine.telemetry import EngineCounters, Health, SlotUse
 from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.engine.cache import CacheTier, CacheTotals, cache_totals
 from rnn_engine_server.apis.openai.models import HealthBody, Readiness
-from rnn_engine_server.auth.engine import engine_of, open_engines_of
+from rnn_engine_server.auth.engine import open_engines_of
 from rnn_engine_server.connections.connection import CONNECTIONS
 from rnn_engine_server.core.bodies import query_seconds
 from rnn_engine_server.core.call import Call
@@ -374,7 +374,7 @@ async def metrics(call: Call) -> Encoded:
 @ROUTES.get("/props")
 async def props(call: Call) -> Props:
     """Properties of the server, such as its limits, in llama-server's form."""
-    engine, settings = engine_of(call), call.app[SETTINGS]
+    engine, settings = call.engine, call.app[SETTINGS]
     info = engine.info
     defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
     return {

@@ -12,10 +12,8 @@ from rnn_engine.errors import check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.common.states import ModelNameBody
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
 
 
@@ -89,7 +87,7 @@ ROUTES = RouteTable()
 @ROUTES.post("/tokenize", "/v1/tokenize")
 async def tokenize(call: Call, body: TokenizeRequest) -> Long[Tokens]:
     """The tokens of a text."""
-    engine, limits = engine_of(call), call.app[SETTINGS].limits
+    engine, limits = call.engine, call.limits
 
     def make() -> Tokens:
         tokens = engine.tokenize(body.content)
@@ -117,7 +115,7 @@ def _piece(token: int, data: bytes) -> TokenPiece:
 @ROUTES.post("/detokenize", "/v1/detokenize")
 async def detokenize(call: Call, body: DetokenizeRequest) -> Long[Text]:
     """The text of tokens."""
-    engine, limits = engine_of(call), call.app[SETTINGS].limits
+    engine, limits = call.engine, call.limits
 
     def make() -> Text:
         data = _text_bytes(engine, limits, body.tokens)
@@ -130,7 +128,7 @@ async def detokenize(call: Call, body: DetokenizeRequest) -> Long[Text]:
 @ROUTES.get("/tokenizer_info")
 async def tokenizer_info(call: Call) -> TokenizerInfo:
     """What lm-eval needs to know of a tokenizer, in vLLM's form."""
-    info = engine_of(call).info
+    info = call.engine.info
     return {
         "tokenizer_class": info.tokenizer,
         "vocab_size": info.shape.vocab_size,

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rnn_engine.interface import EngineLike
-from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, TextDelta, TokenInfo
 from rnn_engine.sampling.params import PARAMETERS
-from rnn_engine_server.apis.common.answering import AnswerClock, Body, Dialect, Ended, answer_in
+from rnn_engine_server.apis.common.answering import Body, Dialect, Prepared, stop_text
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, note_slot, text_of
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import TokenTexts
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
-from rnn_engine_server.auth.engine import engine_of
+from rnn_engine_server.core import handlers
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.handlers import Answer, RouteTable, encode_event
+from rnn_engine_server.core.handlers import Answer, RouteTable
 from rnn_engine_server.core.schema import ErrorBody, PromptProgressBody, Timings, only
 
 
@@ -144,121 +142,83 @@ class LlamaCompletionChunk(TypedDict):
     prompt_probabilities: NotRequired[list[PromptProbability]]
 
 
-@dataclass(slots=True)
-class _Progress:
-    """The progress of one streamed request: the clock that measures it, and if its text has a line break so far."""
-
-    clock: AnswerClock
-    has_new_line: bool = False
-    texts: TokenTexts = field(default_factory=TokenTexts)
-
-    @property
-    def started(self) -> Started:
-        """The event that reported the start of the engine request, which must have come."""
-        assert self.clock.started is not None
-        return self.clock.started
-
-
-class LlamaDialect(Dialect):
+class LlamaDialect(Dialect[LlamaCompletionRequest]):
     """Formats the answers of llama-server's `/completion`, whole or as streams."""
 
-    def __init__(self, engine: EngineLike, body: LlamaCompletionRequest) -> None:
-        self._engine = engine
-        self._body = body
-        self._progress: dict[int, _Progress] = {}
+    def __init__(self, prepared: Prepared[LlamaCompletionRequest]) -> None:
+        super().__init__(prepared)
+        self._texts = [TokenTexts() for _ in prepared.requests]
+        self._has_new_line = [False for _ in prepared.requests]  # in what was streamed
 
-    def whole(self, ended: Ended) -> Body:
-        answers = [self._whole(index, place, ended) for index, place in enumerate(ended.kept)]
+    def whole(self, kept: Sequence[int], extra: Mapping[str, object]) -> Body:
+        answers = [self._whole(index, place, extra) for index, place in enumerate(kept)]
         return answers[0] if len(answers) == 1 else answers
 
-    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
-        progress = self._progress.get(index)
-        if progress is None:
-            progress = self._progress[index] = _Progress(AnswerClock(with_each=self._body.tells_times))
-        times = progress.clock.tell(event)
+    def events(self, index: int, event: Event, extra: Mapping[str, object]) -> Iterator[handlers.Event]:
+        outcome = self.outcomes[index]
+        times = outcome.times(event, with_each=self.body.tells_times)
         match event:
             case PromptProgress():
-                return encode_event({**_without_text(index, event.prompt_tokens), **times})
+                yield {**_chunk(index, event.prompt_tokens), **times}
             case TextDelta() if event.text or event.tokens:
-                return encode_event({**self._chunk(index, progress, event), **times})
+                self._has_new_line[index] |= "\n" in event.text
+                chunk = _chunk(index, outcome.prompt_tokens, event, outcome.num_tokens)
+                if self.body.alternatives is not None:
+                    chunk["completion_probabilities"] = self._drawn(event.tokens, self._texts[index])
+                yield {**chunk, **times}
             case Finished():
-                last = self._last(index, index, progress.started, event, has_new_line=progress.has_new_line)
-                return encode_event(self._chosen({**last, **times, **extra}))
+                last = self._last(index, index, has_new_line=self._has_new_line[index])
+                yield self._chosen({**last, **times, **extra})
             case PromptScored():
-                return encode_event(self._scored_chunk(index, progress, event))
-            case Started() | TextDelta():
-                pass
-        return b""
+                probabilities = {"prompt_probabilities": self._scored(event.tokens)}
+                yield {**_chunk(index, outcome.prompt_tokens), **probabilities}
 
-    def _whole(self, index: int, place: int, ended: Ended) -> Mapping[str, object]:
-        outcome = ended.outcomes[place]
-        assert outcome.started is not None
-        text = text_of(self._engine, self._body.prompt[place // self._body.copies]) if self._body.echo else ""
-        answer = self._last(index, place, outcome.started, outcome.end, has_new_line="\n" in outcome.text)
+    def _whole(self, index: int, place: int, extra: Mapping[str, object]) -> Mapping[str, object]:
+        outcome = self.outcomes[place]
+        text = text_of(self.engine, self.body.prompt[place // self.body.copies]) if self.body.echo else ""
+        answer = self._last(index, place, has_new_line="\n" in outcome.text)
         answer["content"] = text + outcome.text
-        if self._body.return_tokens:
+        if self.body.return_tokens:
             answer["tokens"] = [info.token for info in outcome.tokens]
-        if self._body.alternatives is not None:
+        if self.body.alternatives is not None:
             answer["completion_probabilities"] = self._drawn(outcome.drawn, TokenTexts())
-        if self._body.scores_prompt:
+        if self.body.scores_prompt:
             answer["prompt_probabilities"] = self._scored(outcome.prompt)
-        return self._chosen({**answer, **outcome.times, **ended.extra})
+        return self._chosen({**answer, **outcome.times(), **extra})
 
-    def _last(
-        self, index: int, place: int, started: Started, finished: Finished, *, has_new_line: bool
-    ) -> LlamaCompletion:
+    def _last(self, index: int, place: int, *, has_new_line: bool) -> LlamaCompletion:
         """Return the fields of the last event for an answer, without the text and the times.
 
         `index` is the index to report, `place` the number of the answer's engine request.
         """
-        stop = finished.stop
+        outcome = self.outcomes[place]
+        finished, stop = outcome.end, outcome.end.stop
         return {
             "index": index,
             "content": "",
             "tokens": [],
             "id_slot": -1,
             "stop": True,
-            "model": self._engine.info.model,
-            "tokens_predicted": finished.completion_tokens,
-            "tokens_evaluated": started.prompt_tokens,
+            "model": self.engine.info.model,
+            "tokens_predicted": outcome.num_tokens,
+            "tokens_evaluated": outcome.prompt_tokens,
             "generation_settings": {**self._settings, "seed": finished.seed},
-            "prompt": text_of(self._engine, self._body.prompt[place // self._body.copies]),
+            "prompt": text_of(self.engine, self.body.prompt[place // self.body.copies]),
             "has_new_line": has_new_line,
             "truncated": False,
             "stop_type": "limit" if finished.reason == "length" else "word" if isinstance(stop, bytes) else "eos",
-            "stopping_word": stop.decode() if isinstance(stop, bytes) else "",
-            "tokens_cached": started.cached_tokens,
+            "stopping_word": stop_text(finished),
+            "tokens_cached": outcome.cached_tokens,
         }
-
-    def _scored_chunk(self, index: int, progress: _Progress, event: PromptScored) -> Mapping[str, object]:
-        return {
-            **_without_text(index, progress.started.prompt_tokens),
-            "prompt_probabilities": self._scored(event.tokens),
-        }
-
-    def _chunk(self, index: int, progress: _Progress, delta: TextDelta) -> Mapping[str, object]:
-        progress.has_new_line |= "\n" in delta.text
-        chunk: dict[str, object] = {
-            "index": index,
-            "content": delta.text,
-            "tokens": [info.token for info in delta.tokens],
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": progress.clock.predicted,
-            "tokens_evaluated": progress.started.prompt_tokens,
-        }
-        if self._body.alternatives is not None:
-            chunk["completion_probabilities"] = self._drawn(delta.tokens, progress.texts)
-        return chunk
 
     @property
     def _settings(self) -> dict[str, Any]:
         """The generation settings that the server uses for this request, by field name."""
-        body = self._body
+        body = self.body
         values = {
             parameter.name: getattr(body, parameter.name) for parameter in PARAMETERS if parameter.name != "sampler"
         }
-        biases = {self._engine.info.end_of_text: -math.inf} if body.ignore_eos else {}
+        biases = {self.engine.info.end_of_text: -math.inf} if body.ignore_eos else {}
         values["logit_bias"] = [
             {"token": token, "bias": None if bias == -math.inf else bias}
             for token, bias in {**biases, **values["logit_bias"]}.items()
@@ -280,7 +240,7 @@ class LlamaDialect(Dialect):
 
         A field within another is listed by its path.
         """
-        wanted = self._body.response_fields
+        wanted = self.body.response_fields
         if not wanted:
             return answer
         found: dict[str, object] = {}
@@ -296,7 +256,7 @@ class LlamaDialect(Dialect):
         """Return the probabilities of the next tokens of a text, each with those of its alternatives."""
         found: list[DrawnProbability] = []
         for info in tokens:
-            others = ((token, self._engine.detokenize([token]), logprob) for token, logprob in info.top)
+            others = ((token, self.engine.detokenize([token]), logprob) for token, logprob in info.top)
             tops = [_probability(token, texts.preview(data), data, logprob) for token, data, logprob in others]
             own = _probability(info.token, texts.take(info.data), info.data, info.logprob)
             found.append({**own, "top_logprobs": tops})
@@ -315,15 +275,15 @@ def _probability(token: int, text: str, data: bytes, logprob: float | None) -> T
     return {"id": token, "token": text, "bytes": list(data), "logprob": known}
 
 
-def _without_text(index: int, prompt_tokens: int) -> Mapping[str, object]:
-    """Return the fields of a stream event without text, sent while the prompt is being processed."""
+def _chunk(index: int, prompt_tokens: int, delta: TextDelta | None = None, num_tokens: int = 0) -> dict[str, object]:
+    """Return the fields of a stream event before the last; without `delta` it is sent while the prompt is processed."""
     return {
         "index": index,
-        "content": "",
-        "tokens": [],
+        "content": "" if delta is None else delta.text,
+        "tokens": [] if delta is None else [info.token for info in delta.tokens],
         "stop": False,
         "id_slot": -1,
-        "tokens_predicted": 0,
+        "tokens_predicted": num_tokens,
         "tokens_evaluated": prompt_tokens,
     }
 
@@ -334,10 +294,9 @@ ROUTES = RouteTable()
 @ROUTES.post("/completion", "/completions", answer=LlamaCompletion | list[LlamaCompletion], chunk=LlamaCompletionChunk)
 async def completion(call: Call, body: LlamaCompletionRequest) -> Answer:
     """Continue texts or tokens, as llama-server's own route does."""
-    engine = engine_of(call, body.cache_salt)
-    calls, resolved = await prepare_completions(call, engine, body)
-    await note_slot(call, engine, body, calls)
-    return await answer_in(LlamaDialect(engine, body), call, body, calls, resolved)
+    prepared = await prepare_completions(call, body)
+    await note_slot(call, body, prepared.requests)
+    return await LlamaDialect(prepared).answer()
 
 
 @ROUTES.post("/infill", answer=ErrorBody)

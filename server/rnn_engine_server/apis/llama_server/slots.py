@@ -17,14 +17,12 @@ from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import InitialState
 from rnn_engine_server.apis.common.generation import check_slot, slot_key
 from rnn_engine_server.apis.common.states import ModelNameBody
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import query_word
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import Encoded, RouteTable
 from rnn_engine_server.core.kept import SLOT_PROMPTS
-from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import ErrorBody
 from rnn_engine_states.frozen import NO_INITIAL_STATE
 from rnn_engine_states.named.entry import NamedState, Retention
@@ -103,11 +101,11 @@ async def slot_action(call: Call, body: SlotActionRequest) -> SlotAction:
     action = call.query.get("action", "")
     if action not in _ACTIONS:
         raise InvalidRequestError("action", action, f"one of {', '.join(_ACTIONS)}")
-    engine = engine_of(call)
+    engine = call.engine
     slot = _slot(call, engine)
     default = await engine.states.default()
     if action == "erase":
-        erased = call.app[SLOT_PROMPTS].pop(slot_key(call, engine, default, slot))
+        erased = call.app[SLOT_PROMPTS].pop(slot_key(call, default, slot))
         return {"id_slot": slot, "n_erased": erased}
     if body.filename is None:
         raise InvalidRequestError("filename", None, f"the name of the state to {action}")
@@ -117,7 +115,7 @@ async def slot_action(call: Call, body: SlotActionRequest) -> SlotAction:
 
 async def _save(call: Call, engine: EngineLike, default: NamedState | None, slot: int, name: str) -> SlotAction:
     begun, prompts = time.monotonic(), call.app[SLOT_PROMPTS]
-    tokens = prompts.get(slot_key(call, engine, default, slot))
+    tokens = prompts.get(slot_key(call, default, slot))
     if tokens is None:
         raise InvalidRequestError(
             "id_slot", slot, "the id_slot of a prompt that was sent last from the default state, and not erased since"
@@ -125,7 +123,7 @@ async def _save(call: Call, engine: EngineLike, default: NamedState | None, slot
     retention = Retention(persistent="states" in engine.info.folders)
     start = None if default is None else default.frozen
     named, _ = await create_state(engine, name, tokens, retention, initial_state=start, with_tokens=True)
-    prompts.put(slot_key(call, engine, default, named.frozen.digest), tokens)  # a shared store does not keep them
+    prompts.put(slot_key(call, default, named.frozen.digest), tokens)  # a shared store does not keep them
     return {
         "id_slot": slot,
         "filename": name,
@@ -143,7 +141,7 @@ async def _restore(call: Call, engine: EngineLike, default: NamedState | None, s
     """
     begun, prompts, frozen = time.monotonic(), call.app[SLOT_PROMPTS], (await engine.states.get(name)).frozen
     root = NO_INITIAL_STATE if default is None else default.frozen.digest
-    tokens: Sequence[int] | None = prompts.get(slot_key(call, engine, default, frozen.digest))
+    tokens: Sequence[int] | None = prompts.get(slot_key(call, default, frozen.digest))
     if frozen.path is not None and frozen.path.root == root:
         tokens = unpack(frozen.path.tokens)
     if tokens is None or frozen.logits is None:
@@ -153,7 +151,7 @@ async def _restore(call: Call, engine: EngineLike, default: NamedState | None, s
     async with aclosing(engine.generate(GenerateRequest(tokens, initial_state=start, max_tokens=0))) as events:
         async for _ in events:
             pass
-    prompts.put(slot_key(call, engine, default, slot), tokens)
+    prompts.put(slot_key(call, default, slot), tokens)
     return {
         "id_slot": slot,
         "filename": name,
@@ -177,7 +175,7 @@ _NO_SLOT_QUERY = {"fail_on_no_slot": "`1`: answer 503 if all slots are taken."}
 @ROUTES.get("/slots", query=_NO_SLOT_QUERY, routine=True)
 async def slots(call: Call) -> list[SlotEntry]:
     """A list with the slots of the device, as llama-server has it. Any sequence may take any slot."""
-    engine, limits = engine_of(call), call.app[SETTINGS].limits
+    engine, limits = call.engine, call.limits
     flag = query_word(call, "fail_on_no_slot", ("0", "1"), "0")
     held, count, drafts = {use.slot for use in engine.slot_uses()}, engine.info.num_slots, engine.info.max_draft > 0
     if flag == "1" and len(held) >= count:
@@ -193,7 +191,7 @@ async def lora_adapters(call: Call) -> list[LoraAdapter]:
     """A list with the LoRAs that are merged."""
     return [
         {"id": number, "path": lora.path.name, "scale": 1.0, "alpha": lora.alpha}
-        for number, lora in enumerate(engine_of(call).info.loras)
+        for number, lora in enumerate(call.engine.info.loras)
     ]
 
 

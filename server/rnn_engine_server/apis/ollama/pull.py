@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from rnn_engine.errors import ForbiddenError
 from rnn_engine.hub import Wanted
-from rnn_engine_server.apis.ollama.routes import LINES, encode_line, ollama_error
+from rnn_engine_server.apis.ollama.routes import ollama_error
 from rnn_engine_server.apis.ollama.schemas import PullRequest, PullStatus
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import Answer, Encoded, RouteTable, Stream
+from rnn_engine_server.core.handlers import LINES, Answer, Encoded, Event, RouteTable, Stream
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.models.orders import LoadOrder, folder_of
 from rnn_engine_server.models.registry import MODELS
@@ -29,12 +29,10 @@ _FIRST: PullStatus = {"status": "pulling manifest"}
 """What is sent while there is no report yet."""
 
 
-ROUTES = RouteTable()
+ROUTES = RouteTable(uses_model=False, error_form=ollama_error)
 
 
-@ROUTES.post(
-    "/api/pull", answer=PullStatus, chunk=PullStatus, stream_type=LINES, uses_model=False, error_form=ollama_error
-)
+@ROUTES.post("/api/pull", answer=PullStatus, chunk=PullStatus, stream_type=LINES.content_type)
 async def pull(call: Call, body: PullRequest) -> Answer:
     """Fetch a model from the Hugging Face Hub into the folder of models (`--model-folder`), load it, and serve it.
 
@@ -46,13 +44,13 @@ async def pull(call: Call, body: PullRequest) -> Answer:
         async with aclosing(lines):
             return Encoded.of([line async for line in lines][-1])
 
-    async def encoded() -> AsyncGenerator[bytes, None]:
+    async def pieces() -> AsyncGenerator[list[Event], None]:
         nonlocal last
         async with aclosing(lines):
             async for last in lines:
-                yield encode_line(last)
+                yield [last]
 
-    return Stream(encoded(), LINES, lambda: encode_line(last), lambda failure: encode_line({"error": failure.message}))
+    return Stream(pieces(), LINES, lambda: last)
 
 
 async def _pull(call: Call, name: str) -> AsyncGenerator[PullStatus, None]:

@@ -6,15 +6,15 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
-from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
+from rnn_engine.chat_template.answer import AnswerPart, Piece, whole_calls
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
-from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta
-from rnn_engine_server.apis.common.answering import Dialect, Ended, answer_in
+from rnn_engine.requests import Event, Finished, TextDelta
+from rnn_engine_server.apis.common.answering import Dialect, Outcome, Prepared
 from rnn_engine_server.apis.common.messages import call_arguments
 from rnn_engine_server.apis.ollama.schemas import (
     Embedded,
@@ -38,68 +38,49 @@ from rnn_engine_server.apis.ollama.schemas import (
 from rnn_engine_server.apis.openai.chat import prepare_chat
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.embeddings import find_vectors
-from rnn_engine_server.apis.openai.schemas import CompletionRequest
-from rnn_engine_server.auth.engine import engine_of
-from rnn_engine_server.core.bodies import to_json
+from rnn_engine_server.apis.openai.schemas import ChatRequest, CompletionRequest
+from rnn_engine_server.core import handlers
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure, RefusalError
-from rnn_engine_server.core.handlers import Answer, Encoded, Long, RouteTable
+from rnn_engine_server.core.handlers import LINES, Answer, Encoded, Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.models.registry import MODELS, ServedModel
-
-LINES = "application/x-ndjson"
-"""The type of a stream of lines of JSON."""
 
 AnswerKind: TypeAlias = Literal["message", "response"]
 
 
-class OllamaDialect(Dialect):
+class OllamaDialect(Dialect[ChatRequest | CompletionRequest]):
     """Formats the answers of Ollama's chats and generations, whole or as streams of lines.
 
-    Chats have the field `message`, generations `response`. `form` says which parts, such as thoughts and calls, to look
-    for in the answer; None means that it is only text.
+    Chats have the field `message`, generations `response`.
     """
 
-    def __init__(self, info: EngineInfo, form: AnswerForm | None, kind: AnswerKind) -> None:
-        self._info = info
-        self._form = form or AnswerForm(divides_thoughts=False, strips=False)
+    stream_form = LINES
+
+    def __init__(self, prepared: Prepared[ChatRequest | CompletionRequest], kind: AnswerKind) -> None:
+        super().__init__(prepared)
         self._kind = kind
-        self._reader = AnswerReader(self._form)
         self._call: list[str] = []  # the name of the call that has begun, and the pieces of its arguments
-        self._started: Started | None = None
+        [self._reader], [self._outcome] = self.readers, self.outcomes
 
-    def whole(self, ended: Ended) -> Mapping[str, object]:
-        outcome = ended.first
-        reader = AnswerReader(self._form)
-        pieces = [*reader.feed(outcome.text), *reader.finish()]
-        said = self._said(whole_calls(reader, pieces), last=True)
-        return {**self._line(said), **_end(outcome.started, outcome.end, outcome.ended), **ended.extra}
+    def whole(self, kept: Sequence[int], extra: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
+        pieces = [*self._reader.feed(self._outcome.text), *self._reader.finish()]
+        said = self._said(whole_calls(self._reader, pieces), last=True)
+        return {**self._line(said), **_end(self._outcome), **extra}
 
-    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+    def events(self, index: int, event: Event, extra: Mapping[str, object]) -> Iterator[handlers.Event]:  # noqa: ARG002
         match event:
-            case Started():
-                self._started = event
             case TextDelta():
-                said = self._said(self._reader.feed(event.text), last=False)
-                return encode_line(self._line(said)) if said else b""
+                if said := self._said(self._reader.feed(event.text), last=False):
+                    yield self._line(said)
             case Finished():
-                said = self._said(self._reader.finish(), last=not self._reader.is_in_call)
-                before = encode_line(self._line(said)) if said else b""
-                return before + encode_line({**self._line({}), **_end(self._started, event, time.monotonic()), **extra})
-            case PromptScored():
-                pass
-        return b""
+                if said := self._said(self._reader.finish(), last=not self._reader.is_in_call):
+                    yield self._line(said)
+                yield {**self._line({}), **_end(self._outcome), **extra}
 
-    def failure(self, failure: Failure) -> bytes:
-        return encode_line({"error": failure.message})
-
-    def keep_alive(self) -> bytes:
+    def keep_alive(self) -> handlers.Event:
         """Return a line of a stream that adds nothing to the answer."""
-        return encode_line(self._line({}))
-
-    def empty(self) -> Mapping[str, object]:
-        """Return the answer to a request that has no prompt and only asks to load the model."""
-        return {**self._line({}), "done": True, "done_reason": "load"}
+        return self._line({})
 
     def _said(self, pieces: Sequence[Piece], *, last: bool) -> dict[str, Any]:
         """Return the message fields made of the next pieces of the answer: text, thoughts and completed calls.
@@ -129,11 +110,15 @@ class OllamaDialect(Dialect):
             self._call = []
 
     def _line(self, said: Mapping[str, Any]) -> dict[str, object]:
-        line: dict[str, object] = {"model": self._info.model, "created_at": _now(), "done": False}
-        if self._kind == "message":
-            return {**line, "message": {"role": "assistant", "content": "", **said}}
-        thoughts = {"thinking": said["thinking"]} if "thinking" in said else {}
-        return {**line, "response": said.get("content", ""), **thoughts}
+        return _line(self.engine.info, self._kind, said)
+
+
+def _line(info: EngineInfo, kind: AnswerKind, said: Mapping[str, Any]) -> dict[str, object]:
+    line: dict[str, object] = {"model": info.model, "created_at": timestamp(time.time()), "done": False}
+    if kind == "message":
+        return {**line, "message": {"role": "assistant", "content": "", **said}}
+    thoughts = {"thinking": said["thinking"]} if "thinking" in said else {}
+    return {**line, "response": said.get("content", ""), **thoughts}
 
 
 def _whole_call(name: str, arguments: str) -> OllamaAnsweredCall:
@@ -143,12 +128,9 @@ def _whole_call(name: str, arguments: str) -> OllamaAnsweredCall:
     }
 
 
-def _end(started: Started | None, finished: Finished, ended: float) -> Mapping[str, object]:
-    """Return the fields of an answer's last line: why it ended, token counts, and times if they were measured.
-
-    `ended` is when the request ended, by `time.monotonic`.
-    """
-    timing = None if started is None else started.timing
+def _end(outcome: Outcome) -> Mapping[str, object]:
+    """Return the fields of an answer's last line: why it ended, token counts, and times if they were measured."""
+    timing, ended = None if outcome.started is None else outcome.started.timing, outcome.ended
     durations = {}
     if timing is not None:
         durations = {
@@ -159,9 +141,9 @@ def _end(started: Started | None, finished: Finished, ended: float) -> Mapping[s
         }
     return {
         "done": True,
-        "done_reason": finished.reason,
-        "prompt_eval_count": 0 if started is None else started.prompt_tokens,
-        "eval_count": finished.completion_tokens,
+        "done_reason": outcome.end.reason,
+        "prompt_eval_count": outcome.prompt_tokens,
+        "eval_count": outcome.num_tokens,
         **durations,
     }
 
@@ -170,18 +152,9 @@ def _nanoseconds(seconds: float) -> int:
     return max(round(seconds * 1e9), 0)
 
 
-def _now() -> str:
-    return timestamp(time.time())
-
-
 def timestamp(seconds: float) -> str:
     """Return a time, given in seconds since 1970, as text in the form that Ollama has."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def encode_line(body: Mapping[str, object]) -> bytes:
-    """Return `body` as one line of a stream: compact JSON and a line break."""
-    return to_json(body) + b"\n"
 
 
 def ollama_error(failure: Failure) -> tuple[int, OllamaError]:
@@ -268,30 +241,29 @@ _VERSION = "0.12.0"
 ROUTES = RouteTable(error_form=ollama_error)
 
 
-@ROUTES.post("/api/chat", answer=OllamaChat, chunk=OllamaChat, stream_type=LINES)
+@ROUTES.post("/api/chat", answer=OllamaChat, chunk=OllamaChat, stream_type=LINES.content_type)
 async def chat(call: Call, body: OllamaChatRequest) -> Answer:
     """Continue a conversation, as Ollama does. Errors of all of its routes have Ollama's form, too."""
     return await _answer(call, body, "message")
 
 
-@ROUTES.post("/api/generate", answer=OllamaText, chunk=OllamaText, stream_type=LINES)
+@ROUTES.post("/api/generate", answer=OllamaText, chunk=OllamaText, stream_type=LINES.content_type)
 async def generate(call: Call, body: OllamaGenerateRequest) -> Answer:
     """Answer or continue a text, as Ollama does."""
     return await _answer(call, body, "response")
 
 
 async def _answer(call: Call, body: OllamaGeneration, kind: AnswerKind) -> Answer:
-    engine, translated = engine_of(call, body.cache_salt), body.translated
-    form: AnswerForm | None = None
+    translated = body.translated
     if translated is None:  # the request only asks to load the model, which is loaded by now
-        answer = OllamaDialect(engine.info, form, kind).empty()
-        return Encoded(encode_line(answer), LINES) if body.stream else Encoded.of(answer)
+        answer = {**_line(call.engine.info, kind, {}), "done": True, "done_reason": "load"}
+        return Encoded(LINES.encode([answer]), LINES.content_type) if body.stream else Encoded.of(answer)
+    prepared: Prepared[ChatRequest | CompletionRequest]
     if isinstance(translated, CompletionRequest):
-        calls, resolved = await prepare_completions(call, engine, translated)
+        prepared = await prepare_completions(call, translated)
     else:
-        calls, form, resolved = await prepare_chat(call, engine, translated)
-    dialect = OllamaDialect(engine.info, form, kind)
-    return await answer_in(dialect, call, translated, calls, resolved, stream_type=LINES, keep_alive=dialect.keep_alive)
+        prepared = await prepare_chat(call, translated)
+    return await OllamaDialect(prepared, kind).answer()
 
 
 @ROUTES.post("/api/embed")
@@ -343,7 +315,7 @@ async def ps(call: Call) -> OllamaModels:
 @ROUTES.post("/api/show")
 async def show(call: Call, _body: ShowRequest) -> OllamaModelFacts:
     """Details of a model, in Ollama's form."""
-    return model_facts(engine_of(call).info, call.app[SETTINGS].limits.max_prompt_tokens)
+    return model_facts(call.engine.info, call.limits.max_prompt_tokens)
 
 
 @ROUTES.get("/api/version", uses_model=False)

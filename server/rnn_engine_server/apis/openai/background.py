@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context
 from functools import partial
@@ -26,7 +26,7 @@ from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.core.bodies import storage_errors, to_json
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import EVENT_STREAM, Stream, comment, encode_event, failure_event
+from rnn_engine_server.core.handlers import SSE, TYPED_SSE, Event, Piece, Stream
 from rnn_engine_server.core.memory import parsed_bytes
 from rnn_engine_server.core.performing import InnerCalls
 from rnn_engine_server.core.routing import AppKey
@@ -42,7 +42,6 @@ _RETRY_SECONDS = 5.0  # after which a full disk is tried again
 _FAILURE = "the events of the response can't be written to the folder of jobs"
 _PIECE_BYTES = 1 << 20  # of events, read at a time
 _END = b"\n\n"  # of an event
-_FAILED = b"event: response.failed\n"
 _log = logging.getLogger(__name__)
 
 
@@ -75,13 +74,26 @@ class BackgroundRun:
             self._read_log(self._log)
         for kind in ("response.created", "response.queued")[self.num_events :]:
             self._add_one(kind, self.queued)
+        self._logged["response.created", None] = 1  # with which a run begins
 
     @property
     def key(self) -> str:
         """The part of the response's id that the ids of its items have, too."""
         return str(self.queued["id"]).removeprefix("resp_")
 
-    def unlogged(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def add(self, events: Iterable[Event]) -> None:
+        """Append events of the running response, but no failure of a server that stops. Raises OSError.
+
+        They are numbered anew, without what the log of a former run has of them.
+        """
+        self.has_begun = True
+        for event in events:
+            assert isinstance(event, Mapping)
+            is_left_out = event["type"] == "response.failed" and self._is_closing()
+            if not is_left_out and (news := self._unlogged(event)) is not None:
+                self._write(news)
+
+    def _unlogged(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return what of an event is not in the log yet, None if nothing is."""
         place = event["type"], event.get("output_index")
         if not self._logged[place]:
@@ -96,12 +108,6 @@ class BackgroundRun:
         if not any(self._logged[*place, name] for name in parts):
             self._logged[place] = 0
         return left if any(left[name] for name in parts) else None
-
-    def add(self, events: bytes) -> None:
-        """Append encoded events of the running response, but no failure of a server that stops. Raises OSError."""
-        self.has_begun = True
-        if not (events.startswith(_FAILED) and self._is_closing()):
-            self._write(events)
 
     def fail(self, code: str, message: str, *, is_reported: bool = False) -> Mapping[str, Any]:
         """Return the response as one that has failed, after appending the event for it unless it `is_reported`."""
@@ -136,13 +142,14 @@ class BackgroundRun:
         log.truncate(self.num_bytes)
 
     def _add_one(self, kind: str, response: Mapping[str, Any]) -> None:
-        self._write(encode_event({"type": kind, "response": response, "sequence_number": self.num_events}, kind))
+        self._write({"type": kind, "response": response})
 
-    def _write(self, events: bytes) -> None:
-        self.num_events += events.count(_END)
+    def _write(self, event: Mapping[str, Any]) -> None:
+        data = TYPED_SSE.encode([{**event, "sequence_number": self.num_events}])
+        self.num_events += 1
         if self._log is not None:
-            append(self._log, events)
-            self.num_bytes += len(events)
+            append(self._log, data)
+            self.num_bytes += len(data)
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -306,10 +313,10 @@ def stream_events(call: Call, response: StoredResponse, first: int) -> Stream:
         allowed = "false; only a response that was asked for with `background` and `stream` can be streamed later"
         raise InvalidRequestError("stream", "true", allowed)
     pieces = _without(first, call.app[BACKGROUND].events(response))
-    return Stream(pieces, EVENT_STREAM, comment, failure_event, ends_with_server=True)
+    return Stream(pieces, SSE, ends_with_server=True)
 
 
-async def _without(skipped: int, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _without(skipped: int, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[Piece, None]:
     """Yield encoded events without the first `skipped` ones."""
     yield b""
     unsent = b""

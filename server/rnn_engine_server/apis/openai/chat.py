@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from typing_extensions import TypedDict
 
@@ -18,7 +19,7 @@ from rnn_engine.loading.parts import MAX_LOGPROBS
 from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, text_before_chat, tool_grammar
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
 from rnn_engine.sampling.masks import Thinking
-from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
+from rnn_engine_server.apis.common.answering import Outcome, Prepared
 from rnn_engine_server.apis.common.generation import note_slot, prompt_logprobs, text_of
 from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
 from rnn_engine_server.apis.openai.dialect import ChoicesDialect, ContentTokens, chat_logprobs
@@ -36,7 +37,6 @@ from rnn_engine_server.apis.openai.schemas import (
     FinishWord,
     InputTokens,
 )
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Answer, Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
@@ -47,33 +47,30 @@ from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 class ChatDialect(ChoicesDialect[ChatRequest]):
     """Makes OpenAI's choices of chat completions.
 
-    `form` says which parts, such as thoughts and calls, to look for in an answer. The white space with which the model
-    begins after the prompt's `Assistant:` is no part of an answer. `read` is the prompt's text, for `verbose`.
+    The white space with which the model begins after the prompt's `Assistant:` is no part of an answer. `read` is the
+    prompt's text, for `verbose`.
     """
 
     id_prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(
-        self, engine: EngineLike, body: ChatRequest, calls: Sequence[GenerateRequest], form: AnswerForm, read: str = ""
-    ) -> None:
-        super().__init__(engine, body, calls)
-        self._form = form
+    def __init__(self, prepared: Prepared[ChatRequest], read: str = "") -> None:
+        super().__init__(prepared)
+        body = self.body
         self._read = read
-        self._readers = [AnswerReader(form) for _ in calls]
-        self._tokens = [ContentTokens() for _ in calls]
+        self._tokens = [ContentTokens() for _ in prepared.requests]
         self._wants_tokens = body.logprobs or body.return_token_ids
         self._echo = (body.messages[-1].content or "") if body.echo and body.continues else ""
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> ChatChunkChoice:  # noqa: ARG002
         choice = chat_chunk(index, {"role": "assistant", "content": self._echo or None, "refusal": None})
-        if self._body.return_token_ids:
-            choice["prompt_token_ids"] = list(self._calls[index].prompt)
+        if self.body.return_token_ids:
+            choice["prompt_token_ids"] = list(self.prepared.requests[index].prompt)
         return choice
 
     def delta(self, index: int, delta: TextDelta) -> ChatChunkChoice | str | None:
-        reader = self._readers[index]
+        reader = self.readers[index]
         if reader.is_plain and not self._wants_tokens:
             return delta.text or None
         pieces = reader.feed(delta.text)
@@ -81,7 +78,7 @@ class ChatDialect(ChoicesDialect[ChatRequest]):
             return self._without_tokens(index, pieces)
         choice = chat_chunk(index, self._delta_of(index, pieces) or {"content": ""})
         choice["logprobs"] = self._logprobs(self._tokens[index].divide(delta.tokens, pieces))
-        if self._body.return_token_ids:
+        if self.body.return_token_ids:
             choice["token_ids"] = [info.token for info in delta.tokens]
         return choice
 
@@ -89,17 +86,17 @@ class ChatDialect(ChoicesDialect[ChatRequest]):
         return chat_chunk(index, {"content": text})
 
     def closing(self, index: int, finished: Finished) -> ChatChunkChoice:
-        reader = self._readers[index]
+        reader = self.readers[index]
         pieces = reader.finish()
         choice = chat_chunk(index, self._delta_of(index, pieces))
-        if self._body.logprobs and pieces:
+        if self.body.logprobs and pieces:
             choice["logprobs"] = self._logprobs(self._tokens[index].divide((), pieces))
         return {**choice, "finish_reason": self._finish_word(reader, finished), "seed": finished.seed}
 
-    def choice(self, index: int, outcome: ChoiceOutcome) -> ChatChoice:
-        reader, finished = AnswerReader(self._form), outcome.end
+    def choice(self, index: int, outcome: Outcome) -> ChatChoice:
+        reader, finished = self.readers[index], outcome.end
         pieces = [*reader.feed(outcome.text), *reader.finish()]
-        entries = ContentTokens().divide(outcome.tokens, pieces) if self._body.logprobs else []
+        entries = self._tokens[index].divide(outcome.tokens, pieces) if self.body.logprobs else []
         choice: ChatChoice = {
             "index": index,
             "message": self._message(pieces if finished.reason == "length" else whole_calls(reader, pieces)),
@@ -107,17 +104,17 @@ class ChatDialect(ChoicesDialect[ChatRequest]):
             "finish_reason": self._finish_word(reader, finished),
             "seed": finished.seed,
         }
-        if self._body.return_token_ids:
-            choice["prompt_token_ids"] = list(self._calls[index].prompt)
+        if self.body.return_token_ids:
+            choice["prompt_token_ids"] = list(self.prepared.requests[index].prompt)
             choice["token_ids"] = [info.token for info in outcome.tokens]
         return choice
 
-    def more(self, first: ChoiceOutcome) -> Mapping[str, object]:
-        fields: dict[str, object] = {"__verbose": {"prompt": self._read}} if self._body.verbose else {}
-        if self._body.return_token_ids:
-            fields["prompt_token_ids"] = list(self._calls[0].prompt)  # where vLLM has them
-        if self._body.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(self._engine, first.prompt, self._body.prompt_logprobs)
+    def more(self, first: Outcome) -> Mapping[str, object]:
+        fields: dict[str, object] = {"__verbose": {"prompt": self._read}} if self.body.verbose else {}
+        if self.body.return_token_ids:
+            fields["prompt_token_ids"] = list(self.prepared.requests[0].prompt)  # where vLLM has them
+        if self.body.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(self.engine, first.prompt, self.body.prompt_logprobs)
         return fields
 
     def _without_tokens(self, index: int, pieces: Sequence[Piece]) -> ChatChunkChoice | str | None:
@@ -132,12 +129,12 @@ class ChatDialect(ChoicesDialect[ChatRequest]):
         Calls are numbered, and each new call has an id.
         """
         delta: ChatDelta = {}
-        number = self._readers[index].num_calls - sum(piece.part is AnswerPart.CALL for piece in pieces) - 1
+        number = self.readers[index].num_calls - sum(piece.part is AnswerPart.CALL for piece in pieces) - 1
         for piece in pieces:
             match piece.part:
                 case AnswerPart.CONTENT:
                     delta["content"] = (delta.get("content") or "") + piece.text
-                case AnswerPart.REASONING if self._body.include_reasoning:
+                case AnswerPart.REASONING if self.body.include_reasoning:
                     delta["reasoning_content"] = delta["reasoning"] = delta.get("reasoning", "") + piece.text
                 case AnswerPart.CALL:
                     number += 1
@@ -147,14 +144,14 @@ class ChatDialect(ChoicesDialect[ChatRequest]):
         return delta
 
     def _begin_call(self, delta: ChatDelta, number: int, name: str) -> None:
-        if self._body.functions:
+        if self.body.functions:
             delta["function_call"] = {"name": name, "arguments": ""}
             return
         call: CallDelta = {"index": number, "function": {"name": name, "arguments": ""}}
         delta.setdefault("tool_calls", []).append({**call, "id": _call_id(), "type": "function"})
 
     def _add_arguments(self, delta: ChatDelta, number: int, text: str) -> None:
-        if self._body.functions:
+        if self.body.functions:
             delta.setdefault("function_call", {"arguments": ""})["arguments"] += text
             return
         calls = delta.setdefault("tool_calls", [])
@@ -174,9 +171,9 @@ class ChatDialect(ChoicesDialect[ChatRequest]):
         message: AssistantMessage = {"role": "assistant", "content": content, "refusal": None}
         if calls and not content:
             message["content"] = None
-        if thoughts and self._body.include_reasoning:
+        if thoughts and self.body.include_reasoning:
             message["reasoning_content"] = message["reasoning"] = thoughts
-        if calls and self._body.functions:
+        if calls and self.body.functions:
             message["function_call"] = calls[0]["function"]
         elif calls:
             message["tool_calls"] = calls
@@ -185,14 +182,12 @@ class ChatDialect(ChoicesDialect[ChatRequest]):
     def _finish_word(self, reader: AnswerReader, finished: Finished) -> FinishWord:
         if reader.num_calls == 0 or reader.is_in_call or finished.reason == "length":
             return finished.reason
-        return "function_call" if self._body.functions else "tool_calls"
+        return "function_call" if self.body.functions else "tool_calls"
 
     def _logprobs(self, tokens: Sequence[TokenInfo]) -> ChatLogprobs | None:
-        if not self._body.logprobs:
+        if not self.body.logprobs:
             return None
-        return chat_logprobs(
-            self._engine, self._body.own_logprobs(tokens), as_ids=self._body.return_tokens_as_token_ids
-        )
+        return chat_logprobs(self.engine, self.body.own_logprobs(tokens), as_ids=self.body.return_tokens_as_token_ids)
 
 
 def chat_chunk(index: int, delta: ChatDelta) -> ChatChunkChoice:
@@ -208,6 +203,7 @@ def _call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
+Chat = TypeVar("Chat", bound=ChatRequest)
 _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
 
 
@@ -217,34 +213,32 @@ ROUTES = RouteTable()
 @ROUTES.post("/v1/chat/completions", "/chat/completions", answer=ChatCompletion, chunk=ChatCompletionChunk)
 async def converse(call: Call, body: ChatRequest) -> Answer:
     """Continue a conversation."""
-    engine = engine_of(call, body.cache_salt)
-    calls, form, resolved = await prepare_chat(call, engine, body)
-    await note_slot(call, engine, body, calls)
-    prompt = calls[0].prompt
-    read = await work(call, len(prompt), lambda: text_of(engine, tuple(prompt))) if body.verbose else ""
-    return await answer_in(ChatDialect(engine, body, calls, form, read), call, body, calls, resolved)
+    prepared = await prepare_chat(call, body)
+    await note_slot(call, body, prepared.requests)
+    prompt = prepared.requests[0].prompt
+    read = await work(call, len(prompt), lambda: text_of(call.engine, tuple(prompt))) if body.verbose else ""
+    return await ChatDialect(prepared, read).answer()
 
 
-async def prepare_chat(
-    call: Call, engine: EngineLike, body: ChatRequest
-) -> tuple[list[GenerateRequest], AnswerForm, ResolvedState]:
-    """Return the engine requests for a chat's answers, the form that divides answers into parts, and the start state.
+async def prepare_chat(call: Call, body: Chat) -> Prepared[Chat]:
+    """Return the engine requests for a chat's answers.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
+    engine = call.engine
     starts = await resolve_starts(engine, body)
     template = body.template_of(engine.info.chat_template)
     size = _rendering_size(call, body, template) * len(starts) + CALL_WORK * body.n + body.bias_characters
     settings = call.app[SETTINGS]
-    calls, form = await work(call, size, partial(_prepare, engine, settings, body, template, starts))
-    return calls, form, starts[0]
+    requests, form = await work(call, size, partial(_prepare, engine, settings, body, template, starts))
+    return Prepared(call, body, requests, starts[0], form)
 
 
 @ROUTES.post("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens")
 async def tell_input_tokens(call: Call, chat: ChatRequest) -> InputTokens:
     """The number of tokens that the model would read for a chat, without running it."""
-    [asked, *_], _, _ = await prepare_chat(call, engine_of(call, chat.cache_salt), chat)
-    return {"object": "response.input_tokens", "input_tokens": len(asked.prompt)}
+    prepared = await prepare_chat(call, chat)
+    return {"object": "response.input_tokens", "input_tokens": len(prepared.requests[0].prompt)}
 
 
 class AppliedTemplate(TypedDict):
@@ -256,12 +250,12 @@ class AppliedTemplate(TypedDict):
 @ROUTES.post("/v1/apply-template", "/apply-template")
 async def apply_template(call: Call, body: ChatRequest) -> Long[AppliedTemplate]:
     """What the model would read for a chat, without running it."""
-    engine, limits = engine_of(call, body.cache_salt), call.app[SETTINGS].limits
+    engine = call.engine
     start = (await resolve_starts(engine, body))[0]
     template = body.template_of(engine.info.chat_template)
 
     def make() -> AppliedTemplate:
-        return {"prompt": render_chat(engine, limits, body, template, start).text}
+        return {"prompt": render_chat(engine, call.limits, body, template, start).text}
 
     return Long(_rendering_size(call, body, template), make)
 

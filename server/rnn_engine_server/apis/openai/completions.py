@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from rnn_engine.errors import check_range, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
-from rnn_engine_server.apis.common.answering import ChoiceOutcome, answer_in
+from rnn_engine_server.apis.common.answering import Outcome, Prepared
 from rnn_engine_server.apis.common.generation import AnyPrompt, prompt_logprobs, text_of, tokens_of
-from rnn_engine_server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
+from rnn_engine_server.apis.common.states import WeightedState, mix_calls, resolve_starts
 from rnn_engine_server.apis.openai.dialect import ChoicesDialect, CompletionTokens
 from rnn_engine_server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Answer, RouteTable
-from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
 
@@ -29,25 +28,20 @@ class CompletionDialect(ChoicesDialect[CompletionRequest]):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(
-        self,
-        engine: EngineLike,
-        body: CompletionRequest,
-        calls: Sequence[GenerateRequest],
-        echoes: Sequence[str],
-    ) -> None:
-        super().__init__(engine, body, calls)
+    def __init__(self, prepared: Prepared[CompletionRequest], echoes: Sequence[str]) -> None:
+        super().__init__(prepared)
+        as_ids = self.body.return_tokens_as_token_ids
         self._echoes = echoes
-        self._tokens = [CompletionTokens(engine, as_ids=body.return_tokens_as_token_ids) for _ in calls]
+        self._tokens = [CompletionTokens(self.engine, as_ids=as_ids) for _ in prepared.requests]
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> CompletionChoice | None:
-        if not (self._body.echo or self._body.return_token_ids):
+        if not (self.body.echo or self.body.return_token_ids):
             return None
         choice = self._choice(index, self._echo(index), prompt)
         return self._with_prompt_ids(choice, index)
 
     def delta(self, index: int, delta: TextDelta) -> CompletionChoice | str | None:
-        if self._body.logprobs is None and not self._body.return_token_ids:
+        if self.body.logprobs is None and not self.body.return_token_ids:
             return delta.text or None
         choice = self._choice(index, delta.text, delta.tokens)
         return self._with_ids(choice, delta.tokens)
@@ -59,33 +53,33 @@ class CompletionDialect(ChoicesDialect[CompletionRequest]):
         choice = self._choice(index, "", _stop_token(finished))
         return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
 
-    def choice(self, index: int, outcome: ChoiceOutcome) -> CompletionChoice:
+    def choice(self, index: int, outcome: Outcome) -> CompletionChoice:
         finished = outcome.end
-        tokens = [*(outcome.prompt if self._body.echo else ()), *outcome.tokens, *_stop_token(finished)]
+        tokens = [*(outcome.prompt if self.body.echo else ()), *outcome.tokens, *_stop_token(finished)]
         choice = self._choice(index, self._echo(index) + outcome.text, tokens)
         choice = self._with_ids(self._with_prompt_ids(choice, index), outcome.tokens)
-        if self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(self._engine, outcome.prompt, self._body.prompt_logprobs)
+        if self.body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self.engine, outcome.prompt, self.body.prompt_logprobs)
         return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
 
     def _echo(self, index: int) -> str:
-        return self._echoes[index // self._body.copies]
+        return self._echoes[index // self.body.copies]
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenInfo]) -> CompletionChoice:
         return {"index": index, "text": text, "logprobs": self._logprobs(index, tokens), "finish_reason": None}
 
     def _logprobs(self, index: int, tokens: Sequence[TokenInfo]) -> CompletionLogprobs | None:
-        if self._body.logprobs is None:
+        if self.body.logprobs is None:
             return None
-        return self._tokens[index].describe(self._body.own_logprobs(tokens))
+        return self._tokens[index].describe(self.body.own_logprobs(tokens))
 
     def _with_prompt_ids(self, choice: CompletionChoice, index: int) -> CompletionChoice:
-        if self._body.return_token_ids:
-            choice["prompt_token_ids"] = list(self._calls[index].prompt)
+        if self.body.return_token_ids:
+            choice["prompt_token_ids"] = list(self.prepared.requests[index].prompt)
         return choice
 
     def _with_ids(self, choice: CompletionChoice, tokens: Sequence[TokenInfo]) -> CompletionChoice:
-        if self._body.return_token_ids:
+        if self.body.return_token_ids:
             choice["token_ids"] = [info.token for info in tokens]
         return choice
 
@@ -98,6 +92,8 @@ def _stop_token(finished: Finished) -> tuple[TokenInfo, ...]:
     return () if finished.stop_token is None else (finished.stop_token,)
 
 
+Completed = TypeVar("Completed", bound=CompletionRequest)
+
 ROUTES = RouteTable()
 
 
@@ -109,23 +105,21 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
 
 async def complete(call: Call, body: CompletionRequest, dialect: type[CompletionDialect]) -> Answer:
     """Generate continuations of the prompts in `body`, and send them as the answer."""
-    engine = engine_of(call, body.cache_salt)
-    calls, resolved = await prepare_completions(call, engine, body)
-    echoes = await work(call, sum(map(len, body.prompt)) if body.echo else 0, partial(_echoes, engine, body))
-    return await answer_in(dialect(engine, body, calls, echoes), call, body, calls, resolved)
+    prepared = await prepare_completions(call, body)
+    size = sum(map(len, body.prompt)) if body.echo else 0
+    echoes = await work(call, size, partial(_echoes, call.engine, body))
+    return await dialect(prepared, echoes).answer()
 
 
-async def prepare_completions(
-    call: Call, engine: EngineLike, body: CompletionRequest
-) -> tuple[list[GenerateRequest], ResolvedState]:
-    """Return the engine requests for all answers to a completion request, and the state from which they start.
+async def prepare_completions(call: Call, body: Completed) -> Prepared[Completed]:
+    """Return the engine requests for all answers to a completion request.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
-    starts = await resolve_starts(engine, body)
+    starts = await resolve_starts(call.engine, body)
     size = sum(map(len, body.prompt)) * len(starts) + CALL_WORK * len(body.prompt) * body.copies + body.bias_characters
-    make = partial(_calls, engine, call.app[SETTINGS].limits, body, starts)
-    return await work(call, size, make), starts[0]
+    requests = await work(call, size, partial(_calls, call.engine, call.limits, body, starts))
+    return Prepared(call, body, requests, starts[0])
 
 
 def _echoes(engine: EngineLike, body: CompletionRequest) -> list[str]:

@@ -144,7 +144,7 @@ def send_items(call: Call, page: Page[Place]) -> Stream:
                     ends = [*ends[:1], item]
         yield _list_end(ends, has_more=page.has_more)
 
-    return Stream(pieces(), JSON_TEXT)
+    return Stream(pieces(), content_type=JSON_TEXT)
 
 
 _SENT_BYTES = 1 << 16

@@ -10,26 +10,25 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from json.encoder import encode_basestring
-from typing import ClassVar, Generic, TypeAlias, TypeVar
+from functools import partial
+from typing import ClassVar, TypeAlias, TypeVar
 
 from rnn_engine.chat_template.answer import AnswerPart, Piece
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.requests import (
     Event,
     Finished,
-    GenerateRequest,
     PromptProgress,
     PromptScored,
     Started,
     TextDelta,
     TokenInfo,
 )
-from rnn_engine_server.apis.common.answering import AnswerClock, ChoiceOutcome, Dialect, Ended, Tally
+from rnn_engine_server.apis.common.answering import Dialect, Outcome, Prepared
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, GenerationBody
 from rnn_engine_server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
-from rnn_engine_server.core.handlers import DONE, encode_event
-from rnn_engine_server.core.schema import Usage
+from rnn_engine_server.core import handlers
+from rnn_engine_server.core.handlers import DONE, TextFrame
 
 
 def token_text(token: int, data: bytes, *, as_id: bool = False) -> str:
@@ -162,14 +161,12 @@ def _entry(token: int, data: bytes, logprob: float, as_id: bool) -> TokenLogprob
 # Generations answered as OpenAI does: choices in an object, or in the chunks of a stream.
 
 
-_PLACE = uuid.uuid4().hex  # stands for a text in an event that is encoded before the text is known
-
-Body = TypeVar("Body", bound=GenerationBody)
+B = TypeVar("B", bound=GenerationBody, covariant=True)
 Choice: TypeAlias = Mapping[str, object]
 
 
-class ChoicesDialect(Dialect, Generic[Body]):
-    """Makes OpenAI's objects with choices. Choice i answers `calls[i]`; the objects of an answer have the same id.
+class ChoicesDialect(Dialect[B]):
+    """Makes OpenAI's objects with choices, one for each engine request; the objects of an answer have the same id.
 
     Subclasses make the choices. For each choice their methods are called in the order of its events.
     """
@@ -178,21 +175,17 @@ class ChoicesDialect(Dialect, Generic[Body]):
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, engine: EngineLike, body: Body, calls: Sequence[GenerateRequest]) -> None:
-        self._engine = engine
-        self._body = body
-        self._calls = calls
+    def __init__(self, prepared: Prepared[B]) -> None:
+        super().__init__(prepared)
+        info = self.engine.info
         self._common = {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": engine.info.model,
-            "system_fingerprint": _fingerprint(engine.info),
+            "model": info.model,
+            "system_fingerprint": _fingerprint(info),
         }
-        self._clocks = [AnswerClock(with_each=body.tells_times) for _ in calls]
-        self._tally = Tally(body.copies) if body.tells_usage else None
-        self._no_usage: Mapping[str, object] = {"usage": None} if body.include_usage else {}
-        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and after its text
-        self._last_times: Mapping[str, object] = {}
+        self._no_usage: Mapping[str, object] = {"usage": None} if self.body.include_usage else {}
+        self._frames = [TextFrame(partial(self.text_event, index)) for index in range(len(prepared.requests))]
 
     @abstractmethod
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Choice | None:
@@ -217,54 +210,43 @@ class ChoicesDialect(Dialect, Generic[Body]):
         """Return a stream's last chunk for choice `index`, with the reason why its text ended."""
 
     @abstractmethod
-    def choice(self, index: int, outcome: ChoiceOutcome) -> Choice:
+    def choice(self, index: int, outcome: Outcome) -> Choice:
         """Return choice `index` of an answer that is not streamed."""
 
-    def more(self, first: ChoiceOutcome) -> Mapping[str, object]:  # noqa: ARG002
+    def more(self, first: Outcome) -> Mapping[str, object]:  # noqa: ARG002
         """Return the fields beside the choices of an answer that is not streamed, from the first choice's outcome."""
         return {}
 
-    def whole(self, ended: Ended) -> Mapping[str, object]:
-        choices = [
-            {**self.choice(place, ended.outcomes[place]), "index": index} for index, place in enumerate(ended.kept)
-        ]
-        first = ended.outcomes[0]
-        times = first.times if len(self._calls) == 1 else {}
-        answer = {"object": self.whole_object, **self._common, "choices": choices, "usage": ended.usage}
-        return {**answer, **times, **ended.extra, **self.more(first)}
+    def whole(self, kept: Sequence[int], extra: Mapping[str, object]) -> Mapping[str, object]:
+        choices = [{**self.choice(place, self.outcomes[place]), "index": index} for index, place in enumerate(kept)]
+        answer = {"object": self.whole_object, **self._common, "choices": choices, "usage": self.usage}
+        return {**answer, **self._last_times, **extra, **self.more(self.outcomes[0])}
 
-    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
-        """Return the event that is sent for an engine event.
-
-        Most events hold a few characters of text and are otherwise equal, so the parts around the text are encoded once
-        for each choice.
-        """
-        told = self._clocks[index].tell(event)
-        if isinstance(event, Finished) and len(self._calls) == 1:
-            self._last_times = told
-        if self._tally is not None:
-            self._tally.add(index, event)
-            extra = {"usage": self._tally.usage(), **extra}
-        extra = {**told, **extra}
+    def events(self, index: int, event: Event, extra: Mapping[str, object]) -> Iterator[handlers.Event]:
+        usage = {"usage": self.usage} if self.body.tells_usage else {}
+        told = {**self.outcomes[index].times(event, with_each=self.body.tells_times), **usage, **extra}
         if isinstance(event, PromptProgress):
-            return encode_event(self.chunk([], extra))
-        choice = self._next(index, event)
-        if choice is None:
-            return b""
-        if isinstance(choice, str):
-            if not extra:
-                before, after = self._around(index)
-                return before + encode_basestring(choice).encode() + after
-            choice = self.text_chunk(index, choice)
-        return encode_event(self.chunk([choice], {**self._no_usage, **extra}))
+            yield self._chunk([], told)
+        elif isinstance(choice := self._next(index, event), str) and not told:
+            yield self._frames[index], choice
+        elif choice is not None:
+            choice = self.text_chunk(index, choice) if isinstance(choice, str) else choice
+            yield self._chunk([choice], {**self._no_usage, **told})
 
-    def ending(self, usage: Usage) -> bytes:
-        if not self._body.include_usage:
-            return DONE
-        return encode_event(self.chunk([], {"usage": usage, **self._last_times})) + DONE
+    def ending(self) -> Iterator[handlers.Event]:
+        if self.body.include_usage:
+            yield self._chunk([], {"usage": self.usage, **self._last_times})
+        yield DONE
 
-    def chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the body of one event of a stream, with the given choices and the fields `extra`."""
+    def text_event(self, index: int, text: str) -> Mapping[str, object]:
+        """Return an event that has only text of choice `index`."""
+        return self._chunk([self.text_chunk(index, text)], self._no_usage)
+
+    @property
+    def _last_times(self) -> Mapping[str, object]:
+        return self.outcomes[0].times() if len(self.outcomes) == 1 else {}
+
+    def _chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
         return {"object": self.chunk_object, **self._common, "choices": choices, **extra}
 
     def _next(self, index: int, event: Started | PromptScored | TextDelta | Finished) -> Choice | str | None:
@@ -272,19 +254,11 @@ class ChoicesDialect(Dialect, Generic[Body]):
             case TextDelta():
                 return self.delta(index, event)
             case Started():
-                return None if self._calls[index].score_from is not None else self.opening(index, ())
+                return None if self.prepared.requests[index].score_from is not None else self.opening(index, ())
             case PromptScored():
                 return self.opening(index, event.tokens)
             case Finished():
                 return self.closing(index, event)
-
-    def _around(self, index: int) -> tuple[bytes, bytes]:
-        """Return what stands before and after the text in an event that has only text of choice `index`."""
-        if index not in self._around_text:
-            event = encode_event(self.chunk([self.text_chunk(index, _PLACE)], self._no_usage))
-            before, _, after = event.partition(encode_basestring(_PLACE).encode())
-            self._around_text[index] = before, after
-        return self._around_text[index]
 
 
 def _fingerprint(info: EngineInfo) -> str:

@@ -28,11 +28,9 @@ from rnn_engine_server.apis.common.generation import (
 )
 from rnn_engine_server.apis.common.messages import TEXT_PART, parse_content
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import JSON_TEXT, RouteTable, Stream
-from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.schema import INTEGER, INTEGERS, Parsed, RefusedError, Schema, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
@@ -189,7 +187,7 @@ def send_vectors(call: Call, model: str, entries: Sequence[VectorEntry], encodin
         while piece := await work(call, size, partial(_first_bytes, pieces)):
             yield piece
 
-    return Stream(encoded(), JSON_TEXT, usage=usage)
+    return Stream(encoded(), content_type=JSON_TEXT, usage=usage)
 
 
 def _first_bytes(pieces: Iterator[bytes]) -> bytes:
@@ -273,7 +271,7 @@ async def find_vectors(call: Call, body: EmbeddingsRequest, *, each: bool = Fals
     With `each` there is a vector for the state after every token. Raises InvalidRequestError, also for more inputs,
     tokens or numbers than the limits allow.
     """
-    engine = engine_of(call, body.cache_salt)
+    engine = call.engine
     shape = engine.info.shape
     settings = body.settings_for(shape)
     settings.check(shape)
@@ -281,7 +279,7 @@ async def find_vectors(call: Call, body: EmbeddingsRequest, *, each: bool = Fals
     inputs = await tokens_of_inputs(call, engine, "input", body.input, numbers_each)
     sizes = [len(tokens) if each else 1 for tokens in inputs]
     if each:
-        inputs = _beginnings(call.app[SETTINGS].limits, inputs, numbers_each)
+        inputs = _beginnings(call.limits, inputs, numbers_each)
     initial_state = (await resolve_state(engine, body.state)).initial_state
     costs: list[Cost] = []
     centre = None
@@ -312,7 +310,7 @@ async def tokens_of_inputs(
 
     `numbers_each` is the length of one vector; all vectors of one answer together have a limit, too.
     """
-    limits = call.app[SETTINGS].limits
+    limits = call.limits
     fitting = max(limits.max_vector_numbers // numbers_each, 1)
     if len(prompts) > fitting:
         allowed = f"at most {fitting} inputs of {numbers_each} numbers each (max_vector_numbers)"

@@ -21,7 +21,7 @@ from rnn_engine_server.core.bodies import PageEnds, body_pieces, page_ends, quer
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import RouteTable, Stream
-from rnn_engine_server.core.routing import FORM, SETTINGS, AppKey
+from rnn_engine_server.core.routing import FORM, AppKey
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.store.files import FilePurpose, Files, NewFile, StoredFile, UploadPurpose
 
@@ -159,7 +159,7 @@ async def get_content(call: Call) -> Stream:
                 yield piece
 
     headers = {"Content-Disposition": "attachment"}
-    return Stream(pieces(), "application/octet-stream", headers=headers, num_bytes=stored.num_bytes)
+    return Stream(pieces(), content_type="application/octet-stream", headers=headers, num_bytes=stored.num_bytes)
 
 
 @ROUTES.delete("/v1/files/{id}", scope=Scope.MANAGE)
@@ -187,7 +187,7 @@ def _check_form(call: Call) -> None:
 
 
 def _check_size(call: Call, num_bytes: int) -> None:
-    most = call.app[SETTINGS].limits.max_file_bytes
+    most = call.limits.max_file_bytes
     if num_bytes > most:
         found = f"file: the file has {num_bytes} bytes or more"
         raise RefusalError(413, f"{found}; expected at most {most} (max_file_bytes)")
@@ -196,7 +196,7 @@ def _check_size(call: Call, num_bytes: int) -> None:
 async def _read_form(call: Call, new: NewFile) -> FileUpload:
     """Read and check the form, and write the content of its file to `new`. Raises InvalidRequestError."""
     fields: dict[str, Any] = {}
-    most = call.app[SETTINGS].limits.max_file_bytes + _FORM_BYTES
+    most = call.limits.max_file_bytes + _FORM_BYTES
     body = _MarkedText(body_pieces(call, most))
     end = b"--" + _boundary(call)
     if await body.line() != end:
@@ -218,7 +218,7 @@ async def _read_form(call: Call, new: NewFile) -> FileUpload:
             break
         if rest:
             raise _not_a_form(rest.decode(errors="replace"), "the end of the line after the boundary")
-    return FileUpload.parse(to_json(_nested(fields)), call.app[SETTINGS].limits)
+    return FileUpload.parse(to_json(_nested(fields)), call.limits)
 
 
 class _MarkedText:

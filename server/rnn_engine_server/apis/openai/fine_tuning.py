@@ -14,11 +14,10 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import PageEnds, page_ends, query_page, query_word
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import DONE, EVENT_STREAM, RouteTable, Stream, comment, encode_event, failure_event
+from rnn_engine_server.core.handlers import DONE, SSE, Piece, RouteTable, Stream
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import RequestBody, described
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
@@ -249,7 +248,7 @@ ROUTES = RouteTable(uses_model=False)
 @ROUTES.post("/v1/fine_tuning/jobs", scope=Scope.MANAGE, uses_model=True)
 async def create_job(call: Call, body: FineTuningRequest) -> FineTuningJob:
     """Tune the initial state of a model with the examples of a file."""
-    asked, info, runner = body.asked, engine_of(call).info, call.app[TUNING_RUNNER]
+    asked, info, runner = body.asked, call.engine.info, call.app[TUNING_RUNNER]
     if call.model.state is not None:
         raise InvalidRequestError("model", body.model, "the name of a model without a state")
     runner.check(info)
@@ -334,8 +333,7 @@ async def list_events(call: Call) -> Stream | FineTuningEventList:
     """What has happened to a fine-tuning job."""
     job = await _job(call)
     if query_word(call, "stream", ("true", "false"), "false") == "true":
-        pieces = _event_pieces(job, call.app[TUNINGS])
-        return Stream(pieces, EVENT_STREAM, comment, failure_event, ends_with_server=True)
+        return Stream(_event_pieces(job, call.app[TUNINGS]), SSE, ends_with_server=True)
     found = await call.app[TUNINGS].events(job, query_cursor(call, 20, _MOST_LISTED))
     return {"object": "list", "data": list(map(_event_object, found.items)), "has_more": found.has_more}
 
@@ -352,19 +350,19 @@ async def list_checkpoints(call: Call) -> FineTuningCheckpointList:
     }
 
 
-async def _event_pieces(job: TuningJob, store: Tunings) -> AsyncGenerator[bytes, None]:
+async def _event_pieces(job: TuningJob, store: Tunings) -> AsyncGenerator[Piece, None]:
     """Yield the events of a job, the oldest first, until it has ended."""
-    yield b""
+    yield ()
     number = 0  # of the last event that was sent
     while True:
         news = asyncio.create_task(store.wait_for_news())  # from before the events are read
         try:
             events, has_ended = await store.events_after(job, number, _SENT_EVENTS)
             if events:
-                yield b"".join(encode_event({**_event_object(event)}) for event in events)
+                yield [{**_event_object(event)} for event in events]
                 number = events[-1].number
             elif has_ended:
-                yield DONE
+                yield [DONE]
                 return
             else:
                 await news

@@ -10,11 +10,11 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError, ModelNotFoundError
 from rnn_engine.telemetry import HealthStatus
 from rnn_engine.types import EmbeddingTask
-from rnn_engine_server.auth.engine import engine_of, open_engines_of
+from rnn_engine_server.auth.engine import open_engines_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
-from rnn_engine_server.core.routing import REST, SETTINGS
+from rnn_engine_server.core.routing import REST
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.models.registry import MODELS, ModelStatus, ServedModel
 from rnn_engine_server.store.tunings import TUNED_PREFIX
@@ -183,7 +183,7 @@ ROUTES = RouteTable()
 @ROUTES.get("/v1/models", "/models", "/api/oai/models", "/api/oai/v1/models", uses_model=False)
 async def list_models(call: Call) -> ModelList:
     """The models that are served."""
-    limits = call.app[SETTINGS].limits
+    limits = call.limits
     models = [model for model in call.app[MODELS] if model.info is not None]
     tuned = [
         _tuned_entry(call.app[MODELS].find(name), named, limits)
@@ -198,7 +198,7 @@ async def list_models(call: Call) -> ModelList:
 async def get_model(call: Call) -> ModelEntry:
     """The model of that name."""
     model, state = call.app[MODELS].find_state(call.parameters["model"])
-    limits = call.app[SETTINGS].limits
+    limits = call.limits
     if state is None:
         return model_entry(model, limits)
     engine = open_engines_of(call).get(model.name)
@@ -216,5 +216,5 @@ async def delete_model(call: Call) -> ModelDeleted:
     state = call.model.state
     if state is None:
         raise InvalidRequestError("model", name, "MODEL:STATE, a model that was tuned; others can't be deleted")
-    await engine_of(call).states.delete(state)
+    await call.engine.states.delete(state)
     return {"id": name, "object": "model", "deleted": True}

@@ -5,21 +5,20 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any, Literal, TypeAlias
 
-from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
-from rnn_engine.interface import EngineLike
+from rnn_engine.chat_template.answer import AnswerPart, Piece
 from rnn_engine.operations.chat_prompt import ToolChoice
-from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
-from rnn_engine.sampling.params import SamplingParams
-from rnn_engine_server.apis.common.answering import AnswerClock, Dialect, Ended
+from rnn_engine.requests import Event, Finished, PromptProgress, TextDelta, TokenInfo
+from rnn_engine_server.apis.common.answering import Dialect, Prepared
 from rnn_engine_server.apis.openai.background import BackgroundRun
 from rnn_engine_server.apis.openai.dialect import ContentTokens, chat_logprobs
 from rnn_engine_server.apis.openai.response_schemas import ResponsesRequest, ResponseUsage, response_usage
-from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob
+from rnn_engine_server.apis.openai.schemas import ChatRequest, ChatTokenLogprob
+from rnn_engine_server.core import handlers
 from rnn_engine_server.core.errors import Failure
-from rnn_engine_server.core.handlers import encode_event
+from rnn_engine_server.core.handlers import TYPED_SSE
 
 ItemType: TypeAlias = Literal["message", "reasoning", "function_call"]
 
@@ -141,79 +140,65 @@ def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**item, "content": []} if "content" in item else item
 
 
-class ResponsesDialect(Dialect):
+class ResponsesDialect(Dialect[ChatRequest]):
     """Formats the answers of /v1/responses, whole or as streams.
 
-    `form` says which parts, such as thoughts and calls, to look for in the answer; `sampling` has the sampling
-    parameters. `run` is the run of a response in the background.
+    `asked` is the request for which the chat was made, and `run` the run of a response in the background.
     """
 
+    stream_form = TYPED_SSE
+
     def __init__(
-        self,
-        engine: EngineLike,
-        body: ResponsesRequest,
-        form: AnswerForm,
-        sampling: SamplingParams,
-        run: BackgroundRun | None = None,
+        self, prepared: Prepared[ChatRequest], asked: ResponsesRequest, run: BackgroundRun | None = None
     ) -> None:
-        self._engine = engine
-        self._body = body
-        self._sampling = sampling
-        self._run = run
+        super().__init__(prepared)
+        self._asked = asked
         self._key = uuid.uuid4().hex if run is None else run.key
         self._created = int(time.time()) if run is None else run.queued["created_at"]
-        self._reader = AnswerReader(form)
+        [self._reader], [self._outcome] = self.readers, self.outcomes
         self._tokens = ContentTokens()
         self._items = ItemWriter(self._key)
-        self._clock = AnswerClock(with_each=body.tells_times)
-        self._started: Started | None = None
         self._thoughts = _ThoughtTokens()
-        self._opening = ("response.created", "response.in_progress") if run is None else ("response.in_progress",)
-        self._number = 0 if run is None else run.num_events
+        self._number = count()
         self._is_open = False
         self.response: Mapping[str, Any] | None = None  # once it has ended
 
-    def whole(self, ended: Ended) -> Mapping[str, object]:
-        outcome = ended.first
-        self._started = outcome.started
-        list(self._take(self._reader.feed(outcome.text), outcome.tokens))
-        list(self._end(outcome.end))
-        return self._finished(outcome.end, ended.extra)
+    def whole(self, kept: Sequence[int], extra: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
+        list(self._take(self._reader.feed(self._outcome.text), self._outcome.tokens))
+        list(self._end(self._outcome.end))
+        return self._finished(self._outcome.end, extra)
 
-    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
-        opening = b"" if self._is_open else self._open()
-        times = self._clock.tell(event)
-        match event:
-            case PromptProgress():
-                told = {"type": "response.in_progress", "response": self._response("in_progress")}
-                return opening + self._encode({**told, **times})
-            case Started():
-                self._started = event
-                return opening
-            case TextDelta():
-                news = self._take(self._reader.feed(event.text), event.tokens)
-                return b"".join(self._encode({**one, **times}) for one in news)
-            case Finished():
-                last = b"".join(map(self._encode, self._end(event)))
-                response = self._finished(event, extra)
-                return last + self._encode({"type": f"response.{response['status']}", "response": response, **times})
-            case PromptScored():
-                return b""
+    def events(self, index: int, event: Event, extra: Mapping[str, object]) -> Iterator[handlers.Event]:  # noqa: ARG002
+        for told in self._told(event, extra):
+            yield {**told, "sequence_number": next(self._number)}
 
-    def failure(self, failure: Failure) -> bytes:
-        told = {"code": failure.code or failure.type, "message": failure.message}
-        return self._encode({"type": "response.failed", "response": {**self._response("failed"), "error": told}})
+    def failure(self, failure: Failure) -> handlers.Event:
+        error = {"code": failure.code or failure.type, "message": failure.message}
+        response = {**self._response("failed"), "error": error}
+        return {"type": "response.failed", "response": response, "sequence_number": next(self._number)}
 
     @property
     def queued(self) -> Mapping[str, Any]:
         """The response before it begins to run in the background."""
         return self._response("queued")
 
-    def _open(self) -> bytes:
-        """Return the encoded events that begin a response's stream."""
-        self._is_open = True
-        response = self._response("in_progress")
-        return b"".join(self._encode({"type": kind, "response": response}) for kind in self._opening)
+    def _told(self, event: Event, extra: Mapping[str, object]) -> Iterator[Mapping[str, Any]]:
+        """Yield the stream events for an event of the engine, without their numbers."""
+        if not self._is_open:
+            self._is_open = True
+            for kind in ("response.created", "response.in_progress"):
+                yield {"type": kind, "response": self._response("in_progress")}
+        times = self._outcome.times(event, with_each=self._asked.tells_times)
+        match event:
+            case PromptProgress():
+                yield {"type": "response.in_progress", "response": self._response("in_progress"), **times}
+            case TextDelta():
+                for told in self._take(self._reader.feed(event.text), event.tokens):
+                    yield {**told, **times}
+            case Finished():
+                yield from self._end(event)
+                response = self._finished(event, extra)
+                yield {"type": f"response.{response['status']}", "response": response, **times}
 
     def _take(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> Iterator[Mapping[str, Any]]:
         self._thoughts.add(pieces, tokens)
@@ -224,9 +209,9 @@ class ResponsesDialect(Dialect):
         yield from self._items.finish(is_cut=finished.reason == "length" or self._reader.is_in_call)
 
     def _logprobs(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> Sequence[ChatTokenLogprob]:
-        if not self._body.wants_logprobs:
+        if not self._asked.wants_logprobs:
             return ()
-        return chat_logprobs(self._engine, self._tokens.divide(tokens, pieces))["content"]
+        return chat_logprobs(self.engine, self._tokens.divide(tokens, pieces))["content"]
 
     def _finished(self, finished: Finished, extra: Mapping[str, object]) -> Mapping[str, Any]:
         """Make the complete response object, and return it."""
@@ -236,14 +221,14 @@ class ResponsesDialect(Dialect):
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._items.items,
-            "usage": self._usage(finished),
+            "usage": self._usage,
             **extra,
         }
         return self.response
 
     def _response(self, status: str) -> Mapping[str, Any]:
         """Return the fields of a response object with this `status`, still without output and usage."""
-        body = self._body
+        body, sampling = self._asked, self.prepared.requests[0].sampling
         return {
             "id": f"resp_{self._key}",
             "object": "response",
@@ -257,34 +242,26 @@ class ResponsesDialect(Dialect):
             "instructions": body.instructions,
             "max_output_tokens": body.max_tokens,
             "metadata": body.metadata,
-            "model": self._engine.info.model,
+            "model": self.engine.info.model,
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "store": body.store,
-            "temperature": self._sampling.temperature,
+            "temperature": sampling.temperature,
             "text": {"format": body.text.format},
             "tool_choice": _choice_word(body.tool_choice or ToolChoice("auto")),
             "tools": [tool.model_dump() for tool in body.tools],
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": self._sampling.top_p,
+            "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": None,
         }
 
-    def _usage(self, finished: Finished) -> ResponseUsage:
-        prompt, cached = (0, 0) if self._started is None else (self._started.prompt_tokens, self._started.cached_tokens)
-        return response_usage(prompt, cached, finished.completion_tokens, self._thoughts.count)
-
-    def _encode(self, event: Mapping[str, Any]) -> bytes:
-        if self._run is not None:
-            unlogged = self._run.unlogged(event)
-            if unlogged is None:
-                return b""
-            event = unlogged
-        number, self._number = self._number, self._number + 1
-        return encode_event({**event, "sequence_number": number}, event["type"])
+    @property
+    def _usage(self) -> ResponseUsage:
+        outcome = self._outcome
+        return response_usage(outcome.prompt_tokens, outcome.cached_tokens, outcome.num_tokens, self._thoughts.count)
 
 
 class _ThoughtTokens:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pydantic_core import from_json
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
-from rnn_engine_server.apis.common.answering import answer_in
 from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
 from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRun, new_seed, stream_events
 from rnn_engine_server.apis.openai.chat import prepare_chat, tell_input_tokens
@@ -24,7 +23,6 @@ from rnn_engine_server.apis.openai.response_schemas import (
     ResponsesRequest,
 )
 from rnn_engine_server.apis.openai.schemas import ChatRequest, InputTokens
-from rnn_engine_server.auth.engine import engine_of
 from rnn_engine_server.core.bodies import page_ends, query_count, query_word, to_json
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Answer, Encoded, RouteTable, Stream
@@ -42,14 +40,13 @@ ROUTES = RouteTable(uses_model=False)
 async def create_response(call: Call, body: ResponsesRequest) -> Answer:
     """Continue a conversation and keep the response, as OpenAI's API does."""
     text, call.text = call.text, b""  # the call may take long, and needs it only here
-    engine, run = engine_of(call, body.cache_salt), _run_of(call)
+    run = _run_of(call)
     before, given = await _conversation_of(call, body)
-    chat = await _chat_of(call, body, (*before.items, *given))
-    calls, form, resolved = await prepare_chat(call, engine, chat)
-    dialect = ResponsesDialect(engine, body, form, calls[0].sampling, run)
+    prepared = await prepare_chat(call, await _chat_of(call, body, (*before.items, *given)))
+    dialect = ResponsesDialect(prepared, body, run)
     owner = call.principal.name
     if body.background and run is None:
-        seed = calls[0].sampling.seed
+        seed = prepared.requests[0].sampling.seed
         fields = {"seed": new_seed() if seed is None else seed, "stream": True}
         queue = call.app[BACKGROUND].queue
         kept = await queue(owner, dialect.queued, given, before, text, fields, with_events=body.stream)
@@ -65,7 +62,7 @@ async def create_response(call: Call, body: ResponsesRequest) -> Answer:
             await add(owner, dialect.response, given, before, body.conversation, keep=body.store)
 
     is_kept = body.store or body.conversation is not None
-    return await answer_in(dialect, call, chat, calls, resolved, keep=keep if is_kept else None)
+    return await dialect.answer(keep if is_kept else None)
 
 
 def _run_of(call: Call) -> BackgroundRun | None:
@@ -125,7 +122,7 @@ async def _chat_of(call: Call, body: ResponsesRequest, conversation: Sequence[St
     held = call.lease.num_bytes
     num_loaded = await work(call, held, lambda: sum(item.num_loaded for item in conversation))
     call.hold_more("the conversation", num_loaded)
-    limits = call.app[SETTINGS].limits
+    limits = call.limits
 
     def make() -> ChatRequest:
         chat = body.chat([item.load() for item in conversation])
