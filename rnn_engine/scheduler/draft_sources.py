@@ -1,8 +1,7 @@
 """Predictions of a text's next tokens, for drafts: from its own repetitions, or from an equal earlier text.
 
-The first kind is prompt look-up decoding. As in LZ77, all places at which the last few tokens occurred before are
-chained. The place that agrees with the end of the text over the most tokens is followed for as long as its continuation
-predicts the text correctly. The second kind uses texts of earlier requests in the cache.
+The first kind is prompt look-up decoding: what followed the last tokens when they occurred before is predicted for as
+long as it comes true. The second kind uses texts of earlier requests in the cache.
 """
 
 from __future__ import annotations
@@ -10,53 +9,42 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-MIN_MATCH = 3  # tokens that must agree at least
-_LONGEST = 32  # tokens that are compared at most
-_MOST_PLACES = 8  # places that are compared at most
+MATCH = 3  # last tokens that are looked up
 _WINDOW = 1 << 15  # last tokens of a prompt that are searched
-_MOST_AT_ONCE = 1 << 12  # tokens of a prompt that one call takes in, about 1 ms
-_CLASSES = (3, 4, 6, 10)  # least lengths of matches that are judged together
-_PRIOR = 4.0  # weight of the expected share of a match, in tokens
-_MEMORY = 32.0  # tokens of a class in one text after which the counts are halved
-_MEMORY_OF_ALL = 512.0  # and in all texts
-
+_MOST_AT_ONCE = 1 << 10  # tokens that one call takes in, about 1 ms
+_TOKEN_BITS = 21  # of each token in a key
+_KEY_MASK = (1 << _TOKEN_BITS * MATCH) - 1
+_EXPECTED = 0.6  # share of predicted tokens that come
+_EXPECTED_EARLIER = 0.8  # the same for an earlier text
+_PRIOR = 4.0  # weight of the expected share, in tokens
+_MEMORY = 64.0  # tokens after which the counts are halved
 _LEAST_CHANCE = 0.25  # that a token must have to be drafted
-
-_TOKEN_BITS = 21  # of each token in a key; keys of different tokens may be equal, as places are compared anyway
-_KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
 
 
 class Experience:
-    """Counts of right and wrong predictions by the length of the match, in one text or in all texts."""
+    """Counts of right and wrong predictions, in one text or in all texts."""
 
-    def __init__(self, of_all: Experience | None = None) -> None:
-        """Start with no counts; estimates begin at those of `of_all`, which is updated too, or else at little."""
+    def __init__(self, expected: float = _EXPECTED, of_all: Experience | None = None) -> None:
+        """Start with no counts: the chance is that of `of_all`, which is updated too, or else `expected`."""
+        self._expected = expected
         self._of_all = of_all
-        self._memory = _MEMORY if of_all else _MEMORY_OF_ALL
-        self._seen = [0.0] * len(_CLASSES)  # tokens that were predicted
-        self._right = [0.0] * len(_CLASSES)  # those of them that came
+        self._seen = 0.0  # tokens that were predicted
+        self._right = 0.0  # those of them that came
 
-    def note(self, length: int, *, is_right: bool) -> None:
-        """Count one prediction of a token, made by a match of `length` tokens. `is_right` says if it came true."""
-        which = _class_of(length)
-        if self._seen[which] >= self._memory:
-            self._seen[which] /= 2.0
-            self._right[which] /= 2.0
-        self._seen[which] += 1.0
-        self._right[which] += is_right
-        if self._of_all:
-            self._of_all.note(length, is_right=is_right)
+    def note(self, *, is_right: bool) -> None:
+        """Count one prediction of a token. `is_right` says if it came true."""
+        if self._seen >= _MEMORY:
+            self._seen, self._right = self._seen / 2.0, self._right / 2.0
+        self._seen += 1.0
+        self._right += is_right
+        if self._of_all is not None:
+            self._of_all.note(is_right=is_right)
 
-    def chance(self, length: int) -> float:
-        """Return the estimated probability that the token predicted by a match of `length` tokens is correct.
-
-        It is the share of correct predictions so far, blended with the expected share.
-        """
-        which = _class_of(length)
-        expected = self._of_all.chance(length) if self._of_all else length / (length + 2.0)
-        return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)
+    @property
+    def chance(self) -> float:
+        """The estimated probability that a predicted token comes: the share so far, blended with the expected one."""
+        expected = self._expected if self._of_all is None else self._of_all.chance
+        return (self._right + _PRIOR * expected) / (self._seen + _PRIOR)
 
 
 class Lookup:
@@ -64,30 +52,25 @@ class Lookup:
 
     is_over = False  # a text may repeat itself at any time
 
-    def __init__(self, prompt: Sequence[int], of_all: Experience | None = None) -> None:
-        """Start with the last tokens of `prompt`; for `of_all` see `Experience`."""
+    def __init__(self, prompt: Sequence[int], of_all: Experience) -> None:
+        """Start with the last tokens of `prompt`. `of_all` is the experience with all texts, which is updated."""
         self._text = array("I", prompt[-_WINDOW:])
-        self._num_known = 0  # tokens of the text that can be found
         self._num_given = len(self._text)  # tokens of the prompt
-        self._key = 0  # of the last known tokens
-        self._latest: dict[int, int] = {}  # key -> the place after its latest occurrence
-        self._earlier = array("i")  # [num_known] the place after the occurrence before
+        self._num_known = 0  # tokens of the text that can be found
+        self._key = 0  # of the last tokens that are known
+        self._latest: dict[int, int] = {}  # key -> the place after its last occurrence
+        self._experience = Experience(of_all=of_all)
         self._place: int | None = None  # the token at this place is thought to come next
-        self._length = 0  # tokens before the place that agree with the end of the text
-        self._experience = Experience(of_all)
 
     def extend(self, generated: Sequence[int], first: int = 0) -> None:
-        """Append `generated[first:]`, and add a part of a long prompt to the search index."""
+        """Append `generated[first:]`, and take in some tokens that can't be found yet, such as those of the prompt."""
         self._text.extend(generated[first:])
-        if self._num_known < self._num_given:
-            self._take_in_prompt(min(self._num_given, self._num_known + _MOST_AT_ONCE))
-        if self._num_known >= self._num_given:
-            for token in self._text[self._num_known :]:
-                self._take_in(token)
+        for end in range(self._num_known + 1, min(len(self._text), self._num_known + _MOST_AT_ONCE) + 1):
+            self._take_in(end)
 
     @property
     def foretells(self) -> bool:
-        """True if the next token can be predicted: the end of the text has occurred before, and all text is indexed."""
+        """True if the next token can be predicted: the end of the text has occurred before, and all text is known."""
         return self._place is not None and self._num_known == len(self._text)
 
     def draft(self, count: int) -> list[int]:
@@ -100,83 +83,30 @@ class Lookup:
             draft.append(draft[len(draft) - (len(text) - place)])
         return draft
 
-    def outlook(self, count: int) -> tuple[int, float]:
-        """Return how many of the next `count` tokens are worth drafting, and the mean chance of each to be correct.
+    @property
+    def chance(self) -> float:
+        """The estimated chance of a predicted token to be correct; 0 if it is too small for a draft."""
+        chance = self._experience.chance
+        return chance if chance >= _LEAST_CHANCE else 0.0
 
-        The chance of a token holds if those before it are correct. The chances differ: a longer match may be more
-        likely to continue, or less, as in a table with lines that begin alike. The mean is the geometric one.
-        """
-        length, product, likely = self._length, 1.0, 0
-        while likely < count:
-            chance = self._experience.chance(length + likely)
-            if chance < _LEAST_CHANCE:
-                break
-            more = count - likely if length + likely >= _CLASSES[-1] else 1  # those of the last class are all alike
-            product *= chance**more
-            likely += more
-        return likely, product ** (1.0 / max(likely, 1))
-
-    def _take_in_prompt(self, end: int) -> None:
-        """Add the prompt's tokens up to position `end` to the search index."""
-        start = self._num_known
-        tokens = np.zeros(end - start + MIN_MATCH - 1, np.uint64)  # with up to `MIN_MATCH - 1` tokens before `start`
-        known = min(start, MIN_MATCH - 1)
-        tokens[MIN_MATCH - 1 - known :] = self._text[start - known : end]
-        keys = tokens[2:] | tokens[1:-1] << np.uint64(_TOKEN_BITS) | tokens[:-2] << np.uint64(2 * _TOKEN_BITS)
-        keys &= np.uint64(_KEY_MASK)
-        listed = keys.tolist()
-        before = np.array([self._latest.get(key, -1) for key in listed], np.int32)
-        order = np.argsort(keys, kind="stable")
-        is_again = keys[order[1:]] == keys[order[:-1]]
-        before[order[1:][is_again]] = order[:-1][is_again] + start + 1
-        self._earlier.extend(before.tolist())
-        self._latest.update(zip(listed, range(start + 1, end + 1), strict=True))
-        self._key, self._num_known = listed[-1], end
-        if end == self._num_given and end >= MIN_MATCH and before[-1] >= 0:
-            self._find(before.item(-1))
-
-    def _take_in(self, token: int) -> None:
-        """Add the text's next token to the search index, and record if it was predicted correctly."""
-        if self._place is not None:
-            is_right = self._text[self._place] == token
-            self._experience.note(self._length, is_right=is_right)
-            self._place, self._length = (self._place + 1, self._length + 1) if is_right else (None, 0)
+    def _take_in(self, end: int) -> None:
+        """Let the token before `end` be found, record if it was predicted correctly, and look up what may follow."""
+        token, place = self._text[end - 1], self._place
+        if place is not None and end > self._num_given:
+            is_right = self._text[place] == token
+            self._experience.note(is_right=is_right)
+            place = place + 1 if is_right else None
+        else:
+            place = None
         self._key = (self._key << _TOKEN_BITS | token) & _KEY_MASK
-        self._num_known = end = self._num_known + 1
-        before = self._latest.get(self._key, -1) if end >= MIN_MATCH else -1
-        self._latest[self._key] = end
-        self._earlier.append(before)
-        if self._place is None and before >= 0:
-            self._find(before)
-
-    def _find(self, place: int) -> None:
-        """Find, from `place` back, where the most tokens before it match the text's last ones; predict from there."""
-        text, end = self._text, self._num_known
-        for _ in range(_MOST_PLACES):
-            longest = self._length
-            if place > longest and text[place - 1 - longest] == text[end - 1 - longest]:  # it may agree for longer
-                length = self._agreement(place, end)
-                if length > longest:
-                    self._place, self._length = place, length
-            place = self._earlier[place - 1]
-            if place < 0 or self._length == _LONGEST:
-                return
-
-    def _agreement(self, place: int, end: int) -> int:
-        text, length = self._text, 0
-        while length < min(place, _LONGEST) and text[place - 1 - length] == text[end - 1 - length]:
-            length += 1
-        return length
-
-
-def _class_of(length: int) -> int:
-    return sum(length >= least for least in _CLASSES[1:])
+        if end >= MATCH:
+            found = self._latest.get(self._key)
+            self._latest[self._key] = end
+            place = found if place is None else place
+        self._place, self._num_known = place, end
 
 
 # Drafts from an earlier equal text: the tokens that followed when the same tokens were last run from the same state.
-
-_EARLIER_PRIOR = 4.0  # weight of the expected share of an earlier text, in tokens
-_EXPECTED = 0.8  # share of an earlier text's tokens that come again
 
 
 class EarlierText:
@@ -192,8 +122,7 @@ class EarlierText:
         self._ahead: Sequence[int] = ()
         self._place = 0  # in `_ahead`: the token there is thought to come next
         self.is_over = False  # nothing will be predicted any more
-        self._seen = 0  # tokens that were predicted
-        self._right = 0  # those of them that came
+        self._experience = Experience(_EXPECTED_EARLIER)
 
     def extend(self, generated: Sequence[int], first: int) -> None:
         """Compare the new tokens `generated[first:]` with the prediction; look up another if it is used up or wrong."""
@@ -202,11 +131,11 @@ class EarlierText:
         for token in generated[first:]:
             if self._place == len(self._ahead):
                 break
-            self._seen += 1
-            if token != self._ahead[self._place]:
+            is_right = token == self._ahead[self._place]
+            self._experience.note(is_right=is_right)
+            if not is_right:
                 self._ahead, self._place = (), 0
                 break
-            self._right += 1
             self._place += 1
         if self._place == len(self._ahead):
             self._ahead, self._place = self._find(generated), 0
@@ -220,11 +149,7 @@ class EarlierText:
         """Return a prediction of at most `count` next tokens; an empty list if there is none."""
         return list(self._ahead[self._place : self._place + count])
 
-    def outlook(self, count: int) -> tuple[int, float]:
-        """Return the number of tokens to draft, which is `count`, and the estimated chance of each to be correct."""
-        return count, self.chance
-
     @property
     def chance(self) -> float:
-        """The estimated chance of a predicted token to be correct: the share so far, blended with a default."""
-        return (self._right + _EARLIER_PRIOR * _EXPECTED) / (self._seen + _EARLIER_PRIOR)
+        """The estimated chance of a predicted token to be correct."""
+        return self._experience.chance

@@ -33,8 +33,7 @@ _LEAST_SECONDS = 1e-9  # of a step, by any clock
 _CHANCES = 32  # a chance is rounded to a multiple of 1 / 32
 _KEPT = 1024  # cached results of `_find_longest`
 _OFTEN = 16  # steps after which these are computed anew
-_PATIENCE = 32  # tokens without a prediction after which one more token passes between two look-ups
-_LONGEST_REST = 8  # tokens that pass between two look-ups at most
+_REST = 2  # tokens that pass after a look-up without a prediction
 _OFF = 0
 
 FindEarlier: TypeAlias = Callable[[GenerateRequest, Sequence[int]], Sequence[int]]
@@ -70,30 +69,22 @@ class Drafter:
         if request.token_mask is None:
             self._sources.append(Lookup(request.prompt, drafts.experience))
         self._num_known = 0  # tokens of the answer that the sources know
-        self._quiet_from = 0  # number of tokens after which nothing was predicted any more
         self._next_look = 0  # number of tokens at which to look again
         self.chance = 0.0  # that a token of the last proposed draft is drawn if those before it are
         self.is_off = False  # nothing will be drafted any more
 
     def look(self, generated: Sequence[int]) -> bool:
-        """Pass the tokens generated so far to the sources of predictions; return True if a draft can be proposed.
-
-        The longer nothing was predicted, the more tokens pass between two look-ups.
-        """
-        num_generated = len(generated)
-        if num_generated < self._next_look or self.is_off:
+        """Pass the tokens generated so far to the sources of predictions; return True if a draft can be proposed."""
+        if self.is_off or len(generated) < self._next_look:
             return False
-        if num_generated > self._num_known:
+        if len(generated) > self._num_known:
             for source in self._sources:
                 source.extend(generated, self._num_known)
-            self._num_known = num_generated
-        for source in self._sources:
-            if source.foretells:
-                self._quiet_from = num_generated
-                return True
+            self._num_known = len(generated)
         self.is_off = all(source.is_over for source in self._sources)
-        self._next_look = num_generated + 1 + min((num_generated - self._quiet_from) // _PATIENCE, _LONGEST_REST)
-        return False
+        foretells = any(source.foretells for source in self._sources)
+        self._next_look = len(generated) + (0 if foretells else _REST)
+        return foretells
 
     def propose(self, num_generated: int, most: int) -> list[int]:
         """Return a draft of at most `most` tokens, which follows the tokens generated so far.
@@ -103,8 +94,8 @@ class Drafter:
         """
         assert most > 0, "the step has no room for a draft"
         source = next(one for one in self._sources if one.foretells)
-        likely, self.chance = source.outlook(min(self._most, most, self._max_tokens - num_generated - 1))
-        draft = source.draft(likely)
+        self.chance = source.chance
+        draft = source.draft(min(self._most, most, self._max_tokens - num_generated - 1)) if self.chance else []
         # A draft ends before the first stop token, so that the state at the end of the text has no token after it.
         if self._ends.isdisjoint(draft):
             return draft

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rnn_engine.scheduler.draft_sources import MIN_MATCH, Experience, Lookup
+from rnn_engine.scheduler.draft_sources import MATCH, Experience, Lookup
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 
 
 def lookup_of(prompt: list[int], generated: list[int]) -> Lookup:
-    lookup = Lookup(prompt)
+    lookup = Lookup(prompt, Experience())
     lookup.extend([])
     for token in generated:
         lookup.extend([token])
@@ -22,27 +22,21 @@ def lookup_of(prompt: list[int], generated: list[int]) -> Lookup:
 def test_a_draft_follows_what_the_end_of_the_text_repeats(prompt: list[int], generated: list[int]) -> None:
     text = prompt + generated
     draft = lookup_of(prompt, generated).draft(5)
-    end = text[-MIN_MATCH:]
+    end = text[-MATCH:]
     followed = text + draft
-    places = [place for place in range(MIN_MATCH, len(text)) if text[place - MIN_MATCH : place] == end]
-    assert bool(draft) == (len(text) >= MIN_MATCH and bool(places))
+    places = [place for place in range(MATCH, len(text)) if text[place - MATCH : place] == end]
+    assert bool(draft) == (len(text) >= MATCH and bool(places))
     assert not draft or any(followed[place : place + 5] == draft for place in places)
 
 
 @given(texts, texts)
 def test_it_is_all_the_same_in_how_many_parts_a_text_comes(prompt: list[int], generated: list[int]) -> None:
-    one, other = lookup_of(prompt, generated), Lookup(prompt)
+    one, other = lookup_of(prompt, generated), Lookup(prompt, Experience())
     other.extend(generated)
-    assert (one.draft(4), one.outlook(4)) == (other.draft(4), other.outlook(4))
+    assert (one.draft(4), one.chance) == (other.draft(4), other.chance)
 
 
-def test_the_place_that_agrees_for_longest_is_followed() -> None:
-    prompt = [1, 2, 3, 4, 5, 6, 50, 0, 9, 4, 5, 6, 60, 0, 1, 2, 3, 4, 5]
-    assert lookup_of(prompt, [6]).draft(2) == [50, 0]
-    assert lookup_of([*prompt[:-5], 7], [9, 4, 5, 6]).draft(2) == [60, 0]
-
-
-def test_of_places_that_agree_as_long_the_latest_is_followed() -> None:
+def test_of_places_that_agree_the_latest_is_followed() -> None:
     assert lookup_of([1, 2, 3, 4, 1, 2, 3, 5, 1, 2], [3]).draft(1) == [5]
 
 
@@ -60,22 +54,21 @@ def test_what_a_place_foretold_wrongly_is_not_followed_any_more() -> None:
 def test_the_chance_rises_with_what_was_foretold_rightly_and_falls_with_the_rest() -> None:
     text = list(range(100))
     right = lookup_of([*text, 200, 0, 1], [2])
-    likely, first = right.outlook(1)
+    first = right.chance
     right.extend(text[3:40])
-    assert likely == 1
-    assert first < right.outlook(1)[1] < 1.0
+    assert 0 < first < right.chance < 1.0
     wrong = lookup_of(text, [])
-    outlooks = []
+    chances = []
     for start in range(0, 90, 5):
         wrong.extend([200, *text[start : start + 3]])
-        outlooks.append(wrong.outlook(1))
+        chances.append(wrong.chance)
         wrong.extend([201])
-    assert outlooks[1][1] < outlooks[0][1]
-    assert outlooks[-1][0] == 0  # it is not likely enough any more
+    assert chances[1] < chances[0]
+    assert chances[-1] == 0.0  # it is not likely enough any more
 
 
 def test_a_long_prompt_is_taken_in_bit_by_bit_and_its_beginning_not_at_all() -> None:
-    lookup = Lookup([*range(100_000), 99_000, 99_001, 99_002])
+    lookup = Lookup([*range(100_000), 99_000, 99_001, 99_002], Experience())
     calls = 0
     while not (draft := lookup.draft(2)):
         lookup.extend([])
@@ -91,25 +84,11 @@ def test_a_new_text_is_trusted_as_far_as_others_were() -> None:
     of_all = Experience()
     first = Lookup([1, 2, 3, 4, 1, 2, 3], of_all)
     first.extend([])
-    assert first.outlook(1)[0] == 1
+    assert first.chance > 0.0
     text: list[int] = []
     for start in range(100, 130):  # the tokens after 1, 2, 3 are never the same
         text += [start, 1, 2, 3]
         first.extend(text, len(text) - 4)
     second = Lookup([1, 2, 3, 4, 1, 2, 3], of_all)
     second.extend([])
-    assert first.outlook(1)[0] == second.outlook(1)[0] == 0
-
-
-def test_a_place_that_fails_after_so_many_tokens_is_followed_up_to_there() -> None:
-    lookup = Lookup([])
-    assert lookup.outlook(8) == (0, 1.0)
-    text: list[int] = []
-    for number in range(20):  # lines that begin alike and go on each in its own way
-        text += [*range(1, 11), 100 + number]
-    for count in range(len(text) - 7):
-        lookup.extend(text[: count + 1], count)
-    assert lookup.draft(6) == [5, 6, 7, 8, 9, 10]
-    likely, chance = lookup.outlook(16)
-    assert likely == 6
-    assert chance > 0.8
+    assert first.chance == second.chance == 0.0
