@@ -358,8 +358,8 @@ def forget_choices() -> None:
 
 def _show_record(path: Path, record: Mapping[str, Any] | None) -> None:
     try:
-        choices = list(read_choices(record or {}))
-    except (KeyError, TypeError, ValueError, AttributeError):
+        choices = read_choices(record or {})
+    except (KeyError, ValueError):
         click.echo(f"{path}: damaged, so it is not used\n")
         return
     assert record is not None

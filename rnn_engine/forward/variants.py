@@ -6,10 +6,10 @@ Variants differ in speed, and in rounding, since they add up the same sums in an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, product
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from rnn_engine.forward.segments import ROW_ALIGNMENT
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, INPUT_BLOCK, PANEL_ROWS
@@ -127,27 +127,6 @@ class TransposedVariant:
     threads: int  # of a workgroup
     tokens: int  # for which it reads every weight once
     inputs: str  # direct, broadcast or by_token, as in StreamVariant
-
-
-_KINDS: Final[dict[str, type[StreamVariant] | type[TiledVariant]]] = {
-    "matmul": StreamVariant,
-    "matmul_tiled": TiledVariant,
-}
-
-
-def to_record(variant: MatMulVariant) -> dict[str, Any]:
-    """Return a kernel variant as a dict that can be written as JSON and that `from_record` reads."""
-    return {"shader": variant.shader, **asdict(variant)}
-
-
-def from_record(record: Mapping[str, Any]) -> MatMulVariant:
-    """Return the variant that `to_record` made a dict of. Raises ValueError, KeyError or TypeError."""
-    fields = dict(record)
-    kind = _KINDS[fields.pop("shader")]
-    variant = kind(**fields)
-    if to_record(variant) != record or not all(isinstance(value, int | str) for value in fields.values()):
-        raise ValueError(f"{record} is not a variant")
-    return variant
 
 
 @dataclass(frozen=True, slots=True)

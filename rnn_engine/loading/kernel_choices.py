@@ -17,11 +17,11 @@ from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.tuner import Choice, Chosen, KernelTuner
 from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass
-from rnn_engine.forward.variants import KernelLimits, from_record, to_record
+from rnn_engine.forward.variants import KernelLimits
 from rnn_engine.gpu import Device, measure_subgroup_size
 
 _LEAST_BYTES: Final = 64 << 20  # of weights, from which on the choice of kernels matters
-_RECIPE: Final = 2  # increased whenever the form of a record changes
+_RECIPE: Final = 3  # increased whenever the form of a record changes
 
 _KERNEL_FILES: Final = (
     *("matmul", "products_", "tiles_", "inputs_", "stored_inputs", "one_format", "packed_", "weights_", "halves"),
@@ -116,10 +116,10 @@ class KeptChoices:
         try:
             if {name: record[name] for name in self.key} != self.key:
                 raise ValueError("they are for another device")
-            choices = list(read_choices(record))
+            choices = read_choices(record)
             if not all(limits.allow(choice.variant) for choice in choices):
                 raise ValueError("the device can't run some of them")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, ValueError) as error:
             _log.warning("the choices of kernels in %s are ignored, since they can't be used: %r", self.path, error)
             return {}
         return {(choice.kind, choice.tokens): choice for choice in choices}
@@ -127,7 +127,7 @@ class KeptChoices:
     def write(self, choices: Chosen) -> None:
         """Replace the recorded choices of kernels by `choices`. A failure to write the file is only logged."""
         try:
-            write_record(self.path, {**self.key, "choices": [_to_json(choice) for choice in choices.values()]})
+            write_record(self.path, {**self.key, "choices": list(map(asdict, choices.values()))})
         except OSError as error:
             _log.warning("the choices of kernels can't be saved, so the next load makes them again: %s", error)
 
@@ -143,31 +143,17 @@ def choices_folder() -> Path:
     return cache_folder() / "kernels"
 
 
-def _to_json(choice: Choice) -> dict[str, Any]:
-    return {
-        **asdict(choice.kind),
-        "tokens": choice.tokens,
-        "variant": to_record(choice.variant),
-        "predicted": choice.predicted,
-        "measured": choice.measured,
-        "default": to_record(choice.default),
-        "default_measured": choice.default_measured,
-    }
+def read_choices(record: Mapping[str, Any]) -> list[Choice]:
+    """Return the choices in a file's content. Raises KeyError or ValueError."""
+    from pydantic import TypeAdapter  # here, since its import takes 0.3 s, and not all loads read a record
 
-
-def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
-    """Yield the choices in a file's content. Raises KeyError, TypeError, ValueError or AttributeError."""
-    for each in record["choices"]:
-        kind = MatMulClass(str(each["weights"]), int(each["rows"]), int(each["columns"]), str(each["number"]))
-        if each["tokens"] not in TOKEN_COUNTS:
-            raise ValueError(f"{each['tokens']} is not one of the token counts")
-        variant, default = from_record(each["variant"]), from_record(each["default"])
-        if {variant.number == "int8", default.number == "int8"} != {kind.number == "int8"}:
-            raise ValueError(f"{variant} is not for {kind}")
-        predicted, measured, default_measured = (
-            float(each[name]) for name in ("predicted", "measured", "default_measured")
-        )
-        yield Choice(kind, each["tokens"], variant, predicted, measured, default, default_measured)
+    choices = TypeAdapter(list[Choice]).validate_python(record["choices"])
+    for each in choices:
+        if each.tokens not in TOKEN_COUNTS:
+            raise ValueError(f"{each.tokens} is not one of the token counts")
+        if {each.variant.number == "int8", each.default.number == "int8"} != {each.kind.number == "int8"}:
+            raise ValueError(f"{each.variant} is not for {each.kind}")
+    return choices
 
 
 @cache

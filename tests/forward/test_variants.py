@@ -14,8 +14,6 @@ from rnn_engine.forward.variants import (
     MatMulVariant,
     StreamVariant,
     TiledVariant,
-    from_record,
-    to_record,
 )
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.loading.kernel_choices import kernel_limits
@@ -134,24 +132,3 @@ def test_a_variant_beyond_the_limits_is_not_allowed(variant: MatMulVariant) -> N
 
 def test_lanes_share_inputs_only_where_subgroups_are_wide_enough() -> None:
     assert not KernelLimits().allow(StreamVariant(tokens=1, inputs="broadcast"))
-
-
-@pytest.mark.parametrize("variant", [*STREAMS, *TILES], ids=str)
-def test_a_variant_comes_back_from_its_record(variant: MatMulVariant) -> None:
-    assert from_record(to_record(variant)) == variant
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {},
-        {"shader": "norm"},
-        {"shader": "matmul"},
-        {"shader": "matmul", "tokens": None},
-        {"shader": "matmul", "tokens": 1, "speed": 3},
-        {"shader": "matmul_tiled", "rows": [64], "tokens": 64},
-    ],
-)
-def test_a_record_of_something_else_is_refused(record: dict[str, object]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        from_record(record)

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.tuner import Choice, Chosen
 from rnn_engine.forward.tuning import MatMulClass
-from rnn_engine.forward.variants import KernelLimits, MatMulVariant, StreamVariant
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant, StreamVariant, TiledVariant
 from rnn_engine.gpu import Device, DeviceInfo
 from rnn_engine.loading.kernel_choices import (
     KeptChoices,
@@ -27,6 +27,7 @@ from rnn_engine.loading.kernel_choices import (
     choose_kernels,
     kernel_limits,
     kernel_texts,
+    read_choices,
     version_of,
 )
 from rnn_engine.loading.runner import load_runner
@@ -150,7 +151,7 @@ def _changed(record: dict[str, Any]) -> str:
 
 
 def _of_other_numbers(record: dict[str, Any]) -> str:
-    record["choices"][0]["number"] = "int8"  # its kernels can't multiply these
+    record["choices"][0]["kind"]["number"] = "int8"  # its kernels can't multiply these
     return json.dumps(record)
 
 
@@ -175,6 +176,25 @@ def test_a_damaged_record_is_left_out_with_one_line(
     assert str(path) in line
     assert choose(loaded, TuneOrder(5)) == {(KINDS[0], 1): FAST}  # the record is written over
     assert KeptChoices.of(loaded[0].device).read(LIMITS) == search.found
+
+
+@pytest.mark.parametrize(
+    ("kind", "variant"),
+    [
+        (KINDS[0], StreamVariant(1, splits=16, unroll=4)),
+        (KINDS[1], TiledVariant(64, 32, eights=4)),
+        (replace(KINDS[0], number="int8"), TiledVariant(32, 64, number="int8")),
+    ],
+)
+def test_a_choice_comes_back_from_its_record(kind: MatMulClass, variant: MatMulVariant) -> None:
+    made = replace(choice(kind, variant), default=StreamVariant(1, number=kind.number))
+    assert read_choices(json.loads(json.dumps({"choices": [asdict(made)]}))) == [made]
+
+
+@pytest.mark.parametrize("variant", [{}, {"speed": 3}, {"tokens": None}, {"rows": 64}, [1]])
+def test_a_record_of_something_else_is_refused(variant: object) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        read_choices({"choices": [{**asdict(choice(KINDS[0])), "variant": variant}]})
 
 
 def test_a_record_of_another_device_or_of_kernels_that_can_not_run_is_left_out(
