@@ -128,11 +128,14 @@ class CpuRunner:
         given = given_rows(batch)
         weights = self._weights if given is None else self._weights.with_rows(self.shape.tensor_names.embedding, given)
         lengths = [len(run.tokens) for run in batch]
-        before = {name: values[slots] for name, values in self._live.items()}
+        # slots in a row are not copied
+        chosen = slice(slots[0], slots[0] + len(slots)) if slots == [*range(slots[0], slots[0] + len(slots))] else slots
+        before = {name: values[chosen] for name, values in self._live.items()}  # [B, L, ...]
         with matmul_threads(self.shape):
             hidden, after = self._run_layers(weights.watched(watch), tokens, lengths, before)  # [T, D]
-            for name, values in after.items():
-                self._live[name][slots] = values
+            for name, layers in after.items():
+                for layer, values in enumerate(layers):
+                    self._live[name][chosen, layer] = values
             ends = np.cumsum(lengths).tolist()  # a run's rows belong to its last `rows` tokens
             rows = np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])
             logits: F32 = project_to_logits(self._weights, hidden[rows])

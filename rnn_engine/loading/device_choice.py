@@ -16,7 +16,7 @@ import psutil
 from numpy.typing import NDArray
 
 from rnn_engine.files import read_record, write_record
-from rnn_engine.forward.cpu_matmul import has_matmuls
+from rnn_engine.forward.onnx_graph import has_onnxruntime
 from rnn_engine.forward.weight_choice import has_kept_blocks
 from rnn_engine.gpu import list_devices
 from rnn_engine.loading.runner import load_runner
@@ -78,7 +78,7 @@ def choose_device(
             return DeviceChoice(device, "the only device that WebGPU finds")
         return DeviceChoice(device, f"the first of the fastest kind of the {len(devices)} devices that WebGPU finds")
     num_bytes = sum(4 * prod(info.shape) for info in model.tensors.values())
-    keeps_blocks = has_matmuls() and has_kept_blocks(model)
+    keeps_blocks = has_onnxruntime() and has_kept_blocks(model)
     if num_bytes > psutil.virtual_memory().available // 2 and not keeps_blocks:
         return DeviceChoice(device, "no GPU was found, and numpy has no room for the weights in f32")
     record = None if cache_folder is None else cache_folder / _RECORD

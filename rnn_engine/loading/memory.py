@@ -15,7 +15,7 @@ import psutil
 
 from rnn_engine.bounds import AUTO, AUTO_FORMATS, STORED
 from rnn_engine.errors import DeviceError, DeviceMemoryError, InvalidRequestError, TokenizerError
-from rnn_engine.forward.cpu_matmul import has_matmuls
+from rnn_engine.forward.onnx_graph import has_onnxruntime
 from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import WeightChoice, has_kept_blocks
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
@@ -100,15 +100,17 @@ def cpu_has(weights: str | None, *, has_blocks: bool = True) -> bool:
     """Return True if the device "cpu" accepts `weights`; formats of blocks need onnxruntime, and `has_blocks`."""
     if weights in (None, AUTO, "f32", STORED):
         return True
-    return has_blocks and has_matmuls() and WeightChoice.parse(str(weights)).formats["att"] not in ("f16", "bf16")
+    return has_blocks and has_onnxruntime() and WeightChoice.parse(str(weights)).formats["att"] not in ("f16", "bf16")
 
 
 def check_cpu_weights(weights: str | None, *, has_blocks: bool = True) -> None:
     """Raise InvalidRequestError unless the device "cpu" accepts `weights`; see `cpu_has`."""
     if cpu_has(weights, has_blocks=has_blocks):
         return
-    allowed = "auto, f32, stored or a format of 8 or 4 bits" if has_blocks and has_matmuls() else "auto, f32 or stored"
-    more = "" if has_matmuls() or not has_blocks else "; pip install 'rnn-engine[cpu]' adds those of 8 and 4 bits"
+    allowed = (
+        "auto, f32, stored or a format of 8 or 4 bits" if has_blocks and has_onnxruntime() else "auto, f32 or stored"
+    )
+    more = "" if has_onnxruntime() or not has_blocks else "; pip install 'rnn-engine[cpu]' adds those of 8 and 4 bits"
     message = f"the device cpu has no weights {weights!r}; expected {allowed}{more}"
     raise InvalidRequestError("weights", weights, f"{allowed} on the device cpu", message)
 
@@ -117,7 +119,7 @@ def cpu_weights(model: ModelFile, weights: str | None) -> str:
     """Return the weights that the device "cpu" has for the user's choice, with the type of their activations."""
     usual = usual_weights(model)
     weights = usual if weights in (None, AUTO) else str(weights)
-    if not has_matmuls() or weights == "f32" or (weights in (STORED, "f16") and usual != STORED):
+    if not has_onnxruntime() or weights == "f32" or (weights in (STORED, "f16") and usual != STORED):
         return "f32"
     return weights if "activations=" in weights else f"{weights},activations=int8"
 

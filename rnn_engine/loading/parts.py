@@ -18,7 +18,7 @@ from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.demo import find_reranker
 from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress
-from rnn_engine.forward.cpu_matmul import has_matmuls
+from rnn_engine.forward.onnx_graph import has_onnxruntime
 from rnn_engine.forward.weight_choice import count_kept, parse_weights
 from rnn_engine.hub import model_name
 from rnn_engine.interface import EmbeddingInfo, EngineInfo
@@ -174,7 +174,7 @@ def open_parts(
     _log.info(
         "%s: device %s, weights %s%s, %d slots. Why this device: %s",
         name or model_name(path),
-        _ON_PROCESSOR[has_matmuls()] if loaded.device == "cpu" else loaded.device_name,
+        _ON_PROCESSOR[has_onnxruntime()] if loaded.device == "cpu" else loaded.device_name,
         loaded.weights,
         " (the best format that fits)" if settings.weights == AUTO else "",
         num_slots,
@@ -205,7 +205,7 @@ def open_parts(
 
 def _kept_blocks(model: ModelFile, loaded: _Loaded) -> dict[str, int]:
     """Count the matrices that are kept in the blocks of the file, by type, the most frequent first."""
-    weights = STORED if loaded.device == "cpu" and not has_matmuls() else loaded.weights  # numpy keeps all of them
+    weights = STORED if loaded.device == "cpu" and not has_onnxruntime() else loaded.weights  # numpy keeps all of them
     return dict(count_kept(model, parse_weights(weights, model.shape)[0]).most_common())
 
 

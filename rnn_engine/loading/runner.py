@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, ModelError
 from rnn_engine.forward import CpuRunner, GpuRunner, Progress, no_progress
-from rnn_engine.forward.cpu_matmul import MatMulWeights, count_threads, has_matmuls
+from rnn_engine.forward.cpu_matmul import count_threads, load_layers
 from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.onnx_graph import has_onnxruntime
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.step import StepLimits, slot_penalty_bytes
 from rnn_engine.forward.tuning import Tuning, tuning_for
@@ -192,14 +193,15 @@ def _load_cpu_runner(
     model: Model, size: RunnerSize, versions: VersionTable, format_of: FormatOf, *, in_bytes: bool, threads: int | None
 ) -> CpuRunner:
     shape = model.shape
-    if has_matmuls() and (in_bytes or shape.num_layers * shape.layer_weights >= _FEW_WEIGHTS):
+    run_layers = versions.get(shape.version).run_layers
+    if has_onnxruntime() and (in_bytes or shape.num_layers * shape.layer_weights >= _FEW_WEIGHTS):
         num_threads = count_threads(shape, threads)
-        weights: Weights = MatMulWeights.load(model, format_of, in_bytes=in_bytes, num_threads=num_threads)
+        weights, run_layers = load_layers(model, run_layers, format_of, in_bytes=in_bytes, num_threads=num_threads)
     else:
         weights = Weights.read(model)
     return CpuRunner(
         weights,
-        versions.get(shape.version).run_layers,
+        run_layers,
         num_slots=size.num_slots + _spare_slots(size.spare_bytes, shape.state_bytes),
         max_tokens=size.max_tokens or 64,
         max_rows=size.rows_of(shape),

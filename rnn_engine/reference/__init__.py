@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeAlias
+from functools import wraps
+from typing import Any, Final, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -19,6 +20,7 @@ from rnn_engine.quantised.rows import read_rows
 from rnn_engine.types import LAYER_NORM, Model, ModelShape, Norm
 
 Array: TypeAlias = NDArray[Any]
+Replaced = TypeVar("Replaced", bound=Callable[..., Array])
 Lookup: TypeAlias = Callable[[str], Array]
 
 
@@ -182,6 +184,17 @@ def layer_norm(x: Array, lookup: Lookup, name: str) -> Array:
     return norm(x, lookup, name, LAYER_NORM)
 
 
+def replaceable(function: Replaced) -> Replaced:
+    """Let an array that is not numpy's compute `function` by its own method of that name."""
+
+    @wraps(function)
+    def call(x: Any, *args: Any) -> Any:  # noqa: ANN401
+        return getattr(type(x), function.__name__, function)(x, *args)
+
+    return cast("Replaced", call)
+
+
+@replaceable
 def standardize(x: Array, epsilon: float) -> Array:
     """Shift and scale x to mean 0 and variance 1 along its last axis."""
     centred = x - x.mean(axis=-1, keepdims=True)
@@ -189,19 +202,28 @@ def standardize(x: Array, epsilon: float) -> Array:
     return standard
 
 
+@replaceable
 def sigmoid(x: Array) -> Array:
     """Return 1 / (1 + exp(-x)) without overflow."""
     probability: Array = 1 / (1 + np.exp(np.minimum(-x, 80)))  # e^80 is finite in f32, and its inverse as good as 0
     return probability
 
 
-RunLayers: TypeAlias = Callable[[Weights, Array, Sequence[int], Mapping[str, Array]], tuple[Array, dict[str, Array]]]
+RunLayers: TypeAlias = Callable[
+    [Weights, Array, "Sequence[int] | PackedRuns", Mapping[str, Array]], tuple[Array, dict[str, list[Array]]]
+]
 """A function that runs the layers of an RWKV version in numpy: (weights, ids, lengths, states) -> (x, new states).
 
-x [T, D] is the last layer's output, before the head.
+x [T, D] is the last layer's output, before the head. New states are L arrays [B, ...] a field.
 
 B sequences run, `lengths[b]` tokens of each, one after the other in the token ids [T]. `states` holds [B, L, ...] a
 field and is not changed.
+"""
+
+Recurrence: TypeAlias = Callable[..., tuple[Array, ...]]
+"""A function (inputs, *states, runs) -> (output, *new states) of a layer.
+
+inputs: a dataclass of arrays [T, ...]; the output is like the first of them. states: [B, ...] each, not changed.
 """
 
 RunBackward: TypeAlias = Callable[
@@ -237,8 +259,10 @@ class PackedRuns:
     starts: NDArray[np.intp]  # [B]
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> PackedRuns:
+    def of(cls, lengths: Sequence[int] | PackedRuns) -> PackedRuns:
         """Return the positions of token runs with these lengths, packed without gaps."""
+        if isinstance(lengths, PackedRuns):
+            return lengths
         counts = np.asarray(lengths, np.intp)
         return cls(counts, np.cumsum(counts) - counts)
 
@@ -261,6 +285,10 @@ class PackedRuns:
         last: Array = x[self.starts + self.lengths - 1]
         return last
 
+    def recur(self, recurrence: Recurrence, inputs: object, *states: Array) -> tuple[Array, ...]:
+        """Run a layer's recurrence on the runs, and return its results."""
+        return recurrence(inputs, *states, self)
+
     def walk(self, state: Array, step: Step) -> Array:
         """Apply a recurrence to `state` [B, ...] token by token, all B runs in parallel; return the final states."""
         order, lengths, starts = self._longest_first()
@@ -268,6 +296,8 @@ class PackedRuns:
         for offset in range(lengths[0]):
             running = np.count_nonzero(lengths > offset)
             step(live[:running], starts[:running] + offset)
+        if lengths[0] == lengths[-1]:
+            return live
         after = np.empty_like(live)
         after[order] = live
         return after

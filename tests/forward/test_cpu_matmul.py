@@ -9,7 +9,8 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.cpu import CpuRunner
-from rnn_engine.forward.cpu_matmul import Codes, MatMulWeights, Threads, _make_matmul
+from rnn_engine.forward.cpu_matmul import Codes, load_layers
+from rnn_engine.forward.onnx_graph import Graph
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.loading import memory
 from rnn_engine.quantised import KEPT_FORMATS, Blocks, quantise, unpack_codes
@@ -22,14 +23,24 @@ LEVELS = {"nf4", "sf4", "iq4_nl", "iq4_xs"}
 HELD = sorted(KEPT_FORMATS.keys() - LEVELS)
 MODELS = {MODEL.shape.version: MODEL, **OTHER_MODELS}
 GENERATOR = np.random.default_rng(5)
-ONE = Threads(1)
 
 
-def make_runner_of(model: Model, weights: str, *, num_slots: int, max_tokens: int, **limits: int) -> CpuRunner:
-    choice = WeightChoice.parse(weights)
-    read = MatMulWeights.load(model, choice.of(model.shape), in_bytes=choice.activations == "int8", num_threads=1)
-    run_layers = VERSIONS.get(model.shape.version).run_layers
-    return CpuRunner(read, run_layers, num_slots=num_slots, max_tokens=max_tokens, **limits)
+def make_runner_of(
+    model: Model, weights: str, *, num_slots: int, max_tokens: int, num_threads: int = 1, **limits: int
+) -> CpuRunner:
+    choice, run_layers = WeightChoice.parse(weights), VERSIONS.get(model.shape.version).run_layers
+    in_bytes = choice.activations == "int8"
+    format_of = choice.of(model.shape)
+    read, layers = load_layers(model, run_layers, format_of, in_bytes=in_bytes, num_threads=num_threads)
+    return CpuRunner(read, layers, num_slots=num_slots, max_tokens=max_tokens, **limits)
+
+
+def multiply(blocks: Blocks, x: F32) -> F32:
+    codes, graph = Codes.of(blocks), Graph()
+    assert codes is not None
+    codes.add(graph, "x", "y")
+    product: F32 = graph.start({"x": ("float32", ("T", x.shape[1]))}, ["y"], 1).run(None, {"x": x})[0]
+    return product
 
 
 class TestResults(ResultsContract):
@@ -49,7 +60,8 @@ class TestResults(ResultsContract):
 @pytest.mark.parametrize("version", list(MODELS))
 @pytest.mark.parametrize("weights", ["q8_0", "int4", "q4_1"])
 def test_a_sequence_has_the_same_bits_in_any_batch_and_in_chunks_of_any_size(version: str, weights: str) -> None:
-    runner = make_runner_of(MODELS[version], f"{weights},activations=int8", num_slots=4, max_tokens=64)
+    choice = f"{weights},activations=int8"
+    runner = make_runner_of(MODELS[version], choice, num_slots=4, max_tokens=64, num_threads=2)
     sequence, other = TOKENS[0][:12], TOKENS[1]
 
     def run(cuts: tuple[int, ...], slot: int, beside: int) -> F32:
@@ -73,12 +85,11 @@ def test_a_sequence_has_the_same_bits_in_any_batch_and_in_chunks_of_any_size(ver
 
 def test_what_is_not_finite_stays_in_its_row() -> None:
     weights = quantise(KEPT_FORMATS["q4_1"], GENERATOR.normal(size=(7, 64)).astype(np.float32))
-    multiply = _make_matmul(weights, lambda rows: rows, ONE, in_bytes=True)
     x = GENERATOR.normal(size=(3, 64)).astype(np.float32)
-    exact = multiply(x)
+    exact = multiply(weights, x)
     x[1] = np.inf
-    assert np.array_equal(multiply(x)[[0, 2]], exact[[0, 2]])
-    assert not np.isfinite(multiply(x)[1]).any()
+    assert np.array_equal(multiply(weights, x)[[0, 2]], exact[[0, 2]])
+    assert not np.isfinite(multiply(weights, x)[1]).any()
 
 
 @pytest.mark.parametrize("rows", [1, 5, 33])
@@ -86,28 +97,26 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 def test_products_in_bytes_are_near_those_of_the_numbers(name: str, rows: int) -> None:
     blocks = make_blocks(name, 21, 512)
     x = GENERATOR.normal(size=(rows, 512)).astype(np.float32)
-    found = _make_matmul(blocks, lambda rows: rows, ONE, in_bytes=True)(x)
+    found = multiply(blocks, x)
     exact = x.astype(np.float64) @ blocks.numbers().T.astype(np.float64)
     largest = np.abs(x).max(axis=-1, keepdims=True) @ np.abs(blocks.numbers()).sum(axis=-1)[np.newaxis]
     assert (np.abs(found - exact) <= largest / 254).all()  # half a step of the bytes for each input
 
 
-@pytest.mark.parametrize(("threads", "piece"), [(1, 640), (3, 1 << 24)])
-def test_a_large_matrix_is_held_in_pieces(threads: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, count in (("_PIECE_WEIGHTS", piece), ("_SHARED_WEIGHTS", 1), ("_SHARED_PRODUCTS", 64 * 23 * 2)):
-        monkeypatch.setattr(f"rnn_engine.forward.cpu_matmul.{name}", count)
-    matrix = GENERATOR.normal(size=(23, 64)).astype(np.float32)
-    x = GENERATOR.normal(size=(4, 64)).astype(np.float32)
-    multiply = _make_matmul(matrix, lambda rows: rows, Threads(threads), in_bytes=False)
-    assert np.allclose(multiply(x), x @ matrix.T, rtol=1e-5, atol=1e-5)
-    assert np.array_equal(multiply(x[:1]), multiply(x)[:1])  # in one thread, since it is little
-    assert multiply(x[:0]).shape == (0, 23)
+def test_a_large_head_is_held_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"num_slots": 1, "max_tokens": 8, "max_rows": 8}
+    batch = [TokenRun(0, TOKENS[0][:5], rows=5)]
+    whole = run_step(make_runner_of(MODEL, "f32", **limits), batch)
+    monkeypatch.setattr("rnn_engine.forward.cpu_matmul._PIECE_WEIGHTS", 3 * MODEL.shape.width)
+    in_pieces = run_step(make_runner_of(MODEL, "f32", **limits, num_threads=2), batch)
+    for row in range(5):
+        assert np.array_equal(in_pieces.full_row(row), whole.full_row(row))
 
 
 def test_without_the_library_cpu_has_floats_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.cpu_has("q4_0")
     assert not memory.cpu_has("f16")
-    monkeypatch.setattr(memory, "has_matmuls", lambda: False)
+    monkeypatch.setattr(memory, "has_onnxruntime", lambda: False)
     assert memory.cpu_has("stored")
     with pytest.raises(InvalidRequestError, match=r"rnn-engine\[cpu\]"):
         memory.check_cpu_weights("q4_0")

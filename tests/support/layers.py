@@ -95,7 +95,7 @@ RESTRICTED = (
     Restricted("opentelemetry", ("rnn_engine_server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
     Restricted(
         "onnxruntime",
-        ("rnn_engine.operations.onnx_embedder", "rnn_engine.forward.cpu_matmul", *DEVELOPMENT),
+        ("rnn_engine.operations.onnx_embedder", "rnn_engine.forward.onnx_graph", *DEVELOPMENT),
         "embedding models and faster matmuls are extras",
     ),
     Restricted("valkey", ("rnn_engine_states.shared", *DEVELOPMENT), "the shared store is an extra"),
@@ -127,6 +127,7 @@ RESTRICTED = (
         (
             "rnn_engine.reference",
             "rnn_engine.forward.cpu",
+            "rnn_engine.forward.cpu_graph",
             "rnn_engine.forward.cpu_matmul",
             "rnn_engine.loading.runner",
             "rnn_engine.backward.cpu_trainer",

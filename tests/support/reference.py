@@ -28,7 +28,7 @@ def forward(
     states = {field.name: before[field.name][np.newaxis] for field in model.shape.state_fields}
     run_layers = versions.get(model.shape.version).run_layers
     hidden, after = run_layers(weights, np.asarray(tokens, np.intp), [len(tokens)], states)
-    return project_to_logits(weights, hidden), {name: values[0] for name, values in after.items()}
+    return project_to_logits(weights, hidden), {name: np.stack(values, axis=1)[0] for name, values in after.items()}
 
 
 def relative_error(found: Array, expected: Array) -> float:

@@ -79,17 +79,17 @@ def make_shape(num_layers: int, sizes: Sizes) -> ToyShape:
 
 
 def run_layers(
-    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
-) -> tuple[Array, dict[str, Array]]:
+    weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
+) -> tuple[Array, dict[str, list[Array]]]:
     x = embed(weights, ids)
     runs = PackedRuns.of(lengths)
-    after = {name: values.astype(weights.dtype) for name, values in states.items()}
+    after: dict[str, list[Array]] = {"shift": []}
     for layer in range(weights.shape.num_layers):
         block = weights.block(layer)
         normed = layer_norm(x, block, "ln1")
         mixed = normed + (runs.shift(normed, states["shift"][:, layer]) - normed) * block("toy.mix")
         x = x + block.matmul(np.square(np.maximum(block.matmul(mixed, "toy.up"), 0)), "toy.down")
-        after["shift"][:, layer] = runs.last(normed)
+        after["shift"].append(runs.last(normed))
     return x, after
 
 

@@ -18,16 +18,16 @@ from rnn_engine.versions.v7.reference import TimeMix
 
 
 def run_layers_v6(
-    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
-) -> tuple[Array, dict[str, Array]]:
+    weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
+) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of a QRWKV6; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV6Qwen2)
     return run_blocks(weights, ids, lengths, states, partial(_time_mix, weights.shape), _channel_mix)
 
 
 def run_layers_v7(
-    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
-) -> tuple[Array, dict[str, Array]]:
+    weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
+) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of an ARWKV; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV7Qwen2)
     return run_blocks(weights, ids, lengths, states, TimeMix(weights.shape), _channel_mix)
@@ -45,15 +45,19 @@ def _time_mix(
     r, k, v = (_project(block, name, shifted.mixed[name[0]], shape) for name in ("receptance", "key", "value"))
     k, v = (np.repeat(each, shape.heads_a_kv_head, axis=1) for each in (k, v))
     inputs = BonusWkvInputs(r / np.sqrt(x.dtype.type(shape.head_size)), decay, k * (1 - decay), v)
+    y, wkv = runs.recur(_run_wkv, inputs, state["wkv"])
+    gate = sigmoid(block.matmul(shifted.mixed["g"], "att.gate.weight"))
+    return block.matmul(y.reshape(x.shape) * gate, "att.output.weight"), {"wkv": wkv}
+
+
+def _run_wkv(inputs: BonusWkvInputs, wkv: Array, runs: PackedRuns) -> tuple[Array, Array]:
     y = np.empty_like(inputs.r)
 
     def step(s: Array, tokens: Array) -> None:
         inputs.advance(s, tokens)
         y[tokens] = (s @ inputs.r[tokens][..., np.newaxis])[..., 0]
 
-    wkv = runs.walk(state["wkv"].astype(y.dtype), step)
-    gate = sigmoid(block.matmul(shifted.mixed["g"], "att.gate.weight"))
-    return block.matmul(y.reshape(x.shape) * gate, "att.output.weight"), {"wkv": wkv}
+    return y, runs.walk(wkv.astype(y.dtype), step)
 
 
 def _project(block: Block, name: str, x: Array, shape: ShapeV6Qwen2) -> Array:

@@ -25,11 +25,11 @@ ChannelMix: TypeAlias = Callable[[Block, Array, Array], Array]
 def run_blocks(
     weights: Weights,
     ids: Array,
-    lengths: Sequence[int],
+    lengths: Sequence[int] | PackedRuns,
     states: Mapping[str, Array],
     time_mix: TimeMix,
     channel_mix: ChannelMix,
-) -> tuple[Array, dict[str, Array]]:
+) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of a model in numpy, with a version's `time_mix` and `channel_mix`.
 
     For the arguments and the result see `rnn_engine.reference.RunLayers`. Without the field `ffn_shift`, the channel
@@ -38,22 +38,22 @@ def run_blocks(
     kind = weights.shape.norm
     x = embed(weights, ids)
     runs = PackedRuns.of(lengths)
-    after = {name: np.empty(values.shape, weights.dtype) for name, values in states.items()}
+    after: dict[str, list[Array]] = {name: [] for name in states}
     for layer in range(weights.shape.num_layers):
         block = weights.block(layer)
         before = {name: values[:, layer] for name, values in states.items()}
 
         mixed = norm(x, block, "ln1", kind)
         out, state = time_mix(block, mixed, runs.shift(mixed, before["att_shift"]), before, runs)
-        after["att_shift"][:, layer] = runs.last(mixed)
+        after["att_shift"].append(runs.last(mixed))
         for name, values in state.items():
-            after[name][:, layer] = values
+            after[name].append(values)
         x = x + out
 
         mixed = norm(x, block, "ln2", kind)
         if "ffn_shift" in before:
             x = x + channel_mix(block, mixed, runs.shift(mixed, before["ffn_shift"]))
-            after["ffn_shift"][:, layer] = runs.last(mixed)
+            after["ffn_shift"].append(runs.last(mixed))
         else:
             x = x + channel_mix(block, mixed, mixed)
         weights.watch(layer, x)
@@ -102,7 +102,8 @@ class BonusTimeMix:
         projected = {kind: block.matmul(x, BONUS_MATRICES[kind]) for kind, x in mixed.items()}
         r, k, v = (projected[kind].reshape(decay.shape) for kind in "rkv")
         inputs, gate = BonusWkvInputs(r, decay, k, v), projected.get("g")
-        y, wkv = run_bonus_wkv(inputs, u, wkv, runs)
+        y, wkv = runs.recur(run_bonus_wkv, inputs, wkv)
+        y = bonus(r, k, v, u) + y
         normed = group_norm(y, block, shape.group_norm_epsilon).reshape(len(y), -1)
         gated = normed if gate is None else normed * silu(gate)
         return cls(inputs, u, gate, y, normed, block.matmul(gated, "att.output.weight"), wkv)
@@ -117,18 +118,17 @@ BONUS_MATRICES: Final = {
 """The matrices of the time mixes of RWKV-5 and RWKV-6, by the letters of their results."""
 
 
-def run_bonus_wkv(inputs: BonusWkvInputs, u: Array, wkv: Array, runs: PackedRuns) -> tuple[Array, Array]:
+def run_bonus_wkv(inputs: BonusWkvInputs, wkv: Array, runs: PackedRuns) -> tuple[Array, Array]:
     """Run the wkv recurrence of RWKV-5 and RWKV-6 token by token, all runs in parallel. Return (y, new `wkv`).
 
-    y = (S + v (u * k)^T) r; S <- S diag(decay) + v k^T
+    y = S r, to which the `bonus` is added; S <- S diag(decay) + v k^T
 
-    y: [T, H, N]; u: [H, N].
-    wkv: [B, H, value, key] is S: before the runs as an argument, after them in the result.
+    y: [T, H, N]. wkv: [B, H, value, key] is S: before the runs as an argument, after them in the result.
     """
-    y = bonus(inputs.r, inputs.k, inputs.v, u)
+    y = np.empty_like(inputs.r)
 
     def step(s: Array, tokens: Array) -> None:
-        y[tokens] += (s @ inputs.r[tokens][..., np.newaxis])[..., 0]
+        y[tokens] = (s @ inputs.r[tokens][..., np.newaxis])[..., 0]
         inputs.advance(s, tokens)
 
     return y, runs.walk(wkv.astype(y.dtype), step)

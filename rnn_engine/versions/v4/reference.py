@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,8 +15,8 @@ _SUMS: Final = ("aa", "bb", "pp")
 
 
 def run_layers(
-    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
-) -> tuple[Array, dict[str, Array]]:
+    weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
+) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of RWKV-4; see `rnn_engine.reference.RunLayers`."""
     return run_blocks(weights, ids, lengths, states, time_mix, channel_mix_with_static_mixes)
 
@@ -28,20 +29,28 @@ def time_mix(
         block.matmul(static_mix(block, f"att.time_mix_{name[0]}", x, previous), f"att.{name}.weight")
         for name in ("receptance", "key", "value")
     )
-    sums = np.stack([state[name] for name in _SUMS], axis=1).astype(x.dtype)  # [B, 3, D]
-    average, sums = run_wkv(k, v, -np.exp(block("att.time_decay")), block("att.time_first"), sums, runs)
-    out = block.matmul(sigmoid(r) * average, "att.output.weight")
-    return out, {name: sums[:, place] for place, name in enumerate(_SUMS)}
+    inputs = WkvInputs(k, v, -np.exp(block("att.time_decay"))[np.newaxis], block("att.time_first")[np.newaxis])
+    average, *sums = runs.recur(run_wkv, inputs, *(state[name] for name in _SUMS))
+    return block.matmul(sigmoid(r) * average, "att.output.weight"), dict(zip(_SUMS, sums, strict=True))
 
 
-def run_wkv(k: Array, v: Array, decay: Array, u: Array, sums: Array, runs: PackedRuns) -> tuple[Array, Array]:
-    """Run the wkv recurrence of RWKV-4. Return for each token a weighted average of all v so far, and the new `sums`.
+@dataclass(frozen=True, slots=True)
+class WkvInputs:
+    """What the recurrence of RWKV-4 reads. e^decay is the factor by which earlier weights shrink at each token."""
+
+    k: Array  # [T, D]
+    v: Array  # [T, D]
+    decay: Array  # [1, D]
+    u: Array  # [1, D]
+
+
+def run_wkv(inputs: WkvInputs, aa: Array, bb: Array, pp: Array, runs: PackedRuns) -> tuple[Array, ...]:
+    """Run the wkv recurrence of RWKV-4. Return for each token a weighted average [T, D] of all v so far, and the sums.
 
     The weight of an earlier token is its e^k, decayed; the weight of the token itself is e^(u + k).
-    k, v and the average: [T, D].
-    decay, u: [D]. e^decay is the factor by which earlier weights shrink at each token.
-    sums: [B, 3, D] are aa, bb and pp before the runs. aa and bb are divided by e^pp.
+    aa, bb, pp: [B, D] before the runs. aa and bb are divided by e^pp.
     """
+    k, v, decay, u = inputs.k, inputs.v, inputs.decay, inputs.u
     average = np.empty_like(k)
 
     def step(live: Array, tokens: Array) -> None:  # live: [running, 3, D]
@@ -53,7 +62,8 @@ def run_wkv(k: Array, v: Array, decay: Array, u: Array, sums: Array, runs: Packe
         live[:, 1] = old * live[:, 1] + new
         live[:, 2] = exponent
 
-    return average, runs.walk(sums, step)
+    sums = runs.walk(np.stack([aa, bb, pp], axis=1).astype(k.dtype), step)
+    return average, sums[:, 0], sums[:, 1], sums[:, 2]
 
 
 def _weights(old: Array, new: Array) -> tuple[Array, Array]:

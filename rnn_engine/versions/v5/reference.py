@@ -26,8 +26,8 @@ from rnn_engine.versions.v5.layout import ShapeV5, make_bonus, make_decay
 
 
 def run_layers(
-    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
-) -> tuple[Array, dict[str, Array]]:
+    weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
+) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of RWKV-5; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV5)
     return run_blocks(weights, ids, lengths, states, partial(time_mix, weights.shape), channel_mix_with_static_mixes)

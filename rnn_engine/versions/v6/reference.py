@@ -32,8 +32,8 @@ MIX_KINDS: Final = "wkvrg"  # the order in which the adapter of the mixes return
 
 
 def run_layers(
-    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
-) -> tuple[Array, dict[str, Array]]:
+    weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
+) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of RWKV-6; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV6)
     return run_blocks(weights, ids, lengths, states, partial(time_mix, weights.shape), channel_mix)

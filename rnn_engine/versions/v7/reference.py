@@ -32,8 +32,8 @@ DECAY_RATE: Final = -0.606531  # -exp(-1/2), rounded as in the training of model
 
 
 def run_layers(
-    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
-) -> tuple[Array, dict[str, Array]]:
+    weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
+) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of RWKV-7; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV7)
     return run_blocks(weights, ids, lengths, states, TimeMix(weights.shape), channel_mix)
@@ -71,7 +71,7 @@ class WkvInputs:
         """Change the states `s` [running, H, value, key] of some runs by their next tokens, which are at `tokens`."""
         removed = s @ self.a[tokens][..., np.newaxis]  # [running, H, value, 1]
         columns = np.concatenate([removed, self.v[tokens][..., np.newaxis]], axis=-1)
-        rows = np.concatenate([self.b[tokens][..., np.newaxis, :], self.k[tokens][..., np.newaxis, :]], axis=-2)
+        rows = np.stack([self.b[tokens], self.k[tokens]], axis=-2)
         s *= self.decay[tokens][..., np.newaxis, :]
         s += columns @ rows
 
@@ -86,8 +86,8 @@ class Activations:
     decay_hidden: Array  # [T, R_w] after tanh
     decay_rate: Array  # [T, D] after the sigmoid
     a: Array  # [T, D] the in-context learning rate
-    gate_hidden: Array  # [T, R_g] after the sigmoid
-    gate: Array  # [T, D], ones without an adapter for it
+    gate_hidden: Array | None  # [T, R_g] after the sigmoid
+    gate: Array | None  # [T, D]; None without an adapter for it
     inputs: WkvInputs
     y: Array  # [T, H, N] the output of the recurrence
     normed: Array  # [T, D] after the group norm, if there is one, with the bonus
@@ -116,7 +116,7 @@ class Activations:
         decay_hidden = np.tanh(block.project(x_w, "att.w1"))
         decay_rate = sigmoid(block("att.w0") + block.project(decay_hidden, "att.w2"))
         a = sigmoid(block("att.a0") + block.project(block.project(x_a, "att.a1"), "att.a2"))
-        gate_hidden, gate = np.empty((len(x), 0), x.dtype), np.ones_like(x)
+        gate_hidden = gate = None
         if block.has("att.g1"):
             gate_hidden = sigmoid(block.project(x + delta * block("att.x_g"), "att.g1"))
             gate = block.project(gate_hidden, "att.g2")
@@ -135,11 +135,11 @@ class Activations:
             a=-removal_key,
             b=removal_key * a.reshape(heads),
         )
-        y, wkv = run_wkv(inputs, wkv, runs)
+        y, wkv = runs.recur(run_wkv, inputs, wkv)
         normed = group_norm(y, block, shape.group_norm_epsilon) if block.has("att.ln_x.weight") else y.copy()
         normed += bonus(inputs.r, inputs.k, inputs.v, block("att.r_k").reshape(heads[1:]))
         normed = normed.reshape(x.shape)
-        out = block.matmul(normed * gate, "att.output.weight")
+        out = block.matmul(normed if gate is None else normed * gate, "att.output.weight")
         return cls(k, v, v_rate, decay_hidden, decay_rate, a, gate_hidden, gate, inputs, y, normed, out, wkv)
 
 
@@ -207,6 +207,8 @@ class _TimeMix:
         self, block: Block, forward: Activations, wkv: Array, runs: PackedRuns, d_out: Array
     ) -> tuple[Array, Array, dict[str, Array]]:
         inputs, heads = forward.inputs, forward.y.shape
+        assert forward.gate is not None
+        assert forward.gate_hidden is not None  # ARWKV, which has none, is not trained
         d_gated = block.matmul_transposed(d_out, "att.output.weight")
         d_normed = (d_gated * forward.gate).reshape(heads)
         dy = group_norm_backward(d_normed, forward.y, block, self._shape.group_norm_epsilon)

@@ -10,15 +10,15 @@ from functools import partial
 
 import numpy as np
 
-from rnn_engine.reference import Array, Block, Weights, embed
+from rnn_engine.reference import Array, Block, PackedRuns, Weights, embed
 from rnn_engine.versions.shared.reference import run_blocks
 from rnn_engine.versions.v7.reference import TimeMix
 from rnn_engine.versions.v7_deep_embed.layout import SIDE, ShapeV7DeepEmbed
 
 
 def run_layers(
-    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
-) -> tuple[Array, dict[str, Array]]:
+    weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
+) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of RWKV-7 with DeepEmbed; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV7DeepEmbed)
     time_mix = TimeMix(weights.shape)

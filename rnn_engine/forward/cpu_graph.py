@@ -1,0 +1,354 @@
+"""The numpy pass of a version as graphs of onnxruntime, which run on several threads.
+
+The pass runs once on symbols, which record what it computes. Recurrences stay in numpy; what lies between two of them
+is a session. The numbers of a token have the same bits whatever tokens are beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from rnn_engine.forward.onnx_graph import Graph
+from rnn_engine.reference import Array, PackedRuns, Recurrence, RunLayers, Weights
+from rnn_engine.types import ModelShape
+
+_TOKENS: Final = 1_000_003  # the number of tokens in the shape of a symbol; no model has this prime as a size
+_RUNS: Final = 1_000_033  # the number of token runs
+_NAMES: Final = {_TOKENS: "T", _RUNS: "B"}
+_MANY_TOKENS: Final = 4  # from which on a recurrence is divided among threads
+
+_OPERATORS: Final[Mapping[np.ufunc, str]] = {
+    np.add: "Add",
+    np.subtract: "Sub",
+    np.multiply: "Mul",
+    np.divide: "Div",
+    np.negative: "Neg",
+    np.tanh: "Tanh",
+    np.exp: "Exp",
+    np.sqrt: "Sqrt",
+    np.maximum: "Max",
+    np.minimum: "Min",
+    np.matmul: "MatMul",
+}
+
+
+class Matrices(Protocol):
+    """The weights of a model, which a pass multiplies with."""
+
+    shape: ModelShape
+    num_threads: int
+
+    def fetch(self, name: str) -> Array:
+        """Return a tensor in f32 for a graph. Raises KeyError if there is none."""
+        ...
+
+    def size_of(self, name: str) -> Sequence[int]:
+        """Return the shape [out, in] of a matrix."""
+        ...
+
+    def add(self, graph: Graph, name: str, x: str, product: str) -> int:
+        """Add the `product` of the value `x` with a matrix to `graph`; return the multiple of rows that it needs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    """An operator of ONNX, or "Product" with the matrix that the attribute `name` names."""
+
+    kind: str
+    inputs: tuple[Symbol | Array, ...]
+    output: Symbol
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recurrence:
+    """A recurrence of a layer, whose inputs are of the class `kind`."""
+
+    run: Recurrence
+    kind: Callable[..., Any]
+    vectors: tuple[Symbol | Array, ...]
+    states: tuple[Symbol, ...]
+    outputs: tuple[Symbol, ...]  # for each token, then the states
+
+
+class _Record:
+    """What a pass computes, in its order, from inputs that each step brings."""
+
+    def __init__(self) -> None:
+        self.ops: list[_Op | _Recurrence] = []
+        self.inputs: dict[tuple[str, str | int], Symbol] = {}
+        self._numbers = itertools.count()
+
+    def input(self, kind: str, which: str | int, sizes: Sequence[int], dtype: str = "float32") -> Symbol:
+        if (kind, which) not in self.inputs:
+            self.inputs[kind, which] = Symbol(self, f"{kind} {which}", sizes, dtype)
+        return self.inputs[kind, which]
+
+    def result(self, sizes: Sequence[int]) -> Symbol:
+        return Symbol(self, f"value {next(self._numbers)}", sizes)
+
+    def add(self, kind: str, *inputs: Any, sizes: Sequence[int], **attributes: Any) -> Symbol:  # noqa: ANN401
+        """Add an operator whose result has these `sizes`, and return the result."""
+        result = self.result(sizes)
+        self.ops.append(_Op(kind, inputs, result, attributes))
+        return result
+
+
+class Symbol(NDArrayOperatorsMixin):
+    """An array of f32 that steps will compute. Functions of numpy add to its record what they would do with it."""
+
+    def __init__(self, record: _Record, name: str, sizes: Sequence[int], dtype: str = "float32") -> None:
+        self.record = record
+        self.name = name
+        self.shape = tuple(sizes)
+        self.ndim = len(self.shape)
+        self.dtype = np.dtype(dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_out: Any) -> Any:  # noqa: ANN401
+        if method != "__call__":
+            return NotImplemented
+        if ufunc is np.square:
+            return self * self
+        operands = [each if isinstance(each, Symbol) else np.asarray(each, np.float32) for each in inputs]
+        if ufunc is np.matmul:
+            sizes = (*operands[0].shape[:-1], operands[1].shape[-1])
+        else:
+            sizes = np.broadcast_shapes(*(each.shape for each in operands))
+        return self.record.add(_OPERATORS[ufunc], *operands, sizes=sizes)
+
+    def __array_function__(self, function: object, _types: object, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+        if function is np.swapaxes:
+            order = list(range(self.ndim))
+            order[args[1]], order[args[2]] = args[2], args[1]
+            return self.record.add("Transpose", self, sizes=[self.shape[axis] for axis in order], perm=order)
+        if function is np.repeat:
+            axis, places = kwargs["axis"], np.repeat(np.arange(self.shape[kwargs["axis"]]), args[1])
+            sizes = (*self.shape[:axis], len(places), *self.shape[axis + 1 :])
+            return self.record.add("Gather", self, places, sizes=sizes, axis=axis)
+        return self.sum(**kwargs) if function is np.sum else NotImplemented
+
+    def __iter__(self) -> Iterator[Symbol]:
+        sizes = self.shape[1:]
+        return (self.record.add("Gather", self, np.array(each), sizes=sizes, axis=0) for each in range(len(self)))
+
+    def __getitem__(self, key: tuple[slice | int | None, ...]) -> Symbol:
+        """Insert an axis of one for None; remove the one for 0."""
+        axis = next(place for place, each in enumerate(key) if not isinstance(each, slice))
+        sizes = list(self.shape)
+        if key[axis] is None:
+            sizes.insert(axis, 1)
+            return self.record.add("Unsqueeze", self, np.array([axis]), sizes=sizes)
+        return self.record.add("Squeeze", self, np.array([axis]), sizes=sizes[:axis] + sizes[axis + 1 :])
+
+    def reshape(self, *shape: Any) -> Symbol:  # noqa: ANN401
+        sizes = list(shape[0] if isinstance(shape[0], tuple) else shape)
+        if -1 in sizes:
+            sizes[sizes.index(-1)] = math.prod(self.shape) // -math.prod(sizes)
+        target = np.array([-1 if size == _TOKENS else size for size in sizes])
+        return self.record.add("Reshape", self, target, sizes=sizes)
+
+    def copy(self) -> Symbol:
+        return self
+
+    def sum(self, axis: int = -1, *, keepdims: bool = False) -> Symbol:
+        assert axis == -1
+        sizes = (*self.shape[:-1], 1) if keepdims else self.shape[:-1]
+        return self.record.add("ReduceSum", self, np.array([-1]), sizes=sizes, keepdims=int(keepdims))
+
+    def mean(self, axis: int = -1, *, keepdims: bool = False) -> Symbol:
+        mean: Symbol = self.sum(axis, keepdims=keepdims) / np.float32(self.shape[-1])
+        return mean
+
+    # What `rnn_engine.reference.replaceable` functions do with a symbol.
+
+    def standardize(self, epsilon: float) -> Symbol:
+        ones = np.ones(self.shape[-1], np.float32)
+        return self.record.add(
+            "LayerNormalization", self, ones, sizes=self.shape, axis=-1 % self.ndim, epsilon=float(epsilon)
+        )
+
+    def sigmoid(self) -> Symbol:
+        return self.record.add("Sigmoid", self, sizes=self.shape)
+
+
+class _SymbolWeights(Weights):
+    """A model's tensors while its pass is recorded."""
+
+    def __init__(self, record: _Record, matrices: Matrices) -> None:
+        super().__init__(matrices.shape, matrices.fetch)
+        self._record = record
+        self._matrices = matrices
+
+    def matmul(self, x: Any, name: str) -> Any:  # noqa: ANN401
+        sizes = (len(x), self._matrices.size_of(name)[0])
+        return self._record.add("Product", x, sizes=sizes, name=name)
+
+    def project(self, x: Any, name: str) -> Any:  # noqa: ANN401
+        matrix = self(name)
+        pairs = zip(x, matrix, strict=True) if matrix.ndim == 3 else [(x, matrix)]
+        found = [self._record.add("Gemm", *each, sizes=(len(each[0]), matrix.shape[-1])) for each in pairs]
+        return found if matrix.ndim == 3 else found[0]
+
+    def rows(self, name: str, _ids: Any) -> Any:  # noqa: ANN401
+        return self._record.input("rows", name, (_TOKENS, self._matrices.size_of(name)[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _SymbolRuns(PackedRuns):
+    """Token runs while a pass is recorded."""
+
+    record: _Record
+
+    def shift(self, x: Any, before: Any) -> Any:  # noqa: ANN401
+        joined = self.record.add("Concat", before, x, sizes=x.shape, axis=0)
+        return self._gather(joined, "previous", _TOKENS)
+
+    def last(self, x: Any) -> Any:  # noqa: ANN401
+        return self._gather(x, "last", _RUNS)
+
+    def _gather(self, x: Symbol, which: str, count: int) -> Symbol:
+        places = self.record.input("places", which, (count,), "int64")
+        return self.record.add("Gather", x, places, sizes=(count, *x.shape[1:]), axis=0)
+
+    def recur(self, recurrence: Recurrence, inputs: Any, *states: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        vectors = tuple(getattr(inputs, each.name) for each in fields(inputs))
+        outputs = tuple(self.record.result(each.shape) for each in (vectors[0], *states))
+        self.record.ops.append(_Recurrence(recurrence, type(inputs), vectors, states, outputs))
+        return outputs
+
+
+class _SymbolStates:
+    """A field of the states, of which each layer's part is an input."""
+
+    def __init__(self, record: _Record, name: str, sizes: Sequence[int]) -> None:
+        self._record, self._name, self._sizes = record, name, sizes
+
+    def __getitem__(self, key: tuple[slice, int]) -> Symbol:
+        return self._record.input(self._name, key[1], (_RUNS, *self._sizes))
+
+
+Values: TypeAlias = dict[str, Array]
+"""What a step has computed so far, by the names of symbols."""
+Run: TypeAlias = Callable[[Values, PackedRuns], None]
+"""A part of a pass, which adds its results to a step's values."""
+
+
+class GraphLayers:
+    """A version's pass over all layers in sessions; it is called as `rnn_engine.reference.RunLayers` is."""
+
+    def __init__(self, run_layers: RunLayers, matrices: Matrices) -> None:
+        """Record the pass `run_layers`, and start its sessions. They hold all weights but tables of rows."""
+        record, shape = _Record(), matrices.shape
+        outputs: list[Symbol] = []  # of the layers
+        weights = _SymbolWeights(record, matrices).watched(lambda _layer, x: outputs.append(x))  # type: ignore[arg-type]
+        states: Any = {each.name: _SymbolStates(record, each.name, each.shape) for each in shape.state_fields}
+        none = np.zeros(0, np.intp)
+        after: Any = run_layers(weights, none, _SymbolRuns(none, none, record), states)[1]
+        self._after: Mapping[str, Sequence[Symbol]] = after
+        self._outputs = [each.name for each in outputs]
+        self._inputs = {symbol.name: key for key, symbol in record.inputs.items()}
+        self._matrices = matrices
+        self._multiple = 1  # of tokens in a step
+        wanted = {*self._outputs, *(each.name for layers in self._after.values() for each in layers)}
+        with ThreadPoolExecutor(matrices.num_threads) as pool:
+            self._parts = list(pool.map(lambda part: part(), self._plan(record.ops, wanted)))
+        self._pool = ThreadPoolExecutor(matrices.num_threads)  # it has no thread before it is used
+
+    def _plan(self, ops: Sequence[_Op | _Recurrence], wanted: set[str]) -> list[Callable[[], Run]]:
+        """Return a function for each part that makes it ready; `wanted` are the names of results after the last."""
+        plan: list[Callable[[], Run]] = []
+        end = len(ops)
+        for place in range(len(ops) - 1, -2, -1):
+            op = ops[place] if place >= 0 else None
+            if isinstance(op, _Op):
+                continue
+            between = [each for each in ops[place + 1 : end] if isinstance(each, _Op)]
+            if between:
+                names = [each.output.name for each in between if each.output.name in wanted]
+                plan.append(partial(self._start, between, names))
+                wanted |= {name for each in between for name in _names_of(each.inputs)}
+            if op is not None:
+                plan.append(partial(partial, self._recur, op))
+                wanted |= {*_names_of(op.vectors), *_names_of(op.states)}
+            end = place
+        return plan[::-1]
+
+    def _start(self, ops: Sequence[_Op], outputs: Sequence[str]) -> Run:
+        graph, made = Graph(), {op.output.name for op in ops}
+        inputs: dict[str, tuple[str, Sequence[int | str]]] = {}
+
+        def name_of(value: Symbol | Array) -> str:
+            if not isinstance(value, Symbol):
+                return graph.constant(value)
+            if value.name not in made:
+                inputs[value.name] = value.dtype.name, [_NAMES.get(size, size) for size in value.shape]
+            return value.name
+
+        for op in ops:
+            names = [name_of(each) for each in op.inputs]
+            if op.kind == "Product":
+                multiple = self._matrices.add(graph, op.attributes["name"], names[0], op.output.name)
+                self._multiple = max(self._multiple, multiple)
+            else:
+                graph.node(op.kind, names, op.output.name, **op.attributes)
+        run = graph.start(inputs, outputs, self._matrices.num_threads).run
+
+        def run_part(values: Values, _runs: PackedRuns) -> None:
+            found = run(outputs, {name: values[name] for name in inputs})
+            values.update(zip(outputs, found, strict=True))
+
+        return run_part
+
+    def _recur(self, op: _Recurrence, values: Values, runs: PackedRuns) -> None:
+        vectors = [values[each.name] if isinstance(each, Symbol) else each for each in op.vectors]  # each [T, H, N]
+        states = [values[each.name] for each in op.states]
+
+        @np.errstate(over="ignore", invalid="ignore")  # the read-out says whose rows are not finite
+        def recur(heads: slice) -> tuple[Array, ...]:
+            return op.run(op.kind(*(each[:, heads] for each in vectors)), *(each[:, heads] for each in states), runs)
+
+        count = self._matrices.num_threads if len(vectors[0]) >= _MANY_TOKENS else 1
+        places = [vectors[0].shape[1] * part // count for part in range(count + 1)]
+        parts = list((self._pool.map if count > 1 else map)(recur, map(slice, places, places[1:])))
+        found = parts[0] if count == 1 else [np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
+        values.update(zip([each.name for each in op.outputs], found, strict=True))
+
+    def __call__(
+        self, weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
+    ) -> tuple[Array, dict[str, list[Array]]]:
+        runs, num_tokens = PackedRuns.of(lengths), len(ids)
+        ids = np.resize(ids, num_tokens + -num_tokens % self._multiple)
+        previous = (
+            np.arange(len(ids)) + len(runs.starts) - 1
+        )  # in the vectors before the runs, then those of the tokens
+        previous[runs.starts] = np.arange(len(runs.starts))
+        places = {"previous": previous, "last": runs.starts + runs.lengths - 1}
+        values: Values = {}
+        for name, (kind, which) in self._inputs.items():
+            if kind == "rows":
+                values[name] = weights.rows(str(which), ids)
+            else:
+                values[name] = places[str(which)] if kind == "places" else states[kind][:, int(which)]
+        for part in self._parts:
+            part(values, runs)
+        for layer, name in enumerate(self._outputs):
+            weights.watch(layer, values[name][:num_tokens])
+        after = {name: [values[each.name] for each in layers] for name, layers in self._after.items()}
+        return values[self._outputs[-1]][:num_tokens], after
+
+
+def _names_of(values: Sequence[Symbol | Array]) -> set[str]:
+    return {each.name for each in values if isinstance(each, Symbol)}
