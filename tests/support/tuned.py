@@ -31,7 +31,7 @@ def load_with_matmuls(
     opened, tuning = open_checked(kind)
     device = device or opened
     if normed is not None:
-        tuning = replace(tuning, normed=(normed,), adapter_loads=2, joins_formats=True)
+        tuning = replace(tuning, normed=(normed,), adapter_loads=2, joins_formats=True, blocks=())
     limits = StepLimits(num_slots=2, max_tokens=max_tokens, max_rows=2, num_candidates=8)
     choice = WeightChoice.parse(weights)
     matmuls = MatMulKernels(device.kernels, tuning, limits, activations=choice.activations)
