@@ -48,12 +48,10 @@ from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.types import F32, EmbeddingTask, State
 from rnn_engine_states.cache.browse import (
     CacheTree,
-    SnapshotNode,
     SummaryChanges,
     TreeQuery,
     list_positions,
     make_tree,
-    snapshot,
 )
 from rnn_engine_states.cache.checkpoint import position_missing
 from rnn_engine_states.cache.config import CacheConfig, CacheStats
@@ -274,15 +272,11 @@ class Engine:
     def cache_stats(self) -> CacheStats | None:
         return None if self._cache is None else self._cache.stats()
 
-    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        cache = self._cache
-        return () if cache is None else await self._ask(lambda: snapshot(cache.checkpoints(scope), limit))
-
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
         cache = self._cache
         if cache is None:
             return CacheTree((), 0, truncated=False)
-        listing = await self._ask(lambda: list_positions(cache.checkpoints(), cache.now()))
+        listing = await self._ask(lambda: list_positions(cache.checkpoints(query.scope), cache.now(), query))
         return await asyncio.to_thread(make_tree, listing, query, self.detokenize)
 
     async def cache_tokens(self, position: str) -> list[int]:

@@ -12,7 +12,7 @@ from rnn_engine.model import LoraChoice
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
 from rnn_engine.types import F32, DeviceMemory, EmbeddingTask, ModelShape, State, end_of_text
-from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeQuery
+from rnn_engine_states.cache.browse import CacheTree, TreeQuery
 from rnn_engine_states.cache.config import CacheStats
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.named.store import StateStore
@@ -95,9 +95,6 @@ class EngineLike(Protocol):
 
     def cache_stats(self) -> CacheStats | None:
         """Return the sizes and counters of the state cache; None if the engine has no cache."""
-
-    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """Return a tree of the cache's most used prefixes, of one or all scopes; see the cache's `browse`."""
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
         """Return the cached prefixes that `query` selects, as a tree. Raises NotFoundError for an unknown id."""

@@ -19,7 +19,7 @@ from rnn_engine.errors import OverloadedError, check_token_ids
 from rnn_engine.fleet.members import SURVEY_SECONDS, EndedError, Members, RemoteRequest
 from rnn_engine.fleet.replica import ReplicaEngine
 from rnn_engine.fleet.routing import PrefixRouter
-from rnn_engine.fleet.totals import add_up, all_slot_uses, join_nodes, join_trees, split_position
+from rnn_engine.fleet.totals import add_up, all_slot_uses, join_trees, split_position
 from rnn_engine.fleet.wire import Links, ReplicaLostError, pack_request
 from rnn_engine.hub import locate_model
 from rnn_engine.interface import EngineInfo, EngineStats
@@ -33,7 +33,7 @@ from rnn_engine.scheduler.inboxes import Admission
 from rnn_engine.telemetry import EngineCounters, Health, Outcome, RequestAccount, SlotUse
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import F32, DeviceMemory, EmbeddingTask, State
-from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeQuery
+from rnn_engine_states.cache.browse import CacheTree, TreeQuery
 from rnn_engine_states.cache.config import CacheConfig, CacheStats
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.named.store import StateStore
@@ -133,12 +133,9 @@ class RemoteEngine:
             stats.store = add_up([stats.store, self._front.store_counters()])
         return stats
 
-    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """See `EngineLike.cache_nodes`. Afterwards, `cache_stats` includes everything from before the call."""
-        await self._survey()
-        return join_nodes(await self._members.ask_all(ReplicaEngine.cache_nodes, limit, scope), limit)
-
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
+        """See `EngineLike.cache_tree`. Afterwards, `cache_stats` includes everything from before the call."""
+        await self._survey()
         if query.under is None:
             return join_trees(await self._members.ask_all(ReplicaEngine.cache_tree, query), query.limit)
         replica, under = split_position(query.under)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rnn_engine.fleet.wire import Report
 from rnn_engine.telemetry import EngineCounters, Histogram, SlotUse
-from rnn_engine_states.cache.browse import CacheTree, SnapshotNode, TreeNode
+from rnn_engine_states.cache.browse import CacheTree, TreeNode
 
 T = TypeVar("T")
 
@@ -65,25 +65,17 @@ def all_slot_uses(reports: Iterable[Report]) -> list[SlotUse]:
     return uses
 
 
-def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> tuple[SnapshotNode, ...]:
-    """Join cache snapshots, by replica name, into one of at most `limit` prefixes, the first of each replica."""
-    most = max(limit // max(len(replicas), 1), 1)
-    joined: list[SnapshotNode] = []
-    for nodes in replicas.values():
-        first = len(joined)
-        kept = nodes if sum(map(len, replicas.values())) <= limit else nodes[:most]
-        joined += (node if node.parent is None else replace(node, parent=first + node.parent) for node in kept)
-    return tuple(joined[:limit])
-
-
 def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
-    """Join trees, by replica name, into one of at most `limit` prefixes, whose ids include the replica's name."""
-    nodes = [_named(name, node) for name, tree in replicas.items() for node in tree.nodes]
-    return CacheTree(
-        tuple(nodes[:limit]),
-        sum(tree.num_positions for tree in replicas.values()),
-        len(nodes) > limit or any(tree.truncated for tree in replicas.values()),
-    )
+    """Join trees, by replica name, into one of at most `limit` prefixes, whose ids include the replica's name.
+
+    If there are more, it has the first ones of each replica.
+    """
+    trees = replicas.values()
+    is_cut = sum(len(tree.nodes) for tree in trees) > limit
+    most = max(limit // len(trees), 1) if is_cut else limit
+    nodes = [_named(name, node) for name, tree in replicas.items() for node in tree.nodes[:most]]
+    truncated = is_cut or any(tree.truncated for tree in trees)
+    return CacheTree(tuple(nodes[:limit]), sum(tree.num_positions for tree in trees), truncated)
 
 
 def split_position(position: str) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from rnn_engine.interface import EngineLike, EngineStats
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
+from rnn_engine_states.cache.browse import TreeQuery
 from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.clients import Heard, assert_heard, run_alone
 from tests.support.engines import ENDLESS, GREEDY, HELLO, PATIENCE, TOKENIZER, ask, engine_of, listen, reach, running
@@ -123,7 +124,7 @@ async def test_requests_that_are_all_paused_need_no_steps_and_can_be_closed(monk
         questions_without_a_step = 0
         while questions_without_a_step < 20:  # a busy worker steps between any two questions
             steps = len(runner.batches)
-            await engine.cache_nodes(1)
+            await engine.cache_tree(TreeQuery())
             questions_without_a_step = questions_without_a_step + 1 if len(runner.batches) == steps else 0
         assert len(runner.batches) > 20
         await slow.aclose()

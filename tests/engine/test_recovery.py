@@ -14,6 +14,7 @@ from rnn_engine.errors import EngineClosedError, ModelError, StepError, Unavaila
 from rnn_engine.forward import Progress
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import Batch
+from rnn_engine_states.cache.browse import TreeQuery
 from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.clients import Heard
 from tests.support.engines import ENDLESS, HELLO, TOKENIZER, ask, engine_of, listen
@@ -191,8 +192,8 @@ async def test_a_request_whose_reader_is_behind_hears_what_there_was_and_then_of
         steps = -1
         while steps < 20 or steps != faults.steps:  # a busy worker steps between two questions
             steps = faults.steps
-            await engine.cache_nodes(1)
-            await engine.cache_nodes(1)
+            await engine.cache_tree(TreeQuery())
+            await engine.cache_tree(TreeQuery())
         faults.on_step = lambda number: setattr(faults, "lost", number < lost_from + 2)
         lost_from = faults.steps
         with pytest.raises(StepError):

@@ -16,6 +16,7 @@ from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import Event, GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.types import F32
+from rnn_engine_states.cache.browse import Position, TreeQuery
 from rnn_engine_states.cache.config import CacheConfig, CacheStats, DiskConfig
 from rnn_engine_states.cache.tiers.tier import SlotPool
 from rnn_engine_states.cache.upkeep import make_cache
@@ -58,9 +59,15 @@ def copies(engine: Engine) -> dict[str, int]:
     return {tier.tier: tier.copies for tier in stats_of(engine).tiers}
 
 
+async def positions(engine: Engine, limit: int = 10) -> list[Position]:
+    """Return the cached positions that have the most hits, by length."""
+    tree = await engine.cache_tree(TreeQuery(limit=limit, by_hits=True))
+    return sorted((node.position for node in tree.nodes), key=lambda position: position.length)
+
+
 async def tiers_of(engine: Engine, length: int) -> set[str]:
     """Return the tiers that have the state after `length` tokens."""
-    return next(set(node.sizes) for node in await engine.cache_nodes(1000) if node.length == length)
+    return next(set(position.sizes) for position in await positions(engine) if position.length == length)
 
 
 def stats_of(engine: Engine) -> CacheStats:
@@ -185,10 +192,10 @@ async def test_a_folder_of_states_belongs_to_one_engine_at_a_time(
 async def test_dropping_makes_the_next_prompt_run(model_path: Path) -> None:
     async with await load(model_path, CacheConfig()) as engine:
         await ask(engine, PROMPT)
-        assert [node.length for node in await engine.cache_nodes(10)] == [40, 43]
-        assert [node.length for node in await engine.cache_nodes(1)] == [43]
+        assert [position.length for position in await positions(engine)] == [40, 43]
+        assert [position.length for position in await positions(engine, 1)] == [43]
         assert await engine.drop_cache() == 2
-        assert await engine.cache_nodes(10) == ()
+        assert await positions(engine) == []
         assert (await ask(engine, PROMPT))[0] == 0
 
 
@@ -199,14 +206,14 @@ async def test_an_engine_without_a_cache_has_nothing_to_show(model_path: Path) -
             await ask(engine, PROMPT)
             assert (await ask(engine, PROMPT))[0] == 0
             assert engine.cache_stats() is None
-            assert await engine.cache_nodes(10) == ()
+            assert await positions(engine) == []
             assert await engine.drop_cache() == 0
 
 
 async def test_a_question_that_comes_with_the_end_hears_of_it(model_path: Path) -> None:
     engine = await load(model_path, CacheConfig())
     closing = asyncio.create_task(engine.close())
-    question = asyncio.create_task(engine.cache_nodes(10))
+    question = asyncio.create_task(positions(engine))
     await closing
     with pytest.raises(EngineClosedError):
         await question

@@ -19,6 +19,7 @@ from rnn_engine.interface import EngineStats
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import F32
 from rnn_engine_server.core.routing import LIFECYCLE
+from rnn_engine_states.cache.browse import TreeQuery
 from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, Tokens
@@ -79,7 +80,8 @@ class Running:
         lifecycle = self.client.app[LIFECYCLE]
         await reach(lambda: self.engine.stats() == EngineStats(0, 0) and lifecycle.active == 0)
         self.gate.open()
-        assert not any(node.in_use for node in await self.engine.cache_nodes(1000))
+        kept = await self.engine.cache_tree(TreeQuery(limit=1000, by_hits=True))
+        assert not any(node.position.in_use for node in kept.nodes)
         answers = await asyncio.gather(*(self.ask(3) for _ in range(self.num_places)))
         assert answers == [3] * self.num_places
 

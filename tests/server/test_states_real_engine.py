@@ -18,6 +18,7 @@ from rnn_engine.loading.settings import StateFile, StateSettings
 from rnn_engine_server.apis.ai00.states import StateList
 from rnn_engine_server.apis.engine.states import AdvancedState, CreatedState, StateEntries
 from rnn_engine_server.apis.openai.schemas import ChatCompletion, Completion
+from rnn_engine_states.cache.browse import TreeQuery
 from tests.support.demo_server import demo_choice
 from tests.support.http import Client, Load, client_over, engine_in, post
 
@@ -166,7 +167,7 @@ async def test_what_is_removed_is_dropped_from_the_cache(client: Client) -> None
     engine = engine_in(client)
 
     async def roots() -> set[str]:
-        return {node.root for node in await engine.cache_nodes(1000)}
+        return {node.position.root for node in (await engine.cache_tree(TreeQuery(limit=1000, by_hits=True))).nodes}
 
     await say(client, user(TALK[0]), state="pirate", save_as="talk")
     await say(client, user(TALK[1]), state="talk")

@@ -34,8 +34,8 @@ class Kept:
         keep(self.cache, self.device, list(text.encode()), root=root)
 
     def tree(self, text: str = "", under: str | None = None, depth: int | None = None, limit: int = 200) -> CacheTree:
-        listing = list_positions(self.cache.checkpoints(), self.now)
-        return make_tree(listing, TreeQuery(text, under, depth, limit), bytes)
+        query = TreeQuery(text, under, depth, limit)
+        return make_tree(list_positions(self.cache.checkpoints(), self.now, query), query, bytes)
 
     def texts(self, text: str = "", under: str | None = None, depth: int | None = None, limit: int = 200) -> list[str]:
         return [node.text for node in self.tree(text, under, depth, limit).nodes]
@@ -100,7 +100,7 @@ def test_a_limit_keeps_what_was_used_last_with_what_lies_above() -> None:
 
 def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
-    tree = make_tree(list_positions(kept.cache.checkpoints(), kept.now, most=2), TreeQuery(), bytes)
+    tree = make_tree(list_positions(kept.cache.checkpoints(), kept.now, TreeQuery(), most=2), TreeQuery(), bytes)
     assert ([node.text for node in tree.nodes], tree.num_positions, tree.truncated) == (
         ["Other", "Be brief. Bye"],
         5,

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rnn_engine_states.cache.browse import snapshot
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.checkpoint import CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
@@ -78,8 +77,8 @@ def test_a_restart_brings_everything_back(tmp_path: Path) -> None:
     assert found(again, device, PROMPT)
     assert look_up(again, OTHER).miss is MissReason.NO_LOGITS
     assert look_up(again, [*OTHER, 5]).saved == 3
-    nodes = {node.length: (node.kind, node.saves) for node in snapshot(again.checkpoints())}
-    assert nodes == {20: (CheckpointKind.PROMPT_END, 20), 3: (CheckpointKind.PROMPT_END, 3)}
+    known = {each.length: (each.kind, each.saves) for each in again.checkpoints()}
+    assert known == {20: (CheckpointKind.PROMPT_END, 20), 3: (CheckpointKind.PROMPT_END, 3)}
 
 
 def test_without_close_what_was_written_is_there(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""The tree of cached positions that the server shows."""
+"""The tree of the cached positions that have the most hits."""
 
 from __future__ import annotations
 
-from rnn_engine_states.cache.browse import snapshot
+from rnn_engine_states.cache.browse import HEAD_TOKENS, CacheTree, TreeQuery, list_positions, make_tree
+from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.upkeep import make_cache
@@ -10,6 +11,11 @@ from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
 
 SHAPE = toy_shape()
 BYTES = 480  # of a state with its logits
+
+
+def most_hit(cache: StateCache, limit: int = 1000) -> CacheTree:
+    query = TreeQuery(limit=limit, by_hits=True)
+    return make_tree(list_positions(cache.checkpoints(), cache.now(), query), query, bytes)
 
 
 def test_positions_form_a_tree_with_what_they_hold() -> None:
@@ -24,19 +30,21 @@ def test_positions_form_a_tree_with_what_they_hold() -> None:
     keep(cache, device, [7, 7], root="tuned")
     held = cache.look_up("tuned", [7, 7])
 
-    nodes = snapshot(cache.checkpoints(), head_tokens=3)
-    seen = [(node.parent, node.start, node.length, node.head, node.saves) for node in nodes]
+    nodes = most_hit(cache).nodes
+    lengths = {node.position.id: node.position.length for node in nodes}
+    seen = [(lengths.get(node.parent or ""), node.start, node.head, node.position.saves) for node in nodes]
     assert seen == [
-        (None, 0, 50, (100, 101, 102), 50),
-        (0, 50, 52, (1, 2), 2),
-        (1, 52, 54, (3, 4), 2),
-        (None, 0, 2, (7, 7), 2),
+        (None, 0, (7, 7), 2),
+        (None, 0, tuple(system[:HEAD_TOKENS]), 50),
+        (50, 50, (1, 2), 2),
+        (52, 52, (3, 4), 2),
     ]
-    assert [node.sizes for node in nodes] == [{"host": BYTES}, {}, {"host": BYTES - 96}, {"host": BYTES}]
-    assert [node.hits for node in nodes] == [2, 0, 0, 1]
-    assert [node.in_use for node in nodes] == [False, False, False, True]
-    assert {node.kind for node in nodes} == {CheckpointKind.PROMPT_END}
+    positions = [node.position for node in nodes]
+    assert [position.sizes for position in positions] == [{"host": BYTES}, {"host": BYTES}, {}, {"host": BYTES - 96}]
+    assert [position.hits for position in positions] == [1, 2, 0, 0]
+    assert [position.in_use for position in positions] == [True, False, False, False]
+    assert {position.kind for position in positions} == {CheckpointKind.PROMPT_END}
     cache.release(held)
 
-    assert [node.length for node in snapshot(cache.checkpoints(), limit=2)] == [50, 2]
-    assert snapshot([]) == ()
+    assert [node.position.length for node in most_hit(cache, 2).nodes] == [2, 50]
+    assert most_hit(cache, 0).nodes == ()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnn_engine_states.cache.browse import list_positions
+from rnn_engine_states.cache.browse import TreeQuery, list_positions
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
@@ -191,7 +191,7 @@ def test_waypoints_are_not_told_as_positions() -> None:
     kept = Kept(host=4)
     kept.keep(LONG[:50], WAYPOINT)
     kept.keep(LONG)
-    listing = list_positions(kept.cache.checkpoints(), kept.cache.now())
+    listing = list_positions(kept.cache.checkpoints(), kept.cache.now(), TreeQuery())
     assert [checkpoint.length for checkpoint, _ in listing.places] == [100]
     assert listing.num_known == 1
 

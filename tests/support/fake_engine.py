@@ -38,12 +38,10 @@ from rnn_engine.telemetry import EngineCounters, Health, RequestAccount, SlotUse
 from rnn_engine.types import F32, EmbeddingTask, State
 from rnn_engine_states.cache.browse import (
     CacheTree,
-    SnapshotNode,
     SummaryChanges,
     TreeQuery,
     list_positions,
     make_tree,
-    snapshot,
 )
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.checkpoint import position_missing
@@ -147,13 +145,11 @@ class FakeEngine:
     def cache_stats(self) -> CacheStats | None:
         return None if self.cache is None else self.cache.stats()
 
-    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        return () if self.cache is None else snapshot(self.cache.checkpoints(scope), limit)
-
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
         if self.cache is None:
             return CacheTree((), 0, truncated=False)
-        return make_tree(list_positions(self.cache.checkpoints(), self.cache.now()), query, self.detokenize)
+        listing = list_positions(self.cache.checkpoints(query.scope), self.cache.now(), query)
+        return make_tree(listing, query, self.detokenize)
 
     async def cache_tokens(self, position: str) -> list[int]:
         if self.cache is None:

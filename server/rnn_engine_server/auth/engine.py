@@ -17,7 +17,7 @@ from rnn_engine_server.auth.rates import UNBOUNDED, Rate
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.routing import SETTINGS, AppKey
 from rnn_engine_server.models.registry import MODELS
-from rnn_engine_states.cache.browse import SnapshotNode
+from rnn_engine_states.cache.browse import CacheTree, TreeQuery
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.named.entry import (
     NamedState,
@@ -86,14 +86,16 @@ class OwnEngine:
         """
         return [self._shown(use) for use in self._engine.slot_uses()]
 
-    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
+    async def cache_tree(self, query: TreeQuery) -> CacheTree:
         """Return the cached positions that this principal may see: its own, or those of all for an admin.
 
         If all principals share the cache, the owner of a position is not known, so only an admin sees any.
         """
         if self._sees_all:
-            return await self._engine.cache_nodes(limit, scope)
-        return () if self._own_scope is None else await self._engine.cache_nodes(limit, self._own_scope)
+            return await self._engine.cache_tree(query)
+        if self._own_scope is None:
+            return CacheTree((), 0, truncated=False)
+        return await self._engine.cache_tree(replace(query, scope=self._own_scope))
 
     def check_queue(self, client: Client = ANONYMOUS) -> None:  # noqa: ARG002
         if self._spending is not None:
@@ -117,7 +119,6 @@ class OwnEngine:
     score_states = _passed_on(EngineLike.score_states)
     close = _passed_on(EngineLike.close)
     # Their routes need the scope `admin`.
-    cache_tree = _passed_on(EngineLike.cache_tree)
     cache_tokens = _passed_on(EngineLike.cache_tokens)
     drop_cache_position = _passed_on(EngineLike.drop_cache_position)
     drop_cache = _passed_on(EngineLike.drop_cache)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter, itemgetter
 from threading import Lock
-from typing import Any
 
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, position_missing
 from rnn_engine_states.cache.tree import Place
@@ -138,67 +137,6 @@ def _start(root: str) -> hashlib.blake2b:
     return hashlib.blake2b(root.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES)
 
 
-# What is known of one position, and a snapshot: a list of positions, each with its parent and the sizes of its copies.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionRecord:
-    """A copy of the cache's record of one position on a token path, without its tokens."""
-
-    root: str
-    length: int
-    kind: CheckpointKind
-    hits: int
-    saves: int  # tokens between the next shorter checkpoint and this one, when it was last inserted or hit
-    sizes: dict[str, int]  # bytes by tier; empty for a ghost entry
-    has_logits: bool
-    in_use: bool  # locked by a request
-
-
-def _facts(checkpoint: Checkpoint, place: Place[Checkpoint]) -> dict[str, Any]:
-    """Return the fields of a `PositionRecord`. `place` is where the checkpoint is or was, if it was just forgotten."""
-    return {
-        "root": checkpoint.root,
-        "length": place.length,
-        "kind": checkpoint.kind,
-        "hits": checkpoint.hits,
-        "saves": checkpoint.saves,
-        "sizes": dict(checkpoint.sizes),
-        "has_logits": checkpoint.has_logits,
-        "in_use": checkpoint.locks > 0,
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotNode(PositionRecord):
-    """One position in a snapshot of a cache, which is a list in which each position comes after its parent."""
-
-    parent: int | None  # index in the list of the nearest shorter position that is in it
-    start: int  # the parent's length
-    head: tuple[int, ...]  # the first tokens after the parent
-
-
-def snapshot(checkpoints: Iterable[Checkpoint], limit: int = 1000, head_tokens: int = 32) -> tuple[SnapshotNode, ...]:
-    """Return the `limit` positions of a cache that have the most hits, ordered by root and length.
-
-    Of positions with equally many hits, the longer ones are returned. Each has its first `head_tokens` tokens. For the
-    thread that owns the cache.
-    """
-    ranked = sorted(checkpoints, key=lambda checkpoint: (-checkpoint.hits, -checkpoint.length))
-    shown = sorted(ranked[:limit], key=lambda checkpoint: (checkpoint.root, checkpoint.length))
-    index = {checkpoint: number for number, checkpoint in enumerate(shown)}
-    return tuple(_node(checkpoint, index, head_tokens) for checkpoint in shown)
-
-
-def _node(checkpoint: Checkpoint, index: dict[Checkpoint, int], head_tokens: int) -> SnapshotNode:
-    place = checkpoint.known_place()
-    above = next((other for other in place.values_back() if other in index and other is not checkpoint), None)
-    start = 0 if above is None else above.length
-    head = place.tokens()[start * TOKEN_BYTES : (start + head_tokens) * TOKEN_BYTES]
-    parent = None if above is None else index[above]
-    return SnapshotNode(parent=parent, start=start, head=tuple(unpack(head)), **_facts(checkpoint, place))
-
-
 # A tree of positions with their texts, which a query selects.
 
 HEAD_TOKENS = 48
@@ -216,24 +154,35 @@ class TreeQuery:
     under: str | None = None  # the id of a position: it and those below
     depth: int | None = None  # levels below `under` or the roots; None = all
     limit: int = 200  # of the most recently used, including those above them
+    scope: str | None = None  # of the cache; None = all
+    by_hits: bool = False  # only the `limit` positions that have the most hits, and waypoints among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position(PositionRecord):
-    """A copy of the cache's record of one position on a token path, with its id."""
+class Position:
+    """A copy of the cache's record of one position on a token path, without its tokens."""
 
     id: str
+    root: str
+    length: int
+    kind: CheckpointKind
+    hits: int
+    saves: int  # tokens between the next shorter checkpoint and this one, when it was last inserted or hit
+    sizes: dict[str, int]  # bytes by tier; empty for a ghost entry
+    has_logits: bool
+    in_use: bool  # locked by a request
     idle_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """One position in the result of a cache query, with the id of its parent and the beginning of its text."""
+    """One position in the result of a cache query, with the id of its parent and the beginning of its tokens."""
 
     position: Position
     parent: str | None
     start: int  # tokens before the text: the parent's length
-    text: str
+    head: tuple[int, ...]  # the first tokens of the text
+    text: str  # of these tokens
     is_whole: bool  # `text` is all of it
     is_match: bool  # it has the text that was searched for; else it is listed because a match is below it
     num_children: int  # in the result or not
@@ -250,18 +199,28 @@ class CacheTree:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The most recently used positions of a cache at one moment. Made on the thread that owns the cache."""
+    """Some positions of a cache at one moment. Made on the thread that owns the cache."""
 
     places: list[tuple[Checkpoint, Place[Checkpoint]]]
     num_known: int
     now: float  # by the cache's clock
 
 
-def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MOST_POSITIONS) -> Listing:
-    """Return the `most` positions used last as a `Listing`, without waypoints. Only for the cache's thread."""
-    told = [checkpoint for checkpoint in checkpoints if not checkpoint.is_waypoint]
-    newest = sorted(told, key=attrgetter("used"), reverse=True)[:most]
-    return Listing([(checkpoint, checkpoint.known_place()) for checkpoint in newest], len(told), now)
+def list_positions(
+    checkpoints: Sequence[Checkpoint], now: float, query: TreeQuery, most: int = MOST_POSITIONS
+) -> Listing:
+    """Return the positions that `query` is about, at most the `most` used last. Only for the cache's thread.
+
+    Waypoints are left out, unless it asks for the positions with the most hits. Of those with equally many, the longer
+    ones are listed.
+    """
+    if query.by_hits:
+        told = list(checkpoints)
+        listed = sorted(told, key=lambda checkpoint: (-checkpoint.hits, -checkpoint.length))[: query.limit]
+    else:
+        told = [checkpoint for checkpoint in checkpoints if not checkpoint.is_waypoint]
+        listed = sorted(told, key=attrgetter("used"), reverse=True)[:most]
+    return Listing([(checkpoint, checkpoint.known_place()) for checkpoint in listed], len(told), now)
 
 
 def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int]], bytes]) -> CacheTree:
@@ -306,11 +265,13 @@ class _Spot:
         return self.position.length - self.start
 
     def node(self, *, is_match: bool) -> TreeNode:
+        head = self._between(self.start, min(self.start + HEAD_TOKENS, self.position.length))
         return TreeNode(
             position=self.position,
             parent=None if self.above is None else self.above.position.id,
             start=self.start,
-            text=self._between(self.start, min(self.start + HEAD_TOKENS, self.position.length)),
+            head=tuple(head),
+            text=self._text(head),
             is_whole=self.num_tokens <= HEAD_TOKENS,
             is_match=is_match,
             num_children=len(self.below),
@@ -319,8 +280,8 @@ class _Spot:
     def has(self, wanted: str) -> bool:
         """Return True if the text, in any case, contains `wanted` in lower case, which may begin before it."""
         first = max(self.start - len(wanted.encode()), 0)
-        before = len(self._between(first, self.start).lower())
-        text = self._between(first, self.position.length).lower()
+        before = len(self._text(self._between(first, self.start)).lower())
+        text = self._text(self._between(first, self.position.length)).lower()
         return text.find(wanted, max(before - len(wanted) + 1, 0)) >= 0
 
     def lies_above(self, root: str, blocks: tuple[bytes, ...]) -> bool:
@@ -330,12 +291,15 @@ class _Spot:
             return False
         return blocks[last].startswith(self.blocks[last])
 
-    def _between(self, start: int, end: int) -> str:
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self.decode(tokens).decode(errors="replace")
+
+    def _between(self, start: int, end: int) -> list[int]:
         first, last, pieces = start * TOKEN_BYTES, end * TOKEN_BYTES, []
         for block in self.blocks:
             pieces.append(block[max(first, 0) : max(last, 0)])
             first, last = first - len(block), last - len(block)
-        return self.decode(unpack(b"".join(pieces))).decode(errors="replace")
+        return unpack(b"".join(pieces))
 
 
 def _spots(listing: Listing, decode: Callable[[Sequence[int]], bytes]) -> list[_Spot]:
@@ -347,8 +311,18 @@ def _spots(listing: Listing, decode: Callable[[Sequence[int]], bytes]) -> list[_
     for root, blocks, checkpoint, place in found:
         while trail and not trail[-1].lies_above(root, blocks):
             trail.pop()
-        idle_seconds = max(listing.now - checkpoint.used, 0.0)
-        position = Position(id=str(checkpoint.id), idle_seconds=idle_seconds, **_facts(checkpoint, place))
+        position = Position(
+            id=str(checkpoint.id),
+            root=root,
+            length=place.length,
+            kind=checkpoint.kind,
+            hits=checkpoint.hits,
+            saves=checkpoint.saves,
+            sizes=dict(checkpoint.sizes),
+            has_logits=checkpoint.has_logits,
+            in_use=checkpoint.locks > 0,
+            idle_seconds=max(listing.now - checkpoint.used, 0.0),
+        )
         spot = _Spot(position, blocks, trail[-1] if trail else None, decode)
         if trail:
             trail[-1].below.append(spot)

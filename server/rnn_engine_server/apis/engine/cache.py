@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.interface import EngineLike
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import query_count
 from rnn_engine_server.core.call import Call
@@ -15,7 +15,7 @@ from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY
 from rnn_engine_server.core.schema import described
-from rnn_engine_states.cache.browse import HEAD_TOKENS, SnapshotNode, TreeNode, TreeQuery
+from rnn_engine_states.cache.browse import HEAD_TOKENS, TreeNode, TreeQuery
 from rnn_engine_states.cache.config import CacheStats
 
 KindName = Literal["prompt_end", "turn", "branch", "mark", "generation_end", "waypoint"]
@@ -192,14 +192,16 @@ async def get_cache(call: Call) -> Cache:
     """What the cache keeps of prompts and answers: counts, tiers, and the positions that were hit most."""
     engine = call.engine
     limit = query_count(call, "limit", _DEFAULT_NODES, _MOST_NODES)
-    nodes = await engine.cache_nodes(limit) if limit > 0 else ()
+    found = await engine.cache_tree(TreeQuery(limit=limit, by_hits=True))
+    nodes = sorted(found.nodes, key=lambda node: (node.position.root, node.position.length))
+    numbers = {node.position.id: number for number, node in enumerate(nodes)}
     stats = engine.cache_stats()
     return {
         "object": "cache",
         "enabled": stats is not None,
         "totals": None if stats is None else cache_totals(stats),
         "tiers": [] if stats is None else [described(CacheTier, tier) for tier in stats.tiers],
-        "nodes": [_node(engine, number, node) for number, node in enumerate(nodes)],
+        "nodes": [_node(node, numbers) for node in nodes],
     }
 
 
@@ -209,10 +211,18 @@ async def drop_cache(call: Call) -> CacheDropped:
     return {"object": "cache.dropped", "dropped": await call.engine.drop_cache()}
 
 
-def _node(engine: EngineLike, number: int, node: SnapshotNode) -> CacheNode:
-    text = engine.detokenize(node.head).decode(errors="replace")
+def _node(node: TreeNode, numbers: Mapping[str, int]) -> CacheNode:
+    position = node.position
     return described(
-        CacheNode, node, id=number, tokens=list(node.head), text=text, kind=node.kind.value, bytes=node.sizes
+        CacheNode,
+        position,
+        id=numbers[position.id],
+        parent=None if node.parent is None else numbers[node.parent],
+        start=node.start,
+        tokens=list(node.head),
+        text=node.text,
+        kind=position.kind.value,
+        bytes=position.sizes,
     )
 
 
