@@ -3,10 +3,10 @@
 It finds how far a prompt follows any known sequence, and which of the prompt's prefixes have a value.
 
 A trie with one node per token costs some 125 bytes a token, and every full run of the garbage collector visits all its
-nodes. In this one each step is a block of tokens, so a node stands for whole blocks. A node keeps one sorted list of
-its continuations: the blocks of its children, and the tails (shorter than a block) that have a value. In a sorted list,
-the sequence that shares the longest prefix with a given sequence is next to that sequence's place. So one bisection
-finds the position at which a prompt leaves the known paths.
+nodes. In this one each step of pygtrie's trie is a block of tokens, so a node stands for whole blocks. A node keeps one
+sorted list of its continuations: the blocks of its children, and the tails (shorter than a block) that have a value. In
+a sorted list, the sequence that shares the longest prefix with a given sequence is next to that sequence's place. So
+one bisection finds the position at which a prompt leaves the known paths.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import pygtrie
 
 from rnn_engine_states.tokens import TOKEN_BYTES, shared_tokens
 
@@ -29,13 +31,12 @@ _VALUE_BYTES = 600
 class _Node(Generic[V]):
     """A node of the trie: `depth` whole blocks of tokens from the root, of which `label` is the last."""
 
-    __slots__ = ("children", "continuations", "depth", "label", "parent", "values")
+    __slots__ = ("continuations", "depth", "label", "parent", "values")
 
     def __init__(self, parent: _Node[V] | None, label: bytes) -> None:
         self.parent = parent
         self.label = label
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.children: dict[bytes, _Node[V]] = {}  # by label
         self.values: dict[bytes, V] = {}  # tail -> value
         self.continuations: list[bytes] = []  # sorted: tails that aren't empty, and labels of children
 
@@ -88,6 +89,8 @@ class TokenTree(Generic[V]):
     def __init__(self, block_tokens: int = 512) -> None:
         self._block = block_tokens * TOKEN_BYTES
         self._root: _Node[V] = _Node(None, b"")
+        self._nodes: Any = pygtrie.Trie()  # path of blocks -> _Node
+        self._nodes[()] = self._root
         self._size = 0
         self.num_bytes = _TREE_BYTES  # an estimate of the memory, including the records that are the values
 
@@ -95,10 +98,7 @@ class TokenTree(Generic[V]):
         return self._size
 
     def __iter__(self) -> Iterator[V]:
-        ahead = [self._root]
-        while ahead:
-            node = ahead.pop()
-            ahead += node.children.values()
+        for node in self._nodes.itervalues():
             yield from node.values.values()
 
     def cost(self, tokens: bytes) -> int:
@@ -107,12 +107,9 @@ class TokenTree(Generic[V]):
 
     def put(self, tokens: bytes, value: V) -> Place[V]:
         """Set the value of the packed `tokens`, replacing an existing value. Return their place in the tree."""
-        node = self._last_node(tokens)
-        while len(tail := self._after(node, tokens)) == self._block:
-            insort(node.continuations, tail)
-            child = node.children[tail] = _Node(node, tail)
-            node = child
-            self.num_bytes += _NODE_BYTES + self._block
+        blocks = self._blocks(tokens)
+        node = self._grow(blocks)
+        tail = tokens[len(blocks) * self._block :]
         if tail not in node.values:
             self._size += 1
             self.num_bytes += _VALUE_BYTES + len(tail)
@@ -123,8 +120,9 @@ class TokenTree(Generic[V]):
 
     def get(self, tokens: bytes) -> V | None:
         """Return the value of exactly the packed `tokens`, or None if they have none."""
-        node = self._last_node(tokens)
-        return node.values.get(self._after(node, tokens))
+        blocks = self._blocks(tokens)
+        node: _Node[V] | None = self._nodes.get(blocks)
+        return None if node is None else node.values.get(tokens[len(blocks) * self._block :])
 
     def remove(self, place: Place[V]) -> None:
         """Remove the value at `place`, a position in the tree, and the nodes that only this value needed."""
@@ -134,18 +132,15 @@ class TokenTree(Generic[V]):
         self.num_bytes -= _VALUE_BYTES + len(tail)
         if tail:
             _discard(node.continuations, tail)
-        while node.parent is not None and not node.continuations and not node.values:
-            del node.parent.children[node.label]
-            _discard(node.parent.continuations, node.label)
-            self.num_bytes -= _NODE_BYTES + self._block
-            node = node.parent
+        self._prune(node)
 
     def follow(self, tokens: bytes) -> Place[V]:
         """Return the place after the longest prefix of `tokens` that is on a path in the tree."""
-        node = self._last_node(tokens)
-        rest = self._after(node, tokens)
-        known = _longest_shared(node.continuations, rest) * TOKEN_BYTES
-        return Place(node, rest[:known], (node.depth * self._block + known) // TOKEN_BYTES)
+        node: _Node[V] = next(reversed(list(self._nodes.prefixes(self._blocks(tokens))))).value
+        start = node.depth * self._block
+        rest = tokens[start : start + self._block]
+        known = _longest_shared(node.continuations, rest)
+        return Place(node, rest[: known * TOKEN_BYTES], start // TOKEN_BYTES + known)
 
     def values_beyond(self, place: Place[V], most: int) -> list[V]:
         """Return values beyond `place`, looking at no more than `most` of them and of nodes."""
@@ -160,23 +155,41 @@ class TokenTree(Generic[V]):
                 if not longer.startswith(tail):
                     break
                 most -= 1
-                if longer in node.children:
-                    ahead.append((node.children[longer], b""))
+                if len(longer) == self._block:
+                    ahead.append((self._nodes[(*node.path(), longer)], b""))
                 else:
                     values.append(node.values[longer])
         return values
 
-    def _last_node(self, tokens: bytes) -> _Node[V]:
-        """Return the deepest node whose blocks `tokens` begins with."""
-        node = self._root
-        while (child := node.children.get(self._after(node, tokens))) is not None:
-            node = child
+    def _blocks(self, tokens: bytes) -> tuple[bytes, ...]:
+        whole = len(tokens) - len(tokens) % self._block
+        return tuple(tokens[start : start + self._block] for start in range(0, whole, self._block))
+
+    def _grow(self, blocks: tuple[bytes, ...]) -> _Node[V]:
+        trail = [step.value for step in self._nodes.prefixes(blocks)]
+        known = len(trail)
+        for label in blocks[known - 1 :]:
+            parent = trail[-1]
+            insort(parent.continuations, label)
+            trail.append(_Node(parent, label))
+        if len(trail) > known:
+            self.num_bytes += (len(trail) - known) * (_NODE_BYTES + self._block)
+            self._nodes[blocks] = trail[-1]  # the deepest first: one pass then sets those above it
+            for depth, step in enumerate(self._nodes.walk_towards(blocks)):
+                if depth >= known:
+                    step.value = trail[depth]
+        node: _Node[V] = trail[-1]
         return node
 
-    def _after(self, node: _Node[V], tokens: bytes) -> bytes:
-        """Return the block of `tokens` after a node on their path, or the tail if less is left."""
-        start = node.depth * self._block
-        return tokens[start : start + self._block]
+    def _prune(self, node: _Node[V]) -> None:
+        top: _Node[V] | None = None
+        while node.parent is not None and not node.values and not node.continuations:
+            top = node
+            self.num_bytes -= _NODE_BYTES + self._block
+            _discard(node.parent.continuations, node.label)
+            node = node.parent
+        if top is not None:
+            del self._nodes[top.path() :]
 
 
 def _longest_shared(ordered: list[bytes], wanted: bytes) -> int:
