@@ -22,7 +22,8 @@ from typing_extensions import Buffer
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StorageError
 from rnn_engine.requests import Client as EngineClient
 from rnn_engine.requests import GenerateRequest
-from rnn_engine_server.apis.openai.batches import BATCHES, BatchList, BatchObject
+from rnn_engine_server.apis.common.owned import PageOf
+from rnn_engine_server.apis.openai.batches import BATCHES, BatchObject
 from rnn_engine_server.apis.openai.completions import ROUTES as COMPLETIONS
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.jobs.lines import (
@@ -222,7 +223,7 @@ class TestOfficialClient:
         batch = await begin(client, b"")
         raw: Any = await client.get(f"/batches/{batch.id}", cast_to=object)
         check_shape(BatchObject, raw)
-        check_shape(BatchList, await client.get("/batches", cast_to=object))
+        check_shape(PageOf[BatchObject], await client.get("/batches", cast_to=object))
         failed = await until(client, batch)
         assert failed.errors is not None
         check_shape(BatchObject, await client.get(f"/batches/{batch.id}", cast_to=object))

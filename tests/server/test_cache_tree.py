@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rnn_engine_server.apis.engine.cache import CachePosition, CachePositionDropped, CacheTreeList
+from rnn_engine_server.apis.common.owned import Deleted
+from rnn_engine_server.apis.engine.cache import CachePosition, CacheTreeList
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from rnn_engine_states.cache.cache import StateCache
@@ -58,7 +59,7 @@ async def test_a_position_is_dropped_unless_it_is_in_use(serve: Serve) -> None:
     assert error["message"] == f"the kept position {below!r} is in use; drop it when its requests have ended"
     cache.release(match)
     answer = await (await client.delete(f"{POSITIONS}/{below}")).json()
-    check_shape(CachePositionDropped, answer)
+    check_shape(Deleted, answer)
     assert [node["text"] for node in (await tree(client))["nodes"]] == ["Be brief. "]
     for method in ("GET", "DELETE"):
         error = await error_of(await client.request(method, f"{POSITIONS}/{below}"), 404)

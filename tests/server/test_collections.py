@@ -10,11 +10,10 @@ from aiohttp import ClientResponse
 
 from rnn_engine.errors import OverloadedError, StateError
 from rnn_engine.requests import GenerateRequest
+from rnn_engine_server.apis.common.owned import PageOf, PartOf
 from rnn_engine_server.apis.engine.collections import (
     CollectionDeleted,
-    CollectionEntries,
     CollectionEntry,
-    DocumentEntries,
     DocumentEntry,
     DocumentsAdded,
     DocumentsRemoved,
@@ -65,8 +64,8 @@ async def test_documents_are_added_listed_and_removed(serve: Serve) -> None:
     assert ids[:2] == ["cat", "a/spider"]
     entry = await get(client, "/v1/collections/animals", CollectionEntry)
     assert (entry["documents"], entry["model"], entry["persistent"]) == (3, "fake", False)
-    assert (await get(client, "/v1/collections", CollectionEntries))["data"] == [entry]
-    page = await get(client, "/v1/collections/animals/documents?limit=1&after=cat", DocumentEntries)
+    assert (await get(client, "/v1/collections", PageOf[CollectionEntry]))["data"] == [entry]
+    page = await get(client, "/v1/collections/animals/documents?limit=1&after=cat", PartOf[DocumentEntry])
     spider = {"id": "a/spider", "text": "A spider has eight legs.", "metadata": {}, "tokens": 24}
     assert (page["data"], page["has_more"]) == ([spider], True)
     assert await get(client, "/v1/collections/animals/documents/a%2Fspider", DocumentEntry) == spider
@@ -75,10 +74,10 @@ async def test_documents_are_added_listed_and_removed(serve: Serve) -> None:
     body: Body = {"ids": ["a/spider", ids[2]]}
     removed = await post(client, "/v1/collections/animals/documents/delete", DocumentsRemoved, body)
     assert removed["ids"] == [ids[2]]
-    page = await get(client, "/v1/collections/animals/documents", DocumentEntries)
+    page = await get(client, "/v1/collections/animals/documents", PartOf[DocumentEntry])
     assert [(each["id"], each["metadata"]) for each in page["data"]] == [("cat", {"page": 1})]
     await body_of(await client.delete("/v1/collections/animals"), CollectionDeleted)
-    assert (await get(client, "/v1/collections", CollectionEntries))["data"] == []
+    assert (await get(client, "/v1/collections", PageOf[CollectionEntry]))["data"] == []
 
 
 async def test_a_query_reranks_the_nearest(serve: Serve) -> None:
@@ -162,7 +161,7 @@ async def test_documents_are_replaced_if_that_is_wanted(serve: Serve) -> None:
     await filled(client)
     body: Body = {"documents": [{"id": "cat", "text": "A cat sleeps."}], "replace": True}
     await post(client, "/v1/collections/animals/documents", DocumentsAdded, body)
-    page = await get(client, "/v1/collections/animals/documents", DocumentEntries)
+    page = await get(client, "/v1/collections/animals/documents", PartOf[DocumentEntry])
     assert [each["text"] for each in page["data"]][-1] == "A cat sleeps."
     assert len(page["data"]) == 3
 
@@ -291,7 +290,7 @@ async def test_an_operator_lists_reads_and_deletes_what_any_key_made(serve: Serv
 
     async def listed(owner: str, headers: dict[str, str] = root) -> list[tuple[str, str]]:
         found = await (await client.get(f"{path}?owner={owner}", headers=headers)).json()
-        check_shape(CollectionEntries, found)
+        check_shape(PageOf[CollectionEntry], found)
         return [(each["owner"], each["name"]) for each in found["data"]]
 
     assert await listed("*") == [("ann", "animals"), ("bob", "animals")]
@@ -325,7 +324,7 @@ async def test_documents_that_are_read_are_counted_in_memory(serve: Serve) -> No
     query: Body = {"query": "a", "rerank": False, "top_n": 20}
     for response in (await client.get(f"{path}/documents"), await client.post(f"{path}/query", json=query)):
         assert "the documents would take about" in (await error_of(response, 413))["message"]
-    page = await get(client, f"{path}/documents?limit=4", DocumentEntries)
+    page = await get(client, f"{path}/documents?limit=4", PartOf[DocumentEntry])
     assert (len(page["data"]), page["has_more"]) == (4, True)
     assert len((await post(client, f"{path}/query", QueryAnswer, {**query, "top_n": 2}))["results"]) == 2
 

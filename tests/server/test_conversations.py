@@ -9,8 +9,9 @@ import openai
 import pytest
 from openai.types.responses import ResponseInputItemParam
 
+from rnn_engine_server.apis.common.owned import PageOf
 from rnn_engine_server.apis.openai.response_items import KeptConversation
-from rnn_engine_server.apis.openai.response_schemas import ResponseItemList
+from rnn_engine_server.apis.openai.response_schemas import ResponseItem
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
@@ -142,7 +143,7 @@ async def test_the_shapes_of_the_answers(serve: Serve) -> None:
     client = await serve(FakeEngine())
     made = await post(client, PATH, KeptConversation, {"items": "Hi"})
     page = await (await client.get(f"{PATH}/{made['id']}/items")).json()
-    check_shape(ResponseItemList, page)
+    check_shape(PageOf[ResponseItem], page)
     assert page["data"][0]["content"] == [{"type": "input_text", "text": "Hi"}]
 
 

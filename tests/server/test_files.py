@@ -21,7 +21,8 @@ from aiohttp import FormData
 
 from rnn_engine.database import Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
-from rnn_engine_server.apis.openai.files import FileDeleted, FileList, FileObject
+from rnn_engine_server.apis.common.owned import Deleted, PageOf
+from rnn_engine_server.apis.openai.files import FileObject
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import STORE, make_app
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
@@ -112,8 +113,8 @@ async def test_the_shapes_of_the_answers(serve: Serve) -> None:
     form.add_field("file", LINES, filename="a.jsonl")
     made = await (await client.post(PATH, data=form)).json()
     check_shape(FileObject, made)
-    check_shape(FileList, await (await client.get(PATH)).json())
-    check_shape(FileDeleted, await (await client.delete(f"{PATH}/{made['id']}")).json())
+    check_shape(PageOf[FileObject], await (await client.get(PATH)).json())
+    check_shape(Deleted, await (await client.delete(f"{PATH}/{made['id']}")).json())
 
 
 async def test_fields_come_in_any_order_and_bad_forms_leave_nothing(serve: Serve) -> None:

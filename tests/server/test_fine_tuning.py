@@ -21,9 +21,10 @@ from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.training.tuner import RateTried, TunerSettings, Updated
+from rnn_engine_server.apis.common.owned import ListOf, PageOf, PartOf
 from rnn_engine_server.apis.openai import fine_tuning
 from rnn_engine_server.apis.openai.fine_tuning import TUNING_RUNNER, TUNINGS
-from rnn_engine_server.apis.openai.models import ModelList
+from rnn_engine_server.apis.openai.models import ModelEntry
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_server.jobs import tuning_process
@@ -197,10 +198,10 @@ class TestOfficialClient:
         await until(client, job)
         check_shape(fine_tuning.FineTuningJob, ended := await shown(f"/{job.id}"))
         assert ended["method"]["state"]["hyperparameters"]["learning_rate_multiplier"] == 0.5
-        check_shape(fine_tuning.FineTuningJobList, await shown(""))
-        check_shape(fine_tuning.FineTuningEventList, await shown(f"/{job.id}/events"))
-        check_shape(fine_tuning.FineTuningCheckpointList, await shown(f"/{job.id}/checkpoints"))
-        check_shape(ModelList, await client.get("/models", cast_to=object))
+        check_shape(PartOf[fine_tuning.FineTuningJob], await shown(""))
+        check_shape(PartOf[fine_tuning.FineTuningEvent], await shown(f"/{job.id}/events"))
+        check_shape(PageOf[fine_tuning.FineTuningCheckpoint], await shown(f"/{job.id}/checkpoints"))
+        check_shape(ListOf[ModelEntry], await client.get("/models", cast_to=object))
 
     async def test_jobs_are_found_by_their_metadata(self, client: openai.AsyncOpenAI) -> None:
         first, second = [await begin(client, metadata={"name": name}) for name in ("a", "b")]

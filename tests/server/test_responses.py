@@ -17,7 +17,8 @@ from openai.types.responses import (
 )
 
 from rnn_engine.interface import EngineLike
-from rnn_engine_server.apis.openai.response_schemas import Response, ResponseEvent, ResponseItemList, ResponseList
+from rnn_engine_server.apis.common.owned import PageOf
+from rnn_engine_server.apis.openai.response_schemas import Response, ResponseEvent, ResponseItem
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
@@ -259,7 +260,7 @@ async def test_input_items_come_in_pages(serve: Serve) -> None:
     said = [{"role": "user", "content": text} for text in "abc"]
     made = await post(client, PATH, Response, {"input": said})
     page = await (await client.get(f"{PATH}/{made['id']}/input_items?limit=2&order=asc")).json()
-    check_shape(ResponseItemList, page)
+    check_shape(PageOf[ResponseItem], page)
     assert ([item["content"][0]["text"] for item in page["data"]], page["has_more"]) == (["a", "b"], True)
     rest = await (await client.get(f"{PATH}/{made['id']}/input_items?order=asc&after={page['last_id']}")).json()
     assert ([item["content"][0]["text"] for item in rest["data"]], rest["has_more"]) == (["c"], False)
@@ -277,7 +278,7 @@ async def test_responses_are_listed_in_pages(serve: Serve) -> None:
 
     async def listed(**query: str | int) -> Body:
         found: Body = await (await client.get(PATH, params=query, headers=own)).json()
-        check_shape(ResponseList, found)
+        check_shape(PageOf[Response], found)
         return found
 
     ends = {"first_id": ids[2], "last_id": ids[0], "has_more": False}

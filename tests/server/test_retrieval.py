@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
+from rnn_engine_server.apis.common.owned import ListOf
 from rnn_engine_server.apis.openai.embeddings import EmbeddingList
-from rnn_engine_server.apis.openai.models import ModelList
+from rnn_engine_server.apis.openai.models import ModelEntry
 from rnn_engine_server.apis.rerank import Reranked, TeiRank
 from rnn_engine_server.apis.tgi import TgiInfo
 from rnn_engine_server.apis.vllm import PoolingList, ScoreList
@@ -101,7 +102,7 @@ async def test_a_reranker_ranks(client: Client) -> None:
 
 async def test_models_say_what_they_are_for(client: Client) -> None:
     [entry] = (await (await client.get("/v1/models")).json())["data"]
-    check_shape(ModelList, {"object": "list", "data": [entry]})
+    check_shape(ListOf[ModelEntry], {"object": "list", "data": [entry]})
     tasks = ["retrieval", "similarity", "classification"]
     assert entry["meta"]["embedding"] == {"width": 128, "tasks": tasks, "reranker": "reranker"}
     assert not entry["capabilities"]["completion_chat"]

@@ -8,8 +8,9 @@ import pytest
 from aiohttp import web
 
 from rnn_engine.model import LoraChoice
+from rnn_engine_server.apis.common.owned import ListOf
 from rnn_engine_server.apis.engine.tokens import Text, Tokens
-from rnn_engine_server.apis.openai.models import HealthBody, ModelEntry, ModelList
+from rnn_engine_server.apis.openai.models import HealthBody, ModelEntry
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.settings import ServerSettings
@@ -20,7 +21,7 @@ from tests.support.http import Serve, check_shape, error_of, post
 async def test_models(serve: Serve) -> None:
     client = await serve(FakeEngine())
     listed = await (await client.get("/v1/models")).json()
-    check_shape(ModelList, listed)
+    check_shape(ListOf[ModelEntry], listed)
     [entry] = listed["data"]
     assert entry["max_model_len"] == ServerSettings().limits.max_prompt_tokens
     assert (entry["id"], entry["meta"]["vocab_size"], entry["meta"]["num_slots"]) == ("fake", 257, 2)

@@ -14,8 +14,9 @@ from rnn_engine.errors import DeviceMemoryError, ModelNotFoundError, Unavailable
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from rnn_engine.telemetry import Health
+from rnn_engine_server.apis.common.owned import ListOf
 from rnn_engine_server.apis.engine.status import ServerStatus
-from rnn_engine_server.apis.openai.models import HealthBody, ModelList
+from rnn_engine_server.apis.openai.models import HealthBody, ModelEntry
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_server.models.orders import LoadOrder
@@ -136,7 +137,7 @@ async def test_states_belong_to_a_model_which_the_query_names(start: Start) -> N
 async def test_models_are_listed_with_their_status(start: Start) -> None:
     client = await start(Loads("a"), Loads("b"))
     listed = await (await client.get("/v1/models")).json()
-    check_shape(ModelList, listed)
+    check_shape(ListOf[ModelEntry], listed)
     assert [(entry["id"], entry["meta"]["status"]) for entry in listed["data"]] == [("a", "loaded"), ("b", "loaded")]
     assert listed["data"][0]["meta"]["state_bytes"] > 0
     assert "record" in listed["data"][0]["meta"]["chat_template"]

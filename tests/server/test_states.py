@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rnn_engine_server.apis.common.owned import ListOf
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.apis.engine.states import (
     AdvancedState,
     CreatedState,
     LeaseEnded,
-    LeaseEntries,
+    LeaseEntry,
     StateEntries,
     StateRemoved,
 )
@@ -189,7 +190,7 @@ async def test_a_lease_is_listed_and_ended_with_all_its_states(serve: Serve) -> 
     await create(client, "b", owner="bob")
     await create(client, "c")
     leases = await (await client.get("/v1/leases")).json()
-    check_shape(LeaseEntries, leases)
+    check_shape(ListOf[LeaseEntry], leases)
     assert [(lease["owner"], lease["states"]) for lease in leases["data"]] == [("c", ["c"]), ("bob", ["a", "b"])]
     assert leases["data"][1]["ttl"] == leases["data"][1]["expires_in"] == 60
     ended = await (await client.delete("/v1/leases/bob")).json()

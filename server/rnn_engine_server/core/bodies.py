@@ -12,13 +12,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
 import pydantic_core
 from aiohttp import hdrs, web
 from aiohttp.compression_utils import ZLibDecompressor
-from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, StorageError
 from rnn_engine_server.core.call import Call, too_large
@@ -305,26 +304,6 @@ def query_word(call: Call, name: str, words: Sequence[T], default: T) -> T:
             return word
     allowed = list(map(str, words))
     raise InvalidRequestError(name, given, " or ".join(allowed) if len(words) == 2 else f"one of {', '.join(allowed)}")
-
-
-class PageEnds(TypedDict):
-    """The ends of a page of a list, in OpenAI's form."""
-
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class Listed(Protocol):
-    """What a list has, under its id."""
-
-    @property
-    def id(self) -> str: ...
-
-
-def page_ends(page: Sequence[Listed], *, has_more: bool) -> PageEnds:
-    """Return the ids of the first and the last item of `page`, and whether more come after it."""
-    return {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None, "has_more": has_more}
 
 
 def query_seconds(call: Call, name: str, default: float, least: float, most: float) -> float:

@@ -17,10 +17,10 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine_server.apis.anthropic.routes import anthropic_error
 from rnn_engine_server.apis.anthropic.schemas import AnthropicAnswer, AnthropicErrorDetail
-from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of
+from rnn_engine_server.apis.common.owned import OWNER_QUERY, PageEnds, listed_owner, owner_of
 from rnn_engine_server.apis.openai.batches import BATCHES, RUNNER
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import PageEnds, query_count, to_json
+from rnn_engine_server.core.bodies import query_count, to_json
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable, Stream
 from rnn_engine_server.core.schema import RequestBody

@@ -1,14 +1,17 @@
-"""Whose things a request may see, and which part of a list it asks for."""
+"""Whose things a request may see, which part of a list it asks for, and the answers with lists and deletions."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, Literal, Protocol, TypeVar
+
+from typing_extensions import TypedDict
 
 from rnn_engine.errors import ForbiddenError
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import query_count, query_word
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.store.owners import Cursor
+from rnn_engine_server.store.owners import Cursor, Page
 
 ALL_OWNERS: Final = "*"
 OWNER_QUERY: Final = {
@@ -39,3 +42,69 @@ def query_cursor(call: Call, default: int, most: int) -> Cursor:
     order = query_word(call, "order", ("asc", "desc"), "desc")
     limit = query_count(call, "limit", default, most)
     return Cursor(limit, call.query.get("after"), ascending=order == "asc")
+
+
+T = TypeVar("T")
+
+
+class ListOf(TypedDict, Generic[T]):
+    """A list of things."""
+
+    object: Literal["list"]
+    data: list[T]
+
+
+class PartOf(ListOf[T], Generic[T]):
+    """A part of a list. If `has_more`, the last one's id is `after` for the next part."""
+
+    has_more: bool
+
+
+class PageEnds(TypedDict):
+    """The ends of a page of a list, in OpenAI's form."""
+
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class PageOf(PageEnds, ListOf[T], Generic[T]):
+    """A page of a list. If `has_more`, `last_id` is `after` for the next page."""
+
+
+class Deleted(TypedDict):
+    """What was deleted: its id, and what kind of thing it was."""
+
+    id: str
+    object: str
+    deleted: Literal[True]
+
+
+class Identified(Protocol):
+    """What a list has, under its id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+Found = TypeVar("Found", bound=Identified)
+
+
+def page_ends(page: Sequence[Identified], *, has_more: bool) -> PageEnds:
+    """Return the ids of the first and the last item of `page`, and whether more come after it."""
+    return {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None, "has_more": has_more}
+
+
+def page_of(found: Page[Found], show: Callable[[Found], T]) -> PageOf[T]:
+    """Return a page of things, each as `show` describes it."""
+    return {"object": "list", "data": list(map(show, found.items)), **page_ends(found.items, has_more=found.has_more)}
+
+
+def part_of(found: Page[Found], show: Callable[[Found], T]) -> PartOf[T]:
+    """Return a part of a list of things, each as `show` describes it."""
+    return {"object": "list", "data": list(map(show, found.items)), "has_more": found.has_more}
+
+
+def deleted(thing_id: str, kind: str) -> Deleted:
+    """Return the answer to a request that has deleted a thing."""
+    return {"id": thing_id, "object": kind, "deleted": True}

@@ -8,6 +8,7 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine_server.apis.common.owned import Deleted, deleted
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import query_count
 from rnn_engine_server.core.call import Call
@@ -161,12 +162,6 @@ class CachePosition(TypedDict):
     text: str
 
 
-class CachePositionDropped(TypedDict):
-    object: Literal["cache.position.deleted"]
-    id: str
-    deleted: Literal[True]
-
-
 class CacheDropped(TypedDict):
     """The number of cache positions that were dropped."""
 
@@ -270,12 +265,12 @@ async def get_position(call: Call) -> Long[CachePosition]:
 
 
 @ROUTES.delete("/v1/cache/positions/{id}", query=MODEL_QUERY, scope=Scope.ADMIN)
-async def drop_position(call: Call) -> CachePositionDropped:
+async def drop_position(call: Call) -> Deleted:
     """Forget one kept position; 409 if it is in use."""
     position = call.parameters["id"]
     if not await call.engine.drop_cache_position(position):
         raise RefusalError(409, f"the kept position {position!r} is in use; drop it when its requests have ended")
-    return {"object": "cache.position.deleted", "id": position, "deleted": True}
+    return deleted(position, "cache.position.deleted")
 
 
 def _query(call: Call) -> TreeQuery:

@@ -27,16 +27,17 @@ from rnn_engine.operations.collections import (
 from rnn_engine.operations.relevance import Method
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import check_prompts
-from rnn_engine_server.apis.common.owned import ALL_OWNERS, OWNER_QUERY, listed_owner
+from rnn_engine_server.apis.common.owned import ALL_OWNERS, OWNER_QUERY, PageOf, PartOf, listed_owner, page_of
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import PageEnds, page_ends, query_count
+from rnn_engine_server.core.bodies import query_count
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import STRING, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
+from rnn_engine_server.store.owners import Page
 from rnn_engine_states.documents import Document, DocumentStore, StoredCollection
 
 T = TypeVar("T")
@@ -139,13 +140,6 @@ class CollectionEntry(TypedDict):
     persistent: bool
 
 
-class CollectionEntries(PageEnds):
-    """The collections of the API key, ordered by name. If `has_more`, `last_id` is `after` for the next page."""
-
-    object: Literal["list"]
-    data: list[CollectionEntry]
-
-
 class CollectionDeleted(TypedDict):
     object: Literal["collection.deleted"]
     name: str
@@ -159,15 +153,6 @@ class DocumentEntry(TypedDict):
     text: str
     metadata: dict[str, Any]
     tokens: int
-
-
-class DocumentEntries(TypedDict):
-    """Documents in the order in which they were added, fewer than `limit` if they are large. If `has_more`, the id of
-    the last is `after` for the next."""
-
-    object: Literal["list"]
-    data: list[DocumentEntry]
-    has_more: bool
 
 
 class DocumentsAdded(TypedDict):
@@ -234,16 +219,15 @@ ROUTES = RouteTable()
 
 
 @ROUTES.get("/v1/collections", query=_LIST, uses_model=False)
-async def list_collections(call: Call) -> Long[CollectionEntries]:
+async def list_collections(call: Call) -> Long[PageOf[CollectionEntry]]:
     """The collections of documents."""
     store, limit = call.app[COLLECTIONS], query_count(call, "limit", _MOST_LISTED, _MOST_LISTED)
     page = partial(store.page, owner=listed_owner(call), after=call.query.get("after"), limit=limit)
     found, has_more = await _read(call, page)
     call.hold_more("the list", _ENTRY_BYTES * len(found))
 
-    def make() -> CollectionEntries:
-        ends = page_ends(found, has_more=has_more)
-        return {"object": "list", "data": [_entry(store, each) for each in found], **ends}
+    def make() -> PageOf[CollectionEntry]:
+        return page_of(Page(found, has_more), partial(_entry, store))
 
     return Long(CALL_WORK * len(found), make)
 
@@ -289,14 +273,17 @@ async def add(call: Call, body: AddDocumentsRequest) -> DocumentsAdded:
 
 
 @ROUTES.get("/v1/collections/{collection}/documents", query=_PAGE, uses_model=False)
-async def list_documents(call: Call) -> Long[DocumentEntries]:
-    """The documents of a collection."""
+async def list_documents(call: Call) -> Long[PartOf[DocumentEntry]]:
+    """The documents of a collection, in the order in which they were added.
+
+    They are fewer than `limit` if they are large.
+    """
     collection, limit = await _collection(call), query_count(call, "limit", 100, _MOST_DOCUMENTS)
     rows, has_more = await _read(call, partial(collection.page, after=call.query.get("after"), limit=limit))
     num_bytes = sum(row.num_bytes for row in rows)
     _hold(call, num_bytes)
 
-    def make() -> DocumentEntries:
+    def make() -> PartOf[DocumentEntry]:
         read = partial(collection.read, rows=[row.row for row in rows])
         documents = call.app[COLLECTIONS].database.read_now(read).values()
         return {"object": "list", "data": list(map(_document_entry, documents)), "has_more": has_more}

@@ -16,6 +16,7 @@ from rnn_engine.requests import MAX_PRIORITY, TokenInfo
 from rnn_engine.types import F32
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, Input, check_prompts, tokens_of
+from rnn_engine_server.apis.common.owned import ListOf
 from rnn_engine_server.apis.common.states import (
     NewStateBody,
     RetentionBody,
@@ -142,13 +143,6 @@ class LeaseEntry(TypedDict):
     expires_in: float
     states: list[str]
     bytes: int
-
-
-class LeaseEntries(TypedDict):
-    """The list of leases, the newest first. If an older lease needs memory, they are ended in this order."""
-
-    object: Literal["list"]
-    data: list[LeaseEntry]
 
 
 class LeaseEnded(TypedDict):
@@ -331,8 +325,8 @@ async def advance(call: Call, body: AdvanceStateRequest) -> Long[AdvancedState]:
 
 
 @ROUTES.get("/v1/leases", query=MODEL_QUERY)
-async def list_leases(call: Call) -> LeaseEntries:
-    """What owners have leased, the newest first."""
+async def list_leases(call: Call) -> ListOf[LeaseEntry]:
+    """What owners have leased, the newest first. If an older lease needs memory, they are ended in this order."""
     leases = await call.engine.states.leases()
     return {
         "object": "list",

@@ -8,12 +8,20 @@ from typing import Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
+from rnn_engine_server.apis.common.owned import (
+    OWNER_QUERY,
+    Deleted,
+    PageOf,
+    deleted,
+    listed_owner,
+    owner_of,
+    page_of,
+    query_cursor,
+)
 from rnn_engine_server.apis.openai.files import ExpiresAfter
 from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
 from rnn_engine_server.apis.openai.response_schemas import ResponseUsage, response_usage
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import PageEnds, page_ends
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import AppKey
@@ -101,19 +109,6 @@ class BatchObject(TypedDict):
     metadata: dict[str, str]
 
 
-class BatchList(PageEnds):
-    """Batches, the newest first. If `has_more`, the last one's id is `after` for the next page."""
-
-    object: Literal["list"]
-    data: list[BatchObject]
-
-
-class BatchDeleted(TypedDict):
-    id: str
-    object: Literal["batch"]
-    deleted: Literal[True]
-
-
 ROUTES = RouteTable(uses_model=False)
 
 
@@ -137,15 +132,11 @@ async def create_batch(call: Call, body: BatchRequest) -> BatchObject:
         **OWNER_QUERY,
     },
 )
-async def list_batches(call: Call) -> BatchList:
+async def list_batches(call: Call) -> PageOf[BatchObject]:
     """The batches of the API key."""
     store = call.app[BATCHES]
     found = await store.page(listed_owner(call), query_cursor(call, 20, _MOST_LISTED))
-    return {
-        "object": "list",
-        "data": [_batch_object(store, batch) for batch in found.items],
-        **page_ends(found.items, has_more=found.has_more),
-    }
+    return page_of(found, partial(_batch_object, store))
 
 
 @ROUTES.get("/v1/batches/{id}")
@@ -162,11 +153,11 @@ async def cancel_batch(call: Call) -> BatchObject:
 
 
 @ROUTES.delete("/v1/batches/{id}", scope=Scope.MANAGE)
-async def delete_batch(call: Call) -> BatchDeleted:
+async def delete_batch(call: Call) -> Deleted:
     """Delete a batch that has ended, and its files."""
     batch_id = call.parameters["id"]
     await call.app[BATCHES].delete(owner_of(call), batch_id)
-    return {"id": batch_id, "object": "batch", "deleted": True}
+    return deleted(batch_id, "batch")
 
 
 async def _batch(call: Call) -> Batch:

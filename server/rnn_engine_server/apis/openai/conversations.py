@@ -6,17 +6,25 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
+from rnn_engine_server.apis.common.owned import (
+    OWNER_QUERY,
+    Deleted,
+    PageOf,
+    deleted,
+    listed_owner,
+    owner_of,
+    page_ends,
+    page_of,
+    query_cursor,
+)
 from rnn_engine_server.apis.openai.response_items import (
     AddItemsRequest,
-    ConversationList,
     CreateConversationRequest,
-    DeletedConversation,
     KeptConversation,
     UpdateConversationRequest,
 )
-from rnn_engine_server.apis.openai.response_schemas import ResponseItem, ResponseItemList
-from rnn_engine_server.core.bodies import page_ends, to_json
+from rnn_engine_server.apis.openai.response_schemas import ResponseItem
+from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import JSON_TEXT, Encoded, RouteTable, Stream
 from rnn_engine_server.core.routing import AppKey
@@ -48,15 +56,10 @@ async def create_conversation(call: Call, body: CreateConversationRequest) -> Ke
 
 
 @ROUTES.get("/v1/conversations", query=PAGE_QUERY | OWNER_QUERY)
-async def list_conversations(call: Call) -> ConversationList:
+async def list_conversations(call: Call) -> PageOf[KeptConversation]:
     """The conversations that are kept, the newest first."""
     cursor = query_cursor(call, 20, MOST_ITEMS)
-    found = await call.app[STORE].conversations.page(listed_owner(call), cursor)
-    return {
-        "object": "list",
-        "data": [_object(each) for each in found.items],
-        **page_ends(found.items, has_more=found.has_more),
-    }
+    return page_of(await call.app[STORE].conversations.page(listed_owner(call), cursor), _object)
 
 
 @ROUTES.get("/v1/conversations/{id}")
@@ -74,14 +77,14 @@ async def update_conversation(call: Call, body: UpdateConversationRequest) -> Ke
 
 
 @ROUTES.delete("/v1/conversations/{id}")
-async def delete_conversation(call: Call) -> DeletedConversation:
+async def delete_conversation(call: Call) -> Deleted:
     """Delete a conversation."""
     conversation_id = call.parameters["id"]
     await call.app[STORE].conversations.delete(owner_of(call), conversation_id)
-    return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
+    return deleted(conversation_id, "conversation.deleted")
 
 
-@ROUTES.get("/v1/conversations/{id}/items", answer=ResponseItemList, query=PAGE_QUERY)
+@ROUTES.get("/v1/conversations/{id}/items", answer=PageOf[ResponseItem], query=PAGE_QUERY)
 async def list_items(call: Call) -> Stream:
     """The items of a conversation."""
     cursor = query_cursor(call, 20, MOST_ITEMS)
@@ -89,7 +92,7 @@ async def list_items(call: Call) -> Stream:
     return send_items(call, await page(owner_of(call), call.parameters["id"], cursor))
 
 
-@ROUTES.post("/v1/conversations/{id}/items", answer=ResponseItemList)
+@ROUTES.post("/v1/conversations/{id}/items", answer=PageOf[ResponseItem])
 async def add_items(call: Call, body: AddItemsRequest) -> Encoded:
     """Add items to a conversation without generating an answer."""
     store = call.app[STORE]

@@ -15,9 +15,18 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, check_text
-from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
+from rnn_engine_server.apis.common.owned import (
+    OWNER_QUERY,
+    Deleted,
+    PageOf,
+    deleted,
+    listed_owner,
+    owner_of,
+    page_of,
+    query_cursor,
+)
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import PageEnds, body_pieces, page_ends, query_word, to_json
+from rnn_engine_server.core.bodies import body_pieces, query_word, to_json
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import RouteTable, Stream
@@ -73,19 +82,6 @@ class FileObject(TypedDict):
     sha256: str
 
 
-class FileList(PageEnds):
-    """Files. If `has_more`, the last one's id is `after` for the next page."""
-
-    object: Literal["list"]
-    data: list[FileObject]
-
-
-class FileDeleted(TypedDict):
-    id: str
-    object: Literal["file"]
-    deleted: Literal[True]
-
-
 def file_object(stored: StoredFile) -> FileObject:
     """Return a file in OpenAI's form."""
     answer: FileObject = {
@@ -128,16 +124,11 @@ async def upload(call: Call) -> FileObject:
         **OWNER_QUERY,
     },
 )
-async def list_files(call: Call) -> FileList:
+async def list_files(call: Call) -> PageOf[FileObject]:
     """The files of the API key."""
     purpose = query_word(call, "purpose", get_args(FilePurpose), None)
     cursor = query_cursor(call, _MOST_LISTED, _MOST_LISTED)
-    found = await call.app[FILES].page(listed_owner(call), cursor, purpose)
-    return {
-        "object": "list",
-        "data": list(map(file_object, found.items)),
-        **page_ends(found.items, has_more=found.has_more),
-    }
+    return page_of(await call.app[FILES].page(listed_owner(call), cursor, purpose), file_object)
 
 
 @ROUTES.get("/v1/files/{id}")
@@ -163,11 +154,11 @@ async def get_content(call: Call) -> Stream:
 
 
 @ROUTES.delete("/v1/files/{id}", scope=Scope.MANAGE)
-async def delete_file(call: Call) -> FileDeleted:
+async def delete_file(call: Call) -> Deleted:
     """Delete a file."""
     file_id = call.parameters["id"]
     await call.app[FILES].delete(owner_of(call), file_id)
-    return {"id": file_id, "object": "file", "deleted": True}
+    return deleted(file_id, "file")
 
 
 async def _stored(call: Call) -> StoredFile:

@@ -12,16 +12,28 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
+from rnn_engine_server.apis.common.owned import (
+    OWNER_QUERY,
+    Deleted,
+    PageOf,
+    PartOf,
+    deleted,
+    listed_owner,
+    owner_of,
+    page_of,
+    part_of,
+    query_cursor,
+)
 from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
 from rnn_engine_server.auth.keys import Scope
-from rnn_engine_server.core.bodies import PageEnds, page_ends, query_page, query_word
+from rnn_engine_server.core.bodies import query_page, query_word
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import DONE, SSE, Piece, RouteTable, Stream
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import RequestBody, described
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
 from rnn_engine_server.store.events import Event, Level, Number
+from rnn_engine_server.store.owners import Page
 from rnn_engine_server.store.tunings import (
     BASE_RATE,
     TUNED_PREFIX,
@@ -181,20 +193,6 @@ class FineTuningJob(TypedDict):
     metadata: dict[str, str]
 
 
-class FineTuningJobList(TypedDict):
-    """Fine-tuning jobs, the newest first. If `has_more`, the last one's id is `after` for the next page."""
-
-    object: Literal["list"]
-    data: list[FineTuningJob]
-    has_more: bool
-
-
-class FineTuningJobDeleted(TypedDict):
-    id: str
-    object: Literal["fine_tuning.job"]
-    deleted: Literal[True]
-
-
 class FineTuningEvent(TypedDict):
     """What has happened to a job. An event of the type `metrics` has the figures of a step: `step`, `total_steps`, and
     `train_loss`, `learning_rate` and `tokens`, or `valid_loss`."""
@@ -206,14 +204,6 @@ class FineTuningEvent(TypedDict):
     message: str
     type: Literal["message", "metrics"]
     data: dict[str, Number] | None
-
-
-class FineTuningEventList(TypedDict):
-    """Events, the newest first. If `has_more`, the last one's id is `after` for the next page."""
-
-    object: Literal["list"]
-    data: list[FineTuningEvent]
-    has_more: bool
 
 
 class CheckpointMetrics(TypedDict):
@@ -233,13 +223,6 @@ class FineTuningCheckpoint(TypedDict):
     fine_tuned_model_checkpoint: str
     step_number: int
     metrics: CheckpointMetrics
-
-
-class FineTuningCheckpointList(PageEnds):
-    """The newest checkpoints of a job. If `has_more`, the last one's id is `after` for the next page."""
-
-    object: Literal["list"]
-    data: list[FineTuningCheckpoint]
 
 
 ROUTES = RouteTable(uses_model=False)
@@ -275,7 +258,7 @@ async def create_job(call: Call, body: FineTuningRequest) -> FineTuningJob:
         "metadata[NAME]": "Return only jobs whose metadata has this value under NAME.",
     },
 )
-async def list_jobs(call: Call) -> FineTuningJobList:
+async def list_jobs(call: Call) -> PartOf[FineTuningJob]:
     """The fine-tuning jobs of the API key."""
     wanted = {
         name.removeprefix("metadata[").removesuffix("]"): value
@@ -284,11 +267,7 @@ async def list_jobs(call: Call) -> FineTuningJobList:
     }
     cursor = query_cursor(call, 20, _MOST_LISTED)
     found = await call.app[TUNINGS].page(listed_owner(call), cursor, metadata=wanted)
-    return {
-        "object": "list",
-        "data": [_job_object(call, job) for job in found.items],
-        "has_more": found.has_more,
-    }
+    return part_of(found, partial(_job_object, call))
 
 
 @ROUTES.get("/v1/fine_tuning/jobs/{id}")
@@ -316,38 +295,33 @@ async def resume_job(call: Call) -> FineTuningJob:
 
 
 @ROUTES.delete("/v1/fine_tuning/jobs/{id}", scope=Scope.MANAGE)
-async def delete_job(call: Call) -> FineTuningJobDeleted:
+async def delete_job(call: Call) -> Deleted:
     """Delete a fine-tuning job that has ended; its states stay."""
     job_id = call.parameters["id"]
     await call.app[TUNINGS].delete(owner_of(call), job_id)
-    return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
+    return deleted(job_id, "fine_tuning.job")
 
 
 @ROUTES.get(
     "/v1/fine_tuning/jobs/{id}/events",
-    answer=FineTuningEventList,
+    answer=PartOf[FineTuningEvent],
     chunk=FineTuningEvent,
     query={**_PAGE, "stream": "`true` sends all events, the oldest first, and further ones when they happen."},
 )
-async def list_events(call: Call) -> Stream | FineTuningEventList:
+async def list_events(call: Call) -> Stream | PartOf[FineTuningEvent]:
     """What has happened to a fine-tuning job."""
     job = await _job(call)
     if query_word(call, "stream", ("true", "false"), "false") == "true":
         return Stream(_event_pieces(job, call.app[TUNINGS]), SSE, ends_with_server=True)
-    found = await call.app[TUNINGS].events(job, query_cursor(call, 20, _MOST_LISTED))
-    return {"object": "list", "data": list(map(_event_object, found.items)), "has_more": found.has_more}
+    return part_of(await call.app[TUNINGS].events(job, query_cursor(call, 20, _MOST_LISTED)), _event_object)
 
 
 @ROUTES.get("/v1/fine_tuning/jobs/{id}/checkpoints", query=_PAGE)
-async def list_checkpoints(call: Call) -> FineTuningCheckpointList:
+async def list_checkpoints(call: Call) -> PageOf[FineTuningCheckpoint]:
     """The newest checkpoints of a fine-tuning job."""
     job = await _job(call)
     page, has_more = query_page(call, {each.id: each for each in job.checkpoints}, 10, _MOST_LISTED)
-    return {
-        "object": "list",
-        "data": [_checkpoint_object(job, checkpoint) for checkpoint in page],
-        **page_ends(page, has_more=has_more),
-    }
+    return page_of(Page(page, has_more), partial(_checkpoint_object, job))
 
 
 async def _event_pieces(job: TuningJob, store: Tunings) -> AsyncGenerator[Piece, None]:

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError, ModelNotFoundError
 from rnn_engine.telemetry import HealthStatus
 from rnn_engine.types import EmbeddingTask
+from rnn_engine_server.apis.common.owned import Deleted, ListOf, deleted
 from rnn_engine_server.auth.engine import open_engines_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
@@ -93,17 +94,6 @@ class ModelEntry(TypedDict):
     parent: NotRequired[str]
 
 
-class ModelDeleted(TypedDict):
-    id: str
-    object: Literal["model"]
-    deleted: Literal[True]
-
-
-class ModelList(TypedDict):
-    object: Literal["list"]
-    data: list[ModelEntry]
-
-
 class HealthBody(TypedDict):
     """The health of the server: if it takes requests, and how busy it is.
 
@@ -181,7 +171,7 @@ ROUTES = RouteTable()
 
 
 @ROUTES.get("/v1/models", "/models", "/api/oai/models", "/api/oai/v1/models", uses_model=False)
-async def list_models(call: Call) -> ModelList:
+async def list_models(call: Call) -> ListOf[ModelEntry]:
     """The models that are served."""
     limits = call.limits
     models = [model for model in call.app[MODELS] if model.info is not None]
@@ -209,7 +199,7 @@ async def get_model(call: Call) -> ModelEntry:
 
 
 @ROUTES.delete(f"/v1/models/{{model:{REST}}}", scope=Scope.MANAGE)
-async def delete_model(call: Call) -> ModelDeleted:
+async def delete_model(call: Call) -> Deleted:
     """Delete a model that was tuned: its state."""
     name = call.parameters["model"]
     await call.model.choose(name)
@@ -217,4 +207,4 @@ async def delete_model(call: Call) -> ModelDeleted:
     if state is None:
         raise InvalidRequestError("model", name, "MODEL:STATE, a model that was tuned; others can't be deleted")
     await call.engine.states.delete(state)
-    return {"id": name, "object": "model", "deleted": True}
+    return deleted(name, "model")

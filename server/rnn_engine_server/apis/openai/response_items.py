@@ -20,7 +20,6 @@ from rnn_engine_server.apis.common.messages import (
     parse_content,
     parse_role,
 )
-from rnn_engine_server.core.bodies import PageEnds
 from rnn_engine_server.core.schema import STRING, RefusedError, RequestBody
 from rnn_engine_server.store.turns import Item, new_item_id
 
@@ -284,18 +283,3 @@ class KeptConversation(TypedDict):
     object: Literal["conversation"]
     created_at: int
     metadata: dict[str, str]
-
-
-class ConversationList(PageEnds):
-    """A page of the conversations that are kept."""
-
-    object: Literal["list"]
-    data: list[KeptConversation]
-
-
-class DeletedConversation(TypedDict):
-    """The answer to a request to delete a conversation."""
-
-    id: str
-    object: Literal["conversation.deleted"]
-    deleted: Literal[True]

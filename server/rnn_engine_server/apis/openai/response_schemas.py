@@ -30,7 +30,6 @@ from rnn_engine_server.apis.openai.response_items import (
     messages_of,
 )
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, TranslatedChat
-from rnn_engine_server.core.bodies import PageEnds
 from rnn_engine_server.core.schema import PromptProgressBody, RefusedError, RequestBody, Timings, only
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store.turns import Item
@@ -338,25 +337,3 @@ class ResponseEvent(TypedDict):
     name: NotRequired[str]
     arguments: NotRequired[str]
     logprobs: NotRequired[list[ChatTokenLogprob]]
-
-
-class ResponseItemList(PageEnds):
-    """A page of the items of a conversation, or of those in a response's input."""
-
-    object: Literal["list"]
-    data: list[ResponseItem]
-
-
-class ResponseList(PageEnds):
-    """A page of the responses that are kept."""
-
-    object: Literal["list"]
-    data: list[Response]
-
-
-class DeletedResponse(TypedDict):
-    """The answer to a request to delete a response."""
-
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]

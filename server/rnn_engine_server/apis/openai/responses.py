@@ -9,21 +9,28 @@ from dataclasses import replace
 from pydantic_core import from_json
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
-from rnn_engine_server.apis.common.owned import OWNER_QUERY, listed_owner, owner_of, query_cursor
+from rnn_engine_server.apis.common.owned import (
+    OWNER_QUERY,
+    Deleted,
+    PageOf,
+    deleted,
+    listed_owner,
+    owner_of,
+    page_ends,
+    query_cursor,
+)
 from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRun, new_seed, stream_events
 from rnn_engine_server.apis.openai.chat import prepare_chat, tell_input_tokens
 from rnn_engine_server.apis.openai.conversations import MOST_ITEMS, PAGE_QUERY, STORE, read_items, send_items
 from rnn_engine_server.apis.openai.response_dialect import ResponsesDialect
 from rnn_engine_server.apis.openai.response_schemas import (
-    DeletedResponse,
     Response,
     ResponseEvent,
-    ResponseItemList,
-    ResponseList,
+    ResponseItem,
     ResponsesRequest,
 )
 from rnn_engine_server.apis.openai.schemas import ChatRequest, InputTokens
-from rnn_engine_server.core.bodies import page_ends, query_count, query_word, to_json
+from rnn_engine_server.core.bodies import query_count, query_word, to_json
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Answer, Encoded, RouteTable, Stream
 from rnn_engine_server.core.routing import SETTINGS
@@ -164,7 +171,7 @@ async def _stored(call: Call, response: StoredResponse) -> bytes:
     return await work(call, len(found), lambda: to_json({**from_json(found), "status": "in_progress"}))
 
 
-@ROUTES.get("/v1/responses", answer=ResponseList, query=PAGE_QUERY | OWNER_QUERY)
+@ROUTES.get("/v1/responses", answer=PageOf[Response], query=PAGE_QUERY | OWNER_QUERY)
 async def list_responses(call: Call) -> Encoded:
     """The responses that are kept, the newest first."""
     page = await call.app[STORE].responses.page(listed_owner(call), query_cursor(call, 20, MOST_ITEMS))
@@ -177,12 +184,12 @@ async def list_responses(call: Call) -> Encoded:
 
 
 @ROUTES.delete("/v1/responses/{id}")
-async def delete_response(call: Call) -> DeletedResponse:
+async def delete_response(call: Call) -> Deleted:
     """Delete a response; responses that continue it stay."""
     found = await _found(call)
     await call.app[BACKGROUND].cancel(found)
     await call.app[STORE].responses.delete(found.owner, found.id)
-    return {"id": found.id, "object": "response", "deleted": True}
+    return deleted(found.id, "response")
 
 
 @ROUTES.post("/v1/responses/{id}/cancel", answer=Response)
@@ -195,7 +202,7 @@ async def cancel_response(call: Call) -> Encoded:
     return Encoded(await _stored(call, await _found(call)))
 
 
-@ROUTES.get("/v1/responses/{id}/input_items", answer=ResponseItemList, query=PAGE_QUERY)
+@ROUTES.get("/v1/responses/{id}/input_items", answer=PageOf[ResponseItem], query=PAGE_QUERY)
 async def input_items(call: Call) -> Stream:
     """The items that were new in the response's request."""
     cursor = query_cursor(call, 20, MOST_ITEMS)
