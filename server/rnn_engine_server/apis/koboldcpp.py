@@ -450,37 +450,22 @@ async def _answer(call: Call, body: KoboldRequest) -> Answer:
     return await generation.answer(keep)
 
 
-@ROUTES.post("/api/extra/generate/check", routine=True, uses_model=False)
-async def check(call: Call, body: GenkeyRequest) -> KoboldPart:
-    """The text so far of the client's running generation of that `genkey`."""
-    return _part(call, body.genkey)
+_UNNAMED = GenkeyRequest()
 
 
 @ROUTES.get("/api/extra/generate/check", routine=True, uses_model=False)
-async def check_unnamed(call: Call) -> KoboldPart:
-    """The text so far of the client's running generation without a `genkey`."""
-    return _part(call, "")
-
-
-def _part(call: Call, genkey: str) -> KoboldPart:
-    found = call.app[GENERATIONS].find(call.client.name, genkey)
+@ROUTES.post("/api/extra/generate/check", routine=True, uses_model=False)
+async def check(call: Call, body: GenkeyRequest = _UNNAMED) -> KoboldPart:
+    """The text so far of the client's running generation of that `genkey`, or of one without a `genkey`."""
+    found = call.app[GENERATIONS].find(call.client.name, body.genkey)
     return {"results": [{"text": found[-1].text if found else ""}]}
 
 
-@ROUTES.post("/api/extra/last_logprobs", uses_model=False)
-async def last_logprobs(call: Call, body: GenkeyRequest) -> Long[KoboldLastLogprobs]:
-    """The log-probabilities of the client's last generation of that `genkey`, or of any if it is empty."""
-    return _logprobs(call, body.genkey)
-
-
 @ROUTES.get("/api/extra/last_logprobs", uses_model=False)
-async def last_logprobs_unnamed(call: Call) -> Long[KoboldLastLogprobs]:
-    """The log-probabilities of the client's last generation."""
-    return _logprobs(call, "")
-
-
-def _logprobs(call: Call, genkey: str) -> Long[KoboldLastLogprobs]:
-    found = call.app[GENERATIONS].last_logprobs(call.client.name, genkey)
+@ROUTES.post("/api/extra/last_logprobs", uses_model=False)
+async def last_logprobs(call: Call, body: GenkeyRequest = _UNNAMED) -> Long[KoboldLastLogprobs]:
+    """The log-probabilities of the client's last generation of that `genkey`, or of any if it is empty."""
+    found = call.app[GENERATIONS].last_logprobs(call.client.name, body.genkey)
     return Long(0 if found is None else _NUM_TOPS * len(found["tokens"]), lambda: {"logprobs": found})
 
 

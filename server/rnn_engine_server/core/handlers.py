@@ -1,7 +1,7 @@
 """Routes that are declared at their handlers: the annotations of a handler say which body it takes and what it answers.
 
-A handler takes the `Call` and, if it has a second parameter, the checked body. It returns an object, which is sent as
-JSON, or one of the answers here.
+A handler takes the `Call` and, if it has a second parameter, the checked body; a GET has none, so the parameter's
+default stands for it. It returns an object, which is sent as JSON, or one of the answers here.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _make_route(
 ) -> Route:
     of_handler = signature(handler, eval_str=True)
     parameters: list[Parameter] = list(of_handler.parameters.values())
-    body = parameters[1].annotation if len(parameters) > 1 else None
+    body = parameters[1].annotation if len(parameters) > 1 and method != hdrs.METH_GET else None
     kind = of_handler.return_annotation
     answer = get_args(kind)[0] if get_origin(kind) is Long else kind
     found = {"answer": answer, "summary": " ".join((handler.__doc__ or "").split()), **facts}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from typing_extensions import TypedDict
@@ -37,11 +37,24 @@ def listed_owner(call: Call) -> str | None:
     return None if asked == ALL_OWNERS else asked
 
 
+def page_query(what: str, default: int, most: int) -> dict[str, str]:
+    """Return the parameters of the query that `own_page` reads for a list of `what`."""
+    return {
+        "limit": f"How many {what} to return: {default} by default, at most {most}.",
+        "order": "`desc` (the default) returns the newest first, `asc` the oldest.",
+        "after": "The id of one: return only those after it.",
+        **OWNER_QUERY,
+    }
+
+
 def query_cursor(call: Call, default: int, most: int) -> Cursor:
     """Return the part of a list that the query's `order`, `after` and `limit` select. Raises InvalidRequestError."""
     order = query_word(call, "order", ("asc", "desc"), "desc")
     limit = query_count(call, "limit", default, most)
     return Cursor(limit, call.query.get("after"), ascending=order == "asc")
+
+
+# The course of requests for a page of a list, for one thing, and for its deletion.
 
 
 T = TypeVar("T")
@@ -103,6 +116,28 @@ def page_of(found: Page[Found], show: Callable[[Found], T]) -> PageOf[T]:
 def part_of(found: Page[Found], show: Callable[[Found], T]) -> PartOf[T]:
     """Return a part of a list of things, each as `show` describes it."""
     return {"object": "list", "data": list(map(show, found.items)), "has_more": found.has_more}
+
+
+async def own_page(
+    call: Call,
+    find: Callable[[str | None, Cursor], Awaitable[Page[Found]]],
+    show: Callable[[Found], T],
+    default: int,
+    most: int,
+) -> PageOf[T]:
+    """Return the page of a list that the query selects: what `find` returns for its owner, as `show` describes it."""
+    return page_of(await find(listed_owner(call), query_cursor(call, default, most)), show)
+
+
+async def own(call: Call, find: Callable[[str | None, str], Awaitable[T]]) -> T:
+    """Return what `find` returns for the owner and the id in a request's path."""
+    return await find(owner_of(call), call.parameters["id"])
+
+
+async def delete_own(call: Call, delete: Callable[[str | None, str], Awaitable[object]], kind: str) -> Deleted:
+    """Delete the thing whose id the request's path has, and return the answer."""
+    await own(call, delete)
+    return deleted(call.parameters["id"], kind)
 
 
 def deleted(thing_id: str, kind: str) -> Deleted:

@@ -8,16 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rnn_engine_server.apis.common.owned import (
-    OWNER_QUERY,
-    Deleted,
-    PageOf,
-    deleted,
-    listed_owner,
-    owner_of,
-    page_of,
-    query_cursor,
-)
+from rnn_engine_server.apis.common.owned import Deleted, PageOf, delete_own, own, own_page, page_query
 from rnn_engine_server.apis.openai.files import ExpiresAfter
 from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, Metadata
 from rnn_engine_server.apis.openai.response_schemas import ResponseUsage, response_usage
@@ -123,45 +114,30 @@ async def create_batch(call: Call, body: BatchRequest) -> BatchObject:
     return _batch_object(store, batch)
 
 
-@ROUTES.get(
-    "/v1/batches",
-    query={
-        "limit": f"How many batches to return: 20 by default, at most {_MOST_LISTED}.",
-        "order": "`desc` (the default) returns the newest batch first, `asc` the oldest.",
-        "after": "The id of a batch: return only the batches after it.",
-        **OWNER_QUERY,
-    },
-)
+@ROUTES.get("/v1/batches", query=page_query("batches", 20, _MOST_LISTED))
 async def list_batches(call: Call) -> PageOf[BatchObject]:
     """The batches of the API key."""
     store = call.app[BATCHES]
-    found = await store.page(listed_owner(call), query_cursor(call, 20, _MOST_LISTED))
-    return page_of(found, partial(_batch_object, store))
+    return await own_page(call, store.page, partial(_batch_object, store), 20, _MOST_LISTED)
 
 
 @ROUTES.get("/v1/batches/{id}")
 async def get_batch(call: Call) -> BatchObject:
     """A batch, and how far it has come."""
-    return _batch_object(call.app[BATCHES], await _batch(call))
+    return _batch_object(call.app[BATCHES], await own(call, call.app[BATCHES].get))
 
 
 @ROUTES.post("/v1/batches/{id}/cancel", scope=Scope.MANAGE)
 async def cancel_batch(call: Call) -> BatchObject:
     """Cancel a batch. The answers that it has are kept."""
-    batch = await call.app[RUNNER].cancel(await _batch(call))
+    batch = await call.app[RUNNER].cancel(await own(call, call.app[BATCHES].get))
     return _batch_object(call.app[BATCHES], batch)
 
 
 @ROUTES.delete("/v1/batches/{id}", scope=Scope.MANAGE)
 async def delete_batch(call: Call) -> Deleted:
     """Delete a batch that has ended, and its files."""
-    batch_id = call.parameters["id"]
-    await call.app[BATCHES].delete(owner_of(call), batch_id)
-    return deleted(batch_id, "batch")
-
-
-async def _batch(call: Call) -> Batch:
-    return await call.app[BATCHES].get(owner_of(call), call.parameters["id"])
+    return await delete_own(call, call.app[BATCHES].delete, "batch")
 
 
 def _batch_object(store: Batches, batch: Batch) -> BatchObject:

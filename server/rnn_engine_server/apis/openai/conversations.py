@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from rnn_engine_server.apis.common.owned import (
-    OWNER_QUERY,
     Deleted,
     PageOf,
-    deleted,
-    listed_owner,
+    delete_own,
+    own,
+    own_page,
     owner_of,
     page_ends,
-    page_of,
+    page_query,
     query_cursor,
 )
 from rnn_engine_server.apis.openai.response_items import (
@@ -55,41 +56,35 @@ async def create_conversation(call: Call, body: CreateConversationRequest) -> Ke
     return _object(await store.conversations.create(owner, items, body.metadata))
 
 
-@ROUTES.get("/v1/conversations", query=PAGE_QUERY | OWNER_QUERY)
+@ROUTES.get("/v1/conversations", query=page_query("conversations", 20, MOST_ITEMS))
 async def list_conversations(call: Call) -> PageOf[KeptConversation]:
     """The conversations that are kept, the newest first."""
-    cursor = query_cursor(call, 20, MOST_ITEMS)
-    return page_of(await call.app[STORE].conversations.page(listed_owner(call), cursor), _object)
+    return await own_page(call, call.app[STORE].conversations.page, _object, 20, MOST_ITEMS)
 
 
 @ROUTES.get("/v1/conversations/{id}")
 async def get_conversation(call: Call) -> KeptConversation:
     """A kept conversation."""
-    conversations = call.app[STORE].conversations
-    return _object(await conversations.get(owner_of(call), call.parameters["id"]))
+    return _object(await own(call, call.app[STORE].conversations.get))
 
 
 @ROUTES.post("/v1/conversations/{id}")
 async def update_conversation(call: Call, body: UpdateConversationRequest) -> KeptConversation:
     """Replace the metadata of a conversation."""
-    describe = call.app[STORE].conversations.describe
-    return _object(await describe(owner_of(call), call.parameters["id"], body.metadata))
+    return _object(await own(call, partial(call.app[STORE].conversations.describe, metadata=body.metadata)))
 
 
 @ROUTES.delete("/v1/conversations/{id}")
 async def delete_conversation(call: Call) -> Deleted:
     """Delete a conversation."""
-    conversation_id = call.parameters["id"]
-    await call.app[STORE].conversations.delete(owner_of(call), conversation_id)
-    return deleted(conversation_id, "conversation.deleted")
+    return await delete_own(call, call.app[STORE].conversations.delete, "conversation.deleted")
 
 
 @ROUTES.get("/v1/conversations/{id}/items", answer=PageOf[ResponseItem], query=PAGE_QUERY)
 async def list_items(call: Call) -> Stream:
     """The items of a conversation."""
-    cursor = query_cursor(call, 20, MOST_ITEMS)
-    page = call.app[STORE].conversations.item_page
-    return send_items(call, await page(owner_of(call), call.parameters["id"], cursor))
+    page = partial(call.app[STORE].conversations.item_page, cursor=query_cursor(call, 20, MOST_ITEMS))
+    return send_items(call, await own(call, page))
 
 
 @ROUTES.post("/v1/conversations/{id}/items", answer=PageOf[ResponseItem])

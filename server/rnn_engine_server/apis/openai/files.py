@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from email.message import Message
+from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, get_args
 
 from aiohttp import content_disposition_filename, hdrs, parse_content_disposition
@@ -15,16 +16,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, check_text
-from rnn_engine_server.apis.common.owned import (
-    OWNER_QUERY,
-    Deleted,
-    PageOf,
-    deleted,
-    listed_owner,
-    owner_of,
-    page_of,
-    query_cursor,
-)
+from rnn_engine_server.apis.common.owned import Deleted, PageOf, delete_own, own, own_page, page_query
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import body_pieces, query_word, to_json
 from rnn_engine_server.core.call import Call
@@ -114,33 +106,26 @@ async def upload(call: Call) -> FileObject:
     return file_object(new.stored)
 
 
-@ROUTES.get(
-    "/v1/files",
-    query={
-        "purpose": "Return only files with this purpose.",
-        "limit": f"How many files to return: {_MOST_LISTED} by default and at most.",
-        "order": "`desc` (the default) returns the newest file first, `asc` the oldest.",
-        "after": "The id of a file: return only the files after it.",
-        **OWNER_QUERY,
-    },
-)
+_PURPOSE_QUERY = {"purpose": "Return only files with this purpose."}
+
+
+@ROUTES.get("/v1/files", query=_PURPOSE_QUERY | page_query("files", _MOST_LISTED, _MOST_LISTED))
 async def list_files(call: Call) -> PageOf[FileObject]:
     """The files of the API key."""
-    purpose = query_word(call, "purpose", get_args(FilePurpose), None)
-    cursor = query_cursor(call, _MOST_LISTED, _MOST_LISTED)
-    return page_of(await call.app[FILES].page(listed_owner(call), cursor, purpose), file_object)
+    find = partial(call.app[FILES].page, purpose=query_word(call, "purpose", get_args(FilePurpose), None))
+    return await own_page(call, find, file_object, _MOST_LISTED, _MOST_LISTED)
 
 
 @ROUTES.get("/v1/files/{id}")
 async def get_file(call: Call) -> FileObject:
     """What a file is."""
-    return file_object(await _stored(call))
+    return file_object(await own(call, call.app[FILES].get))
 
 
 @ROUTES.get("/v1/files/{id}/content", answer=None, content_type="application/octet-stream")
 async def get_content(call: Call) -> Stream:
     """The content of a file."""
-    stored = await _stored(call)
+    stored = await own(call, call.app[FILES].get)
     files = call.app[FILES]
 
     async def pieces() -> AsyncGenerator[bytes, None]:
@@ -156,13 +141,7 @@ async def get_content(call: Call) -> Stream:
 @ROUTES.delete("/v1/files/{id}", scope=Scope.MANAGE)
 async def delete_file(call: Call) -> Deleted:
     """Delete a file."""
-    file_id = call.parameters["id"]
-    await call.app[FILES].delete(owner_of(call), file_id)
-    return deleted(file_id, "file")
-
-
-async def _stored(call: Call) -> StoredFile:
-    return await call.app[FILES].get(owner_of(call), call.parameters["id"])
+    return await delete_own(call, call.app[FILES].delete, "file")
 
 
 # The form of an upload is read part by part, in any order of its fields, and the file is written as it comes.

@@ -13,14 +13,14 @@ from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.apis.common.owned import (
-    OWNER_QUERY,
     Deleted,
     PageOf,
     PartOf,
-    deleted,
+    delete_own,
     listed_owner,
-    owner_of,
+    own,
     page_of,
+    page_query,
     part_of,
     query_cursor,
 )
@@ -253,8 +253,7 @@ async def create_job(call: Call, body: FineTuningRequest) -> FineTuningJob:
 @ROUTES.get(
     "/v1/fine_tuning/jobs",
     query={
-        **_PAGE,
-        **OWNER_QUERY,
+        **page_query("jobs", 20, _MOST_LISTED),
         "metadata[NAME]": "Return only jobs whose metadata has this value under NAME.",
     },
 )
@@ -273,33 +272,31 @@ async def list_jobs(call: Call) -> PartOf[FineTuningJob]:
 @ROUTES.get("/v1/fine_tuning/jobs/{id}")
 async def get_job(call: Call) -> FineTuningJob:
     """How far a fine-tuning job is."""
-    return _job_object(call, await _job(call))
+    return _job_object(call, await own(call, call.app[TUNINGS].get))
 
 
 @ROUTES.post("/v1/fine_tuning/jobs/{id}/cancel", scope=Scope.MANAGE)
 async def cancel_job(call: Call) -> FineTuningJob:
     """Cancel a fine-tuning job; its checkpoints stay."""
-    return _job_object(call, await call.app[TUNING_RUNNER].cancel(await _job(call)))
+    return _job_object(call, await call.app[TUNING_RUNNER].cancel(await own(call, call.app[TUNINGS].get)))
 
 
 @ROUTES.post("/v1/fine_tuning/jobs/{id}/pause", scope=Scope.MANAGE)
 async def pause_job(call: Call) -> FineTuningJob:
     """Pause a fine-tuning job."""
-    return _job_object(call, await call.app[TUNING_RUNNER].pause(await _job(call)))
+    return _job_object(call, await call.app[TUNING_RUNNER].pause(await own(call, call.app[TUNINGS].get)))
 
 
 @ROUTES.post("/v1/fine_tuning/jobs/{id}/resume", scope=Scope.MANAGE)
 async def resume_job(call: Call) -> FineTuningJob:
     """Resume a paused fine-tuning job."""
-    return _job_object(call, await call.app[TUNING_RUNNER].resume(await _job(call)))
+    return _job_object(call, await call.app[TUNING_RUNNER].resume(await own(call, call.app[TUNINGS].get)))
 
 
 @ROUTES.delete("/v1/fine_tuning/jobs/{id}", scope=Scope.MANAGE)
 async def delete_job(call: Call) -> Deleted:
     """Delete a fine-tuning job that has ended; its states stay."""
-    job_id = call.parameters["id"]
-    await call.app[TUNINGS].delete(owner_of(call), job_id)
-    return deleted(job_id, "fine_tuning.job")
+    return await delete_own(call, call.app[TUNINGS].delete, "fine_tuning.job")
 
 
 @ROUTES.get(
@@ -310,7 +307,7 @@ async def delete_job(call: Call) -> Deleted:
 )
 async def list_events(call: Call) -> Stream | PartOf[FineTuningEvent]:
     """What has happened to a fine-tuning job."""
-    job = await _job(call)
+    job = await own(call, call.app[TUNINGS].get)
     if query_word(call, "stream", ("true", "false"), "false") == "true":
         return Stream(_event_pieces(job, call.app[TUNINGS]), SSE, ends_with_server=True)
     return part_of(await call.app[TUNINGS].events(job, query_cursor(call, 20, _MOST_LISTED)), _event_object)
@@ -319,7 +316,7 @@ async def list_events(call: Call) -> Stream | PartOf[FineTuningEvent]:
 @ROUTES.get("/v1/fine_tuning/jobs/{id}/checkpoints", query=_PAGE)
 async def list_checkpoints(call: Call) -> PageOf[FineTuningCheckpoint]:
     """The newest checkpoints of a fine-tuning job."""
-    job = await _job(call)
+    job = await own(call, call.app[TUNINGS].get)
     page, has_more = query_page(call, {each.id: each for each in job.checkpoints}, 10, _MOST_LISTED)
     return page_of(Page(page, has_more), partial(_checkpoint_object, job))
 
@@ -342,10 +339,6 @@ async def _event_pieces(job: TuningJob, store: Tunings) -> AsyncGenerator[Piece,
                 await news
         finally:
             news.cancel()
-
-
-async def _job(call: Call) -> TuningJob:
-    return await call.app[TUNINGS].get(owner_of(call), call.parameters["id"])
 
 
 def _job_object(call: Call, job: TuningJob) -> FineTuningJob:

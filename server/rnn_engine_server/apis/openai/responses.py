@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from pydantic_core import from_json
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine_server.apis.common.owned import (
-    OWNER_QUERY,
     Deleted,
     PageOf,
     deleted,
     listed_owner,
-    owner_of,
+    own,
     page_ends,
+    page_query,
     query_cursor,
 )
 from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRun, new_seed, stream_events
@@ -151,14 +152,10 @@ async def _chat_of(call: Call, body: ResponsesRequest, conversation: Sequence[St
 )
 async def get_response(call: Call) -> Answer:
     """A response that is kept."""
-    found = await _found(call)
+    found = await own(call, call.app[STORE].responses.get)
     if query_word(call, "stream", ("true", "false"), "false") == "true":
         return stream_events(call, found, query_count(call, "starting_after", -1, _MOST_EVENTS) + 1)
     return Encoded(await _stored(call, found))
-
-
-async def _found(call: Call) -> StoredResponse:
-    return await call.app[STORE].responses.get(owner_of(call), call.parameters["id"])
 
 
 async def _stored(call: Call, response: StoredResponse) -> bytes:
@@ -171,7 +168,7 @@ async def _stored(call: Call, response: StoredResponse) -> bytes:
     return await work(call, len(found), lambda: to_json({**from_json(found), "status": "in_progress"}))
 
 
-@ROUTES.get("/v1/responses", answer=PageOf[Response], query=PAGE_QUERY | OWNER_QUERY)
+@ROUTES.get("/v1/responses", answer=PageOf[Response], query=page_query("responses", 20, MOST_ITEMS))
 async def list_responses(call: Call) -> Encoded:
     """The responses that are kept, the newest first."""
     page = await call.app[STORE].responses.page(listed_owner(call), query_cursor(call, 20, MOST_ITEMS))
@@ -186,7 +183,7 @@ async def list_responses(call: Call) -> Encoded:
 @ROUTES.delete("/v1/responses/{id}")
 async def delete_response(call: Call) -> Deleted:
     """Delete a response; responses that continue it stay."""
-    found = await _found(call)
+    found = await own(call, call.app[STORE].responses.get)
     await call.app[BACKGROUND].cancel(found)
     await call.app[STORE].responses.delete(found.owner, found.id)
     return deleted(found.id, "response")
@@ -195,16 +192,15 @@ async def delete_response(call: Call) -> Deleted:
 @ROUTES.post("/v1/responses/{id}/cancel", answer=Response)
 async def cancel_response(call: Call) -> Encoded:
     """Cancel a response that runs in the background. One that has ended stays as it is."""
-    found = await _found(call)
+    found = await own(call, call.app[STORE].responses.get)
     if not found.is_background:
         raise InvalidRequestError("response_id", found.id, "a response that was asked for with `background`")
     await call.app[BACKGROUND].cancel(found)
-    return Encoded(await _stored(call, await _found(call)))
+    return Encoded(await _stored(call, await own(call, call.app[STORE].responses.get)))
 
 
 @ROUTES.get("/v1/responses/{id}/input_items", answer=PageOf[ResponseItem], query=PAGE_QUERY)
 async def input_items(call: Call) -> Stream:
     """The items that were new in the response's request."""
-    cursor = query_cursor(call, 20, MOST_ITEMS)
-    page = call.app[STORE].responses.input_page
-    return send_items(call, await page(owner_of(call), call.parameters["id"], cursor))
+    page = partial(call.app[STORE].responses.input_page, cursor=query_cursor(call, 20, MOST_ITEMS))
+    return send_items(call, await own(call, page))
