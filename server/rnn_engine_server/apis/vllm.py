@@ -19,11 +19,13 @@ from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
 from rnn_engine_server.apis.openai.embeddings import (
     EmbeddingsRequest,
+    Vectors,
+    VectorsOf,
+    list_found,
     parse_task,
-    send_found,
 )
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import Answer, Long, RouteTable
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import STRING, STRINGS, Parsed, RefusedError, Usage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK
@@ -114,14 +116,7 @@ class PoolingEntry(TypedDict):
     data: list[float] | str
 
 
-class PoolingList(TypedDict):
-    """The vectors: one entry for each input, in the order of the inputs."""
-
-    id: str
-    object: Literal["list"]
-    model: str
-    data: list[PoolingEntry]
-    usage: Usage
+PoolingList: TypeAlias = VectorsOf[PoolingEntry]
 
 
 ROUTES = RouteTable()
@@ -160,6 +155,6 @@ async def tell_version(_call: Call) -> ServerVersion:
 
 
 @ROUTES.post("/pooling", answer=PoolingList)
-async def pooling(call: Call, body: PoolingRequest) -> Answer:
+async def pooling(call: Call, body: PoolingRequest) -> Vectors:
     """Vectors of texts or tokens, in vLLM's form."""
-    return await send_found(call, body, "pooling", "data")
+    return await list_found(call, body, "pooling", "data")

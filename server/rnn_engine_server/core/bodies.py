@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
+import numpy as np
 import pydantic_core
 from aiohttp import hdrs, web
 from aiohttp.compression_utils import ZLibDecompressor
@@ -232,11 +233,21 @@ async def _as_it_is(piece: bytes) -> AsyncIterator[bytes]:
 
 
 def to_json(body: object) -> bytes:
-    """Return `body` as compact JSON. Raises ValueError for numbers that JSON does not have: NaN and infinities."""
-    encoded = pydantic_core.to_json(body)
+    """Return `body`, which may have arrays [any] of f32, as compact JSON.
+
+    Raises ValueError for numbers that JSON does not have: NaN and infinities.
+    """
+    encoded = pydantic_core.to_json(body, fallback=_numbers)
     if b"NaN" in encoded or b"Infinity" in encoded:  # in a text, or as the value of a number
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_numbers).encode()
     return encoded
+
+
+def _numbers(vector: object) -> list[float]:
+    """Return the numbers of an array of f32, each with nine digits, which are enough to distinguish any two."""
+    if not isinstance(vector, np.ndarray):
+        raise TypeError(f"{type(vector)} can't be JSON")
+    return [float(f"{number:.9g}") for number in vector.tolist()]
 
 
 def encode_pieces(value: object, depth: int = 5) -> Iterator[bytes]:
@@ -250,12 +261,12 @@ def encode_pieces(value: object, depth: int = 5) -> Iterator[bytes]:
             yield b"%b%b:" % (b"," if number else b"", to_json(name))
             yield from encode_pieces(part, depth - 1)
         yield b"}"
-    elif isinstance(value, list) and depth and value and isinstance(value[0], Mapping | list):
+    elif isinstance(value, list) and depth and value and isinstance(value[0], Mapping | list | np.ndarray):
         for number, item in enumerate(value):
             yield b"," if number else b"["
             yield from encode_pieces(item, depth - 1)
         yield b"]"
-    elif isinstance(value, list) and len(value) > _PIECE_ITEMS:
+    elif isinstance(value, list | np.ndarray) and len(value) > _PIECE_ITEMS:
         for start in range(0, len(value), _PIECE_ITEMS):
             yield b"," if start else b"["
             yield to_json(value[start : start + _PIECE_ITEMS])[1:-1]

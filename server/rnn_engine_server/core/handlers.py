@@ -21,7 +21,7 @@ from rnn_engine_server.core.bodies import encode_pieces, to_json
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import ErrorForm, Failure
 from rnn_engine_server.core.routing import EVENTS, JSON, Kind, Route
-from rnn_engine_server.core.schema import RequestBody, Usage
+from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.workers import SHORT_WORK, work
 
 T = TypeVar("T")
@@ -217,7 +217,6 @@ class Stream:
     content_type: str = ""  # without a form
     headers: Mapping[str, str] = field(default_factory=dict)
     num_bytes: int | None = None  # of all pieces
-    usage: Usage | None = None  # if it is the pieces of an object that tells it
     ends_with_server: bool = False  # so that it does not delay a stop
     max_seconds: float | None = None  # after which it ends
 

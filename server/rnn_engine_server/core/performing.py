@@ -223,7 +223,7 @@ async def _collect(call: Call, answer: object, take: Callable[[Iterable[Event]],
             return has_begun
 
         failure = await deliver(call, answer, write, is_late)
-        return InnerAnswer(200, bytes(collected), answer.usage, failure)
+        return InnerAnswer(200, bytes(collected), failure=failure)
     if isinstance(answer, Encoded):
         return InnerAnswer(answer.status, answer.body)
     body, made = await encode(call, answer)

@@ -15,6 +15,7 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.embedding import Layers, run_states
 from rnn_engine.operations.onnx_embedder import Embedder
 from rnn_engine.operations.parallel import Cost
+from rnn_engine.types import F32
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import PROMPT_FORMS, AnyPrompt, check_prompts, parse_joined
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
@@ -23,16 +24,17 @@ from rnn_engine_server.apis.openai.embeddings import (
     EmbeddingList,
     EmbeddingsRequest,
     Encoding,
-    VectorEntry,
+    Vectors,
+    VectorsOf,
     answer_vectors,
+    list_vectors,
     parse_layer,
-    send_vectors,
     tokens_of_inputs,
 )
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.handlers import Long, RouteTable, Stream
-from rnn_engine_server.core.schema import NULL, Parsed, RequestBody, Usage
+from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.schema import NULL, Parsed, RequestBody
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import work
 from rnn_engine_server.models.registry import EMBEDDER
@@ -99,15 +101,7 @@ class WholeState(TypedDict):
     data: list[float] | str
 
 
-class StateList(TypedDict):
-    """The answer with the states after texts: one entry for each input, in the order of the inputs."""
-
-    object: Literal["list"]
-    model: str
-    data: list[WholeState]
-    usage: Usage
-
-
+StateList: TypeAlias = VectorsOf[WholeState]
 MOST_TOKENS = 510
 
 
@@ -161,14 +155,14 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/api/oai/states", answer=StateList)
-async def states(call: Call, body: StatesRequest) -> Stream:
+async def states(call: Call, body: StatesRequest) -> Vectors:
     """The whole states after texts or tokens, in ai00's order."""
     dims = prefab_dims(call.engine.info.shape)
     return await _answer_whole(call, body, {"object": "states", "shape": dims}, "data")
 
 
 @ROUTES.post("/api/oai/embeddings", answer=EmbeddingList)
-async def embeddings(call: Call, body: Ai00EmbeddingsRequest) -> Stream:
+async def embeddings(call: Call, body: Ai00EmbeddingsRequest) -> Vectors:
     """A row of the states after texts or tokens, as ai00 returned it: by default the token shift of a layer."""
     if body.layer is None:
         return await _answer_whole(call, body, {"object": "embedding"}, "embedding")
@@ -182,25 +176,24 @@ def _begun(engine: EngineLike, inputs: Sequence[AnyPrompt]) -> list[AnyPrompt]:
 
 async def _answer_whole(
     call: Call, body: StatesRequest | Ai00EmbeddingsRequest, fields: Mapping[str, object], name: str
-) -> Stream:
+) -> Vectors:
     """Run the inputs of `body` and answer with the whole state of the model after each one.
 
     Each entry has the given `fields`, the index of its input, and the numbers of the state in the field `name`.
     """
-    engine = call.engine
-    shape = engine.info.shape
+    engine, shape = call.engine, call.engine.info.shape
     begun = _begun(engine, body.input)
-    inputs = await tokens_of_inputs(call, engine, "input", begun, math.prod(prefab_dims(shape)))
+    inputs = await tokens_of_inputs(call, "input", begun, math.prod(prefab_dims(shape)))
     initial_state = (await resolve_state(engine, body.state)).initial_state
-    entries: dict[int, VectorEntry] = {}
+    states: dict[int, F32] = {}
     costs: list[Cost] = []
     async with aclosing(run_states(engine, inputs, initial_state=initial_state)) as ends:
         async for index, end in ends:
-            rows = await asyncio.to_thread(rows_from_state, end.state, shape)
-            entries[index] = VectorEntry({**fields, "index": index}, name, rows)
+            states[index] = await asyncio.to_thread(rows_from_state, end.state, shape)
             costs.append(end.cost)
-    in_order = [entries[index] for index in range(len(inputs))]
-    return send_vectors(call, engine.info.model, in_order, body.encoding_format, usage_of(costs))
+    told = [{**fields, "index": index} for index in range(len(inputs))]
+    vectors = [states[index] for index in range(len(inputs))]
+    return list_vectors(call, told, name, vectors, body.encoding_format, usage_of(costs))
 
 
 _AT_A_TIME = 8  # pieces, between which the request may be cancelled

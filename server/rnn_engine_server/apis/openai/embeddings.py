@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
@@ -28,9 +27,8 @@ from rnn_engine_server.apis.common.generation import (
 )
 from rnn_engine_server.apis.common.messages import TEXT_PART, parse_content
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
-from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import JSON_TEXT, RouteTable, Stream
+from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import INTEGER, INTEGERS, Parsed, RefusedError, Schema, Usage, is_integers
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
@@ -38,6 +36,7 @@ from rnn_engine_server.core.workers import CALL_WORK, work
 Encoding: TypeAlias = Literal["float", "base64"]
 
 _DEFAULT = EmbeddingSettings()
+_NUMBER_BYTES = 16  # of a vector in memory, with its text in the answer
 
 
 def parse_layer(value: object) -> Layers:
@@ -149,81 +148,49 @@ class EmbeddingsRequest(ModelBody):
         return settings
 
 
+Entry = TypeVar("Entry")
+
+
 class EmbeddingEntry(TypedDict):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
 
-class EmbeddingList(TypedDict):
-    """The answer with the embeddings: one entry for each input, in the order of the inputs."""
+class VectorsOf(TypedDict, Generic[Entry]):
+    """The answer with vectors: one entry for each input, in the order of the inputs."""
 
     id: str
     object: Literal["list"]
     model: str
-    data: list[EmbeddingEntry]
+    data: list[Entry]
     usage: Usage
 
 
-_NUMBERS_A_PIECE = 1 << 12
-_SENT_BYTES = 1 << 16
+EmbeddingList: TypeAlias = VectorsOf[EmbeddingEntry]
+Vectors: TypeAlias = Long[Mapping[str, object]]
+"""An answer with vectors, which are arrays until they are encoded."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VectorEntry:
-    """One entry of the JSON list to send: plain `fields`, and a field called `name` with the numbers of `vector`."""
+def list_vectors(
+    call: Call,
+    fields: Sequence[Mapping[str, object]],
+    name: str,
+    vectors: Sequence[F32],
+    encoding: Encoding,
+    usage: Usage,
+) -> Vectors:
+    """Return the answer with a list of `vectors` [any], each in a field called `name` beside other `fields`."""
 
-    fields: Mapping[str, object]
-    name: str
-    vector: F32  # [any] finite
+    def make() -> Mapping[str, object]:
+        entries = [
+            {**each, name: vector if encoding == "float" else base64.b64encode(vector.astype("<f4").data).decode()}
+            for each, vector in zip(fields, vectors, strict=True)
+        ]
+        told = {"id": f"embd-{uuid.uuid4().hex}", "object": "list", "model": call.engine.info.model}
+        return {**told, "data": entries, "usage": usage}
 
-
-def send_vectors(call: Call, model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage) -> Stream:
-    """Return a JSON object with the list `entries`, piece by piece."""
-    size = sum(entry.vector.size + CALL_WORK for entry in entries)
-
-    async def encoded() -> AsyncGenerator[bytes, None]:
-        pieces = _pieces(model, entries, encoding, usage)
-        while piece := await work(call, size, partial(_first_bytes, pieces)):
-            yield piece
-
-    return Stream(encoded(), content_type=JSON_TEXT, usage=usage)
-
-
-def _first_bytes(pieces: Iterator[bytes]) -> bytes:
-    """Return the next pieces together, at least `_SENT_BYTES` unless they end."""
-    data = bytearray()
-    while len(data) < _SENT_BYTES and (piece := next(pieces, b"")):
-        data += piece
-    return bytes(data)
-
-
-def _pieces(model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage) -> Iterator[bytes]:
-    yield (
-        to_json({"id": f"embd-{uuid.uuid4().hex}", "object": "list", "model": model}).removesuffix(b"}") + b',"data":['
-    )
-    for number, entry in enumerate(entries):
-        fields, name = to_json(entry.fields).removesuffix(b"}"), to_json(entry.name)
-        yield b"%b%b,%b:" % (b"," if number else b"", fields, name)
-        yield from _base64(entry.vector) if encoding == "base64" else _numbers(entry.vector)
-        yield b"}"
-    yield b'],"usage":%b}' % to_json(usage)
-
-
-def _base64(vector: F32) -> Iterator[bytes]:
-    yield b'"%b"' % base64.b64encode(vector.astype("<f4").data)
-
-
-def _numbers(vector: F32) -> Iterator[bytes]:
-    """Yield a JSON list of the numbers of `vector`, as text in pieces.
-
-    Nine digits are enough to distinguish any two f32.
-    """
-    yield b"["
-    for start in range(0, len(vector), _NUMBERS_A_PIECE):
-        piece = vector[start : start + _NUMBERS_A_PIECE].tolist()
-        yield (("," if start else "") + ",".join([f"{number:.9g}" for number in piece])).encode()
-    yield b"]"
+    return Long(sum(vector.size + CALL_WORK for vector in vectors), make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,19 +217,17 @@ ROUTES = RouteTable()
 
 
 @ROUTES.post("/v1/embeddings", answer=EmbeddingList)
-async def answer_vectors(call: Call, body: EmbeddingsRequest) -> Stream:
+async def answer_vectors(call: Call, body: EmbeddingsRequest) -> Vectors:
     """Vectors of texts or tokens."""
-    return await send_found(call, body, "embedding", "embedding")
+    return await list_found(call, body, "embedding", "embedding")
 
 
-async def send_found(call: Call, body: EmbeddingsRequest, kind: str, name: str) -> Stream:
+async def list_found(call: Call, body: EmbeddingsRequest, kind: str, name: str) -> Vectors:
     """Run the inputs of `body` and return their vectors, in entries of a `kind` with numbers in a field `name`."""
     found = await find_vectors(call, body)
-    entries = [
-        VectorEntry({"object": kind, "index": index}, name, embedding.vector)
-        for index, embedding in enumerate(found.embeddings)
-    ]
-    return send_vectors(call, found.model, entries, body.encoding_format, usage_of(found.costs))
+    fields = [{"object": kind, "index": index} for index in range(len(found.embeddings))]
+    vectors = [embedding.vector for embedding in found.embeddings]
+    return list_vectors(call, fields, name, vectors, body.encoding_format, usage_of(found.costs))
 
 
 async def find_vectors(call: Call, body: EmbeddingsRequest, *, each: bool = False) -> FoundVectors:
@@ -276,41 +241,43 @@ async def find_vectors(call: Call, body: EmbeddingsRequest, *, each: bool = Fals
     settings = body.settings_for(shape)
     settings.check(shape)
     numbers_each = settings.dimensions or settings.size(shape)
-    inputs = await tokens_of_inputs(call, engine, "input", body.input, numbers_each)
+    inputs = await tokens_of_inputs(call, "input", body.input, numbers_each)
     sizes = [len(tokens) if each else 1 for tokens in inputs]
     if each:
-        inputs = _beginnings(call.limits, inputs, numbers_each)
+        inputs = _beginnings(call, inputs, numbers_each)
     initial_state = (await resolve_state(engine, body.state)).initial_state
     costs: list[Cost] = []
     centre = None
     if body.center_on:
-        others = await tokens_of_inputs(call, engine, "center_on", body.center_on, settings.size(shape))
+        others = await tokens_of_inputs(call, "center_on", body.center_on, settings.size(shape))
         centre, costs = await find_centre(engine, others, settings, initial_state=initial_state)
     begun = centre is not None
     found = await embed(engine, inputs, settings, initial_state=initial_state, centre=centre, wait_for_room=begun)
     return FoundVectors(engine.info.model, found, sizes, [*costs, *(embedding.cost for embedding in found)])
 
 
-def _beginnings(limits: Limits, inputs: Sequence[Sequence[int]], numbers_each: int) -> list[Sequence[int]]:
-    """Return all prefixes of each input's tokens, shortest first. Raises InvalidRequestError if `limits` are exceeded.
+def _beginnings(call: Call, inputs: Sequence[Sequence[int]], numbers_each: int) -> list[Sequence[int]]:
+    """Return all prefixes of each input's tokens, shortest first. Raises InvalidRequestError if limits are exceeded.
 
     `numbers_each` is the length of one vector.
     """
-    count = sum(map(len, inputs))
+    count, limits = sum(map(len, inputs)), call.limits
     limits.check("max_inputs", "input", count)
     limits.check("max_vector_numbers", "input", count * numbers_each)
     limits.check("max_prompt_tokens", "input", sum(len(tokens) * (len(tokens) + 1) // 2 for tokens in inputs))
+    call.hold_more("the vectors", _NUMBER_BYTES * count * numbers_each)
     return [tokens[:end] for tokens in inputs for end in range(1, len(tokens) + 1)]
 
 
 async def tokens_of_inputs(
-    call: Call, engine: EngineLike, field: str, prompts: Sequence[AnyPrompt], numbers_each: int
+    call: Call, field: str, prompts: Sequence[AnyPrompt], numbers_each: int
 ) -> list[Sequence[int]]:
     """Return the token ids of each of `prompts`. Raises InvalidRequestError for `field` if the limits are exceeded.
 
-    `numbers_each` is the length of one vector; all vectors of one answer together have a limit, too.
+    `numbers_each` is the length of one vector; all vectors of one answer together have a limit, too. They are counted
+    as memory of the call: raises OverloadedError and RefusalError.
     """
-    limits = call.limits
+    engine, limits = call.engine, call.limits
     fitting = max(limits.max_vector_numbers // numbers_each, 1)
     if len(prompts) > fitting:
         allowed = f"at most {fitting} inputs of {numbers_each} numbers each (max_vector_numbers)"
@@ -321,6 +288,7 @@ async def tokens_of_inputs(
 
     inputs = await work(call, sum(map(len, prompts)) + CALL_WORK * len(prompts), tokenize)
     limits.check("max_prompt_tokens", field, sum(map(len, inputs)))
+    call.hold_more("the vectors", _NUMBER_BYTES * len(inputs) * numbers_each)
     return inputs
 
 
