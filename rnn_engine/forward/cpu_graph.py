@@ -25,6 +25,7 @@ _TOKENS: Final = 1_000_003  # the number of tokens in the shape of a symbol; no 
 _RUNS: Final = 1_000_033  # the number of token runs
 _NAMES: Final = {_TOKENS: "T", _RUNS: "B"}
 _MANY_TOKENS: Final = 4  # from which on a recurrence is divided among threads
+_CACHED: Final = 1 << 19  # bytes of states that a core's cache holds beside what is computed of them
 
 _OPERATORS: Final[Mapping[np.ufunc, str]] = {
     np.add: "Add",
@@ -76,9 +77,9 @@ class _Recurrence:
 
     run: Recurrence
     kind: Callable[..., Any]
-    vectors: tuple[Symbol | Array, ...]
-    states: tuple[Symbol, ...]
-    outputs: tuple[Symbol, ...]  # for each token, then the states
+    vectors: tuple[str | Array, ...]  # names of symbols, or constants
+    states: tuple[str, ...]
+    outputs: tuple[str, ...]  # for each token, then the states
 
 
 class _Record:
@@ -226,7 +227,10 @@ class _SymbolRuns(PackedRuns):
     def recur(self, recurrence: Recurrence, inputs: Any, *states: Any) -> tuple[Any, ...]:  # noqa: ANN401
         vectors = tuple(getattr(inputs, each.name) for each in fields(inputs))
         outputs = tuple(self.record.result(each.shape) for each in (vectors[0], *states))
-        self.record.ops.append(_Recurrence(recurrence, type(inputs), vectors, states, outputs))
+        names = tuple(each.name if isinstance(each, Symbol) else each for each in vectors)
+        after = tuple(each.name for each in outputs)
+        op = _Recurrence(recurrence, type(inputs), names, tuple(each.name for each in states), after)
+        self.record.ops.append(op)
         return outputs
 
 
@@ -257,17 +261,18 @@ class GraphLayers:
         states: Any = {each.name: _SymbolStates(record, each.name, each.shape) for each in shape.state_fields}
         none = np.zeros(0, np.intp)
         after: Any = run_layers(weights, none, _SymbolRuns(none, none, record), states)[1]
-        self._after: Mapping[str, Sequence[Symbol]] = after
+        self._after = {name: [each.name for each in layers] for name, layers in after.items()}
         self._outputs = [each.name for each in outputs]
         self._inputs = {symbol.name: key for key, symbol in record.inputs.items()}
-        self._matrices = matrices
-        self._multiple = 1  # of tokens in a step
-        wanted = {*self._outputs, *(each.name for layers in self._after.values() for each in layers)}
-        with ThreadPoolExecutor(matrices.num_threads) as pool:
-            self._parts = list(pool.map(lambda part: part(), self._plan(record.ops, wanted)))
-        self._pool = ThreadPoolExecutor(matrices.num_threads)  # it has no thread before it is used
+        self._num_threads = matrices.num_threads
+        self._multiples = {1}  # of tokens in a step
+        wanted = {*self._outputs, *(name for layers in self._after.values() for name in layers)}
+        with ThreadPoolExecutor(self._num_threads) as pool:
+            self._parts = list(pool.map(lambda part: part(), self._plan(record.ops, wanted, matrices)))
+        self._multiple = max(self._multiples)
+        self._pool = ThreadPoolExecutor(self._num_threads)  # it has no thread before it is used
 
-    def _plan(self, ops: Sequence[_Op | _Recurrence], wanted: set[str]) -> list[Callable[[], Run]]:
+    def _plan(self, ops: Sequence[_Op | _Recurrence], wanted: set[str], matrices: Matrices) -> list[Callable[[], Run]]:
         """Return a function for each part that makes it ready; `wanted` are the names of results after the last."""
         plan: list[Callable[[], Run]] = []
         end = len(ops)
@@ -278,15 +283,15 @@ class GraphLayers:
             between = [each for each in ops[place + 1 : end] if isinstance(each, _Op)]
             if between:
                 names = [each.output.name for each in between if each.output.name in wanted]
-                plan.append(partial(self._start, between, names))
-                wanted |= {name for each in between for name in _names_of(each.inputs)}
+                plan.append(partial(self._start, between, names, matrices))
+                wanted |= {value.name for each in between for value in each.inputs if isinstance(value, Symbol)}
             if op is not None:
                 plan.append(partial(partial, self._recur, op))
-                wanted |= {*_names_of(op.vectors), *_names_of(op.states)}
+                wanted |= {*op.states, *(each for each in op.vectors if isinstance(each, str))}
             end = place
         return plan[::-1]
 
-    def _start(self, ops: Sequence[_Op], outputs: Sequence[str]) -> Run:
+    def _start(self, ops: Sequence[_Op], outputs: Sequence[str], matrices: Matrices) -> Run:
         graph, made = Graph(), {op.output.name for op in ops}
         inputs: dict[str, tuple[str, Sequence[int | str]]] = {}
 
@@ -300,11 +305,10 @@ class GraphLayers:
         for op in ops:
             names = [name_of(each) for each in op.inputs]
             if op.kind == "Product":
-                multiple = self._matrices.add(graph, op.attributes["name"], names[0], op.output.name)
-                self._multiple = max(self._multiple, multiple)
+                self._multiples.add(matrices.add(graph, op.attributes["name"], names[0], op.output.name))
             else:
                 graph.node(op.kind, names, op.output.name, **op.attributes)
-        run = graph.start(inputs, outputs, self._matrices.num_threads).run
+        run = graph.start(inputs, outputs, self._num_threads).run
 
         def run_part(values: Values, _runs: PackedRuns) -> None:
             found = run(outputs, {name: values[name] for name in inputs})
@@ -313,27 +317,27 @@ class GraphLayers:
         return run_part
 
     def _recur(self, op: _Recurrence, values: Values, runs: PackedRuns) -> None:
-        vectors = [values[each.name] if isinstance(each, Symbol) else each for each in op.vectors]  # each [T, H, N]
-        states = [values[each.name] for each in op.states]
+        vectors = [values[each] if isinstance(each, str) else each for each in op.vectors]  # each [T, H, N]
+        states = [values[name] for name in op.states]
 
         @np.errstate(over="ignore", invalid="ignore")  # the read-out says whose rows are not finite
         def recur(heads: slice) -> tuple[Array, ...]:
             return op.run(op.kind(*(each[:, heads] for each in vectors)), *(each[:, heads] for each in states), runs)
 
-        count = self._matrices.num_threads if len(vectors[0]) >= _MANY_TOKENS else 1
-        places = [vectors[0].shape[1] * part // count for part in range(count + 1)]
+        num_heads, num_bytes = vectors[0].shape[1], sum(each.nbytes for each in states)
+        count = min(num_heads, max(self._num_threads, num_bytes // _CACHED)) if len(vectors[0]) >= _MANY_TOKENS else 1
+        places = [num_heads * part // count for part in range(count + 1)]
         parts = list((self._pool.map if count > 1 else map)(recur, map(slice, places, places[1:])))
         found = parts[0] if count == 1 else [np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
-        values.update(zip([each.name for each in op.outputs], found, strict=True))
+        values.update(zip(op.outputs, found, strict=True))
 
     def __call__(
         self, weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
     ) -> tuple[Array, dict[str, list[Array]]]:
         runs, num_tokens = PackedRuns.of(lengths), len(ids)
         ids = np.resize(ids, num_tokens + -num_tokens % self._multiple)
-        previous = (
-            np.arange(len(ids)) + len(runs.starts) - 1
-        )  # in the vectors before the runs, then those of the tokens
+        # in the vectors before the runs, which those of the tokens follow
+        previous = np.arange(len(ids)) + len(runs.starts) - 1
         previous[runs.starts] = np.arange(len(runs.starts))
         places = {"previous": previous, "last": runs.starts + runs.lengths - 1}
         values: Values = {}
@@ -346,9 +350,5 @@ class GraphLayers:
             part(values, runs)
         for layer, name in enumerate(self._outputs):
             weights.watch(layer, values[name][:num_tokens])
-        after = {name: [values[each.name] for each in layers] for name, layers in self._after.items()}
+        after = {name: [values[each] for each in layers] for name, layers in self._after.items()}
         return values[self._outputs[-1]][:num_tokens], after
-
-
-def _names_of(values: Sequence[Symbol | Array]) -> set[str]:
-    return {each.name for each in values if isinstance(each, Symbol)}

@@ -6,6 +6,7 @@ whatever other rows are multiplied with it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,9 +69,16 @@ def load_layers(
     rest = [name for name in model.names if name not in matrices.read]
     head = model.shape.tensor_names.head
     matmuls = {head: matrices.matmul(head)} if head in rest and model.shape.has_head else {}
-    return MatMulWeights(
-        model.shape, {name: matrices.tensor(name) for name in rest if name not in matmuls}, matmuls
-    ), layers
+    tensors = {name: matrices.tensor(name) for name in rest if name not in matmuls}
+    trim_heap()
+    return MatMulWeights(model.shape, tensors, matmuls), layers
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system: glibc would keep as much as the graphs took while they were started."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 class _Matrices:

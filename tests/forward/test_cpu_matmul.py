@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 
 import numpy as np
+import psutil
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.cpu import CpuRunner
-from rnn_engine.forward.cpu_matmul import Codes, load_layers
+from rnn_engine.forward.cpu_matmul import Codes, load_layers, trim_heap
 from rnn_engine.forward.onnx_graph import Graph
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.loading import memory
 from rnn_engine.quantised import KEPT_FORMATS, Blocks, quantise, unpack_codes
 from rnn_engine.types import F32, Model, TokenRun, run_step
 from rnn_engine.versions.table import VERSIONS
-from tests.support.models import TensorModel
+from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.results_contract import MODEL, OTHER_MODELS, TOKENS, MakeRunner, ResultsContract
 
 LEVELS = {"nf4", "sf4", "iq4_nl", "iq4_xs"}
@@ -111,6 +113,20 @@ def test_a_large_head_is_held_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
     in_pieces = run_step(make_runner_of(MODEL, "f32", **limits, num_threads=2), batch)
     for row in range(5):
         assert np.array_equal(in_pieces.full_row(row), whole.full_row(row))
+
+
+@pytest.mark.parametrize(("weights", "bits"), [("f32", 32), ("q8_0,activations=int8", 11)])
+def test_weights_are_held_once(weights: str, bits: float) -> None:
+    model = random_model(tiny_shape(layers=4, width=512, head_size=64), seed=1, dtype=np.float16)
+    count = sum(model.tensor(name).size for name in model.names)
+    make_runner_of(MODEL, weights, num_slots=1, max_tokens=8)  # what the library itself takes is held before
+    gc.collect()
+    trim_heap()  # what earlier tests have freed
+    before = psutil.Process().memory_info().rss
+    runner = make_runner_of(model, weights, num_slots=1, max_tokens=8)
+    run_step(runner, [TokenRun(0, [1], rows=1)])
+    held = psutil.Process().memory_info().rss - before
+    assert held <= 1.25 * count * bits / 8 + 12e6
 
 
 def test_without_the_library_cpu_has_floats_alone(monkeypatch: pytest.MonkeyPatch) -> None:
