@@ -18,7 +18,7 @@ from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissR
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.eviction import EvictionQueue
 from rnn_engine_states.cache.tiers.device import DeviceTier, HostTier
-from rnn_engine_states.cache.tiers.disk import DiskTier, InlineExecutor
+from rnn_engine_states.cache.tiers.disk import DiskTier
 from rnn_engine_states.cache.tiers.tier import MakeRoom, PendingPayload, Tier, ready
 from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.frozen import Payload
@@ -247,11 +247,11 @@ class FourTiers:
         self.device = ToyDevice(SHAPE, num_slots=2, num_slabs=1)
         self.shelves = Shelves()
         file_bytes = one_file_bytes(folder / "sample")
-        self.reader = ThreadPoolExecutor(1)
+        writer, self.reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         tiers = (
             DeviceTier(self.device, 1 << 20),
             HostTier(SHAPE, ONE, "f32"),
-            DiskTier(DiskConfig(folder / "disk", file_bytes), "model", SHAPE, InlineExecutor(), self.reader),
+            DiskTier(DiskConfig(folder / "disk", file_bytes, background_bytes=0), "model", SHAPE, writer, self.reader),
             SharedTier(self.shelves, shared * ONE),
         )
         self.cache = StateCache(self.device, tiers, CacheConfig())

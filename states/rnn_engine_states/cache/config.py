@@ -78,7 +78,7 @@ class DiskConfig(Settings):
     )
     capacity: int = setting(2 << 30, SIZE, "--cache-disk-bytes").help("The most bytes in the files of --cache-folder.")
     precision: Precision = "f32"
-    background_bytes: int = 256 << 20  # bound on what waits for the writing thread; 0 = write on the caller's thread
+    background_bytes: int = 256 << 20  # bound on what waits for the writing thread; 0 = the caller waits for each write
     write_after: float = setting(5.0, SECONDS, "--cache-write-after").help(
         "Write a state to --cache-folder once it is this old, even if memory has room for it, so that a crash loses "
         "only newer states."

@@ -14,7 +14,7 @@ from rnn_engine_states.cache.browse import SummaryChanges
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.tiers.device import DeviceTier, HostTier
-from rnn_engine_states.cache.tiers.disk import DiskTier, InlineExecutor
+from rnn_engine_states.cache.tiers.disk import DiskTier
 from rnn_engine_states.cache.tiers.shared import SharedTier
 from rnn_engine_states.cache.tiers.tier import LiveStates, SlotPool, Tier
 from rnn_engine_states.shared.opening import OpenStore
@@ -33,7 +33,7 @@ def make_cache(
     """Return a cache with the configured tiers: the device's `pool` if given, host memory, disk, the shared store.
 
     `model` is the fingerprint of all settings that must be equal for a state to be continued: weights and their format.
-    `writer` writes the files; None makes one from `config`. `clock` returns seconds and never goes back. `store` stays
+    `writer` writes the files; None makes one. `clock` returns seconds and never goes back. `store` stays
     open when the cache is closed.
     """
     config = config or CacheConfig()
@@ -43,9 +43,7 @@ def make_cache(
         tiers.append(DeviceTier(pool, config.index_bytes(device_bytes) // 2))
     tiers.append(HostTier(shape, config.host_capacity, config.host_precision))
     if (disk := config.disk) is not None:
-        if writer is None:
-            in_background = disk.background_bytes > 0
-            writer = ThreadPoolExecutor(1, thread_name_prefix="state-writer") if in_background else InlineExecutor()
+        writer = writer or ThreadPoolExecutor(1, thread_name_prefix="state-writer")
         reader = ThreadPoolExecutor(1, thread_name_prefix="state-reader")
         tiers.append(DiskTier(disk, model, shape, writer, reader))
     if store is not None:

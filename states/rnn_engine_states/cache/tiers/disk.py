@@ -11,11 +11,10 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from rnn_engine.errors import StateError
 from rnn_engine.files import TEMPORARY_SUFFIX
@@ -39,21 +38,6 @@ SUFFIX = ".state"
 
 _LEFTOVER = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}\..*{re.escape(TEMPORARY_SUFFIX)}")
 _log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class InlineExecutor(Executor):
-    """An executor that runs each job at once, on the caller's thread."""
-
-    def submit(self, job: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-        try:
-            future.set_result(job(*arguments, **options))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 class DiskTier(SlowTier):

@@ -90,6 +90,8 @@ class SlowTier(Tier):
             self.writes_refused += 1
             return False
         future = self._start_write(checkpoint, saved)
+        if self._background_bytes == 0:
+            wait_for([future])
         future.add_done_callback(self._count_failure)
         self._waiting[future] = num_bytes
         if not (future.done() and future.exception() is None):
