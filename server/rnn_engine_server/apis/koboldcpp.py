@@ -16,7 +16,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.parallel import Numbered, ParallelRequests
 from rnn_engine.requests import Event, Finished, TextDelta, TokenInfo
 from rnn_engine_server.apis.common.answering import Dialect, Prepared, stop_text
-from rnn_engine_server.apis.common.generation import check_prompts
+from rnn_engine_server.apis.common.generation import PromptText
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.dialect import CompletionTokens, chat_logprobs
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, CompletionLogprobs, CompletionRequest
@@ -27,7 +27,6 @@ from rnn_engine_server.core.handlers import SSE, Answer, Long, RouteTable
 from rnn_engine_server.core.kept import BoundedStore
 from rnn_engine_server.core.routing import EVENTS, SETTINGS, AppKey
 from rnn_engine_server.core.schema import RefusedError, RequestBody
-from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.streams import cancel_tasks
 from rnn_engine_server.telemetry.records import RECENT
 
@@ -178,11 +177,7 @@ class TokenCountRequest(RequestBody):
 
     ignored: ClassVar = frozenset({"special"})
 
-    prompt: str = Field(description="The text.")
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        check_prompts(limits, "prompt", [self.prompt])
+    prompt: PromptText = Field(description="The text.")
 
 
 FinishWord: TypeAlias = Literal["stop", "length"]

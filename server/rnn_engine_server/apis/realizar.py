@@ -14,13 +14,12 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import GenerateRequest
 from rnn_engine_server.apis.common.answering import Dialect, Outcome, Prepared
-from rnn_engine_server.apis.common.generation import check_prompts
+from rnn_engine_server.apis.common.generation import INPUTS
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.schemas import CompletionRequest
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Answer, Long, RouteTable
 from rnn_engine_server.core.schema import RequestBody
-from rnn_engine_server.core.settings import Limits
 
 
 class BatchCompletionRequest(CompletionRequest):
@@ -90,12 +89,7 @@ class BatchTokenizeRequest(RequestBody):
 
     ignored: ClassVar = frozenset({"model", "model_id"})
 
-    texts: Annotated[list[str], FailFast()] = Field(min_length=1, description="The texts.")
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        limits.check("max_inputs", "texts", len(self.texts))
-        check_prompts(limits, "texts", self.texts)
+    texts: Annotated[list[str], FailFast(), INPUTS] = Field(min_length=1, description="The texts.")
 
 
 class TokenizedText(TypedDict):

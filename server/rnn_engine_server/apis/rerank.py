@@ -14,11 +14,11 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.relevance import Method, Relevance, method
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
+from rnn_engine_server.apis.common.generation import INPUTS, PromptText
+from rnn_engine_server.apis.common.relevance import RelevanceBody, find_relevance
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import RefusedError, Usage
-from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK
 
 
@@ -47,11 +47,11 @@ class RerankRequest(RelevanceBody):
     )
     neutral: ClassVar = {"rank_fields": (["text"],), "truncate_prompt_tokens": (-1,), "use_activation": (True,)}
 
-    query: str = Field(min_length=1, description="The query to rank the documents by.")
-    documents: Annotated[list[str] | None, BeforeValidator(_parse_documents)] = Field(
+    query: PromptText = Field(min_length=1, description="The query to rank the documents by.")
+    documents: Annotated[list[str] | None, BeforeValidator(_parse_documents), INPUTS] = Field(
         default=None, description='The texts, or objects such as `{"text": "..."}`.'
     )
-    texts: Annotated[list[str] | None, BeforeValidator(_parse_documents)] = Field(
+    texts: Annotated[list[str] | None, BeforeValidator(_parse_documents), INPUTS] = Field(
         default=None, description="As `documents`; the answer is then a list, in the form of text-embeddings-inference."
     )
     top_n: int | None = Field(default=None, ge=1, description="How many of the best documents are returned. Null: all.")
@@ -67,11 +67,6 @@ class RerankRequest(RelevanceBody):
         if (self.documents is None) == (self.texts is None):
             allowed = "a list of texts, either here or in `texts`"
             raise InvalidRequestError("documents", self.documents, allowed)
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        check_texts(limits, "documents", self.contexts)
-        check_texts(limits, "query", [self.query])
 
     @property
     def contexts(self) -> list[str]:

@@ -16,7 +16,8 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.relevance import Method, Relevance, method
 from rnn_engine.types import EmbeddingTask
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
+from rnn_engine_server.apis.common.generation import INPUTS
+from rnn_engine_server.apis.common.relevance import RelevanceBody, find_relevance
 from rnn_engine_server.apis.openai.embeddings import (
     EmbeddingsRequest,
     Vectors,
@@ -27,7 +28,6 @@ from rnn_engine_server.apis.openai.embeddings import (
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import STRING, STRINGS, Parsed, RefusedError, Usage
-from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK
 
 _POOLING = frozenset({"request_id", "priority", "add_special_tokens"})
@@ -40,7 +40,7 @@ def _parse_texts(value: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-Texts: TypeAlias = Annotated[tuple[str, ...], Parsed(_parse_texts, STRING, STRINGS)]
+Texts: TypeAlias = Annotated[tuple[str, ...], Parsed(_parse_texts, STRING, STRINGS), INPUTS]
 
 
 class ScoreRequest(RelevanceBody):
@@ -65,11 +65,6 @@ class ScoreRequest(RelevanceBody):
         if len(self.text_1) not in (1, len(self.text_2)):
             allowed = f"one text, or {len(self.text_2)} as in text_2"
             raise InvalidRequestError("text_1", len(self.text_1), allowed)
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        check_texts(limits, "text_1", self.text_1)
-        check_texts(limits, "text_2", self.text_2)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:

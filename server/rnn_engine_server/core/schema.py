@@ -133,6 +133,16 @@ class Parsed:
         return deepcopy(self._schema)  # pydantic adds to it
 
 
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Annotates a field of a body whose value the server's limits bound, unless it is None.
+
+    `check` takes the limits, the field's name and its value, and raises InvalidRequestError.
+    """
+
+    check: Callable[[Limits, str, Any], None]
+
+
 class RequestBody(BaseModel):
     """The base class of JSON request bodies. Values are checked strictly: none is converted to another type silently.
 
@@ -202,6 +212,10 @@ class RequestBody(BaseModel):
 
     def check(self, limits: Limits) -> None:
         """Raise InvalidRequestError for the first field that asks for more than `limits` allow."""
+        for name, described in type(self).model_fields.items():
+            for note in described.metadata:
+                if isinstance(note, Bounded) and (value := getattr(self, name)) is not None:
+                    note.check(limits, name, value)
 
     @model_validator(mode="before")
     @classmethod

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rnn_engine.requests import Finished, TextDelta, TokenInfo
+from rnn_engine.requests import TextDelta
 from rnn_engine.sampling.params import Ai00Nucleus
 from rnn_engine_server.apis.common.generation import JoinedPrompts, Stop
 from rnn_engine_server.apis.openai.chat import converse
 from rnn_engine_server.apis.openai.completions import CompletionDialect, complete
+from rnn_engine_server.apis.openai.dialect import Choice
 from rnn_engine_server.apis.openai.schemas import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -81,22 +82,13 @@ class Ai00CompletionChunk(Completion):
 class Ai00CompletionDialect(CompletionDialect):
     """Formats completions for ai00's clients: a field `delta` in each chunk of a stream repeats the chunk's text."""
 
-    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Ai00CompletionChoice | None:
-        choice = super().opening(index, prompt)
-        return None if choice is None else _with_delta(choice)
-
-    def delta(self, index: int, delta: TextDelta) -> Ai00CompletionChoice | None:
+    def delta(self, index: int, delta: TextDelta) -> CompletionChoice | None:
         choice = super().delta(index, delta)
-        if isinstance(choice, str):
-            choice = self.text_chunk(index, choice)
-        return None if choice is None else _with_delta(choice)
+        return self.text_chunk(index, choice) if isinstance(choice, str) else choice
 
-    def closing(self, index: int, finished: Finished) -> Ai00CompletionChoice:
-        return {**super().closing(index, finished), "delta": {}}
-
-
-def _with_delta(choice: CompletionChoice) -> Ai00CompletionChoice:
-    return {**choice, "delta": {"content": choice["text"]}}
+    def chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
+        repeated = [{**each, "delta": {} if each["finish_reason"] else {"content": each["text"]}} for each in choices]
+        return super().chunk(repeated, extra)
 
 
 ROUTES = RouteTable()

@@ -17,7 +17,7 @@ from rnn_engine.operations.onnx_embedder import Embedder
 from rnn_engine.operations.parallel import Cost
 from rnn_engine.types import F32
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import PROMPT_FORMS, AnyPrompt, check_prompts, parse_joined
+from rnn_engine_server.apis.common.generation import INPUTS, PROMPT_FORMS, AnyPrompt, PromptText, parse_joined
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.apis.openai.embeddings import (
     LAYER_FORMS,
@@ -34,13 +34,12 @@ from rnn_engine_server.apis.openai.embeddings import (
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.schema import NULL, Parsed, RequestBody
-from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.schema import NULL, Bounded, Parsed, RequestBody
 from rnn_engine_server.core.workers import work
 from rnn_engine_server.models.registry import EMBEDDER
 from rnn_engine_states.files.prefab import prefab_dims, rows_from_state
 
-_Inputs: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(parse_joined, *PROMPT_FORMS, NULL)]
+_Inputs: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(parse_joined, *PROMPT_FORMS, NULL), INPUTS]
 _INPUT = (
     "A text or token ids. The texts of a list are joined to one; a list of lists of token ids has an entry for "
     "each. An empty input stands for the token that ends a text."
@@ -56,11 +55,6 @@ class StatesRequest(ModelBody):
     encoding_format: Encoding = Field(
         default="float", description="Numbers, or their bytes (f32, little-endian) as base64."
     )
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        limits.check("max_inputs", "input", len(self.input))
-        check_prompts(limits, "input", self.input)
 
 
 def _parse_layer(value: object) -> Layers | None:
@@ -105,26 +99,24 @@ StateList: TypeAlias = VectorsOf[WholeState]
 MOST_TOKENS = 510
 
 
+_PREFIX = Bounded(lambda limits, field, prefix: limits.check("max_stop_bytes", field, len(prefix.encode())))
+
+
 class EmbedsRequest(RequestBody):
     """A request to cut a text into pieces and to compute a vector for each piece with the embedding model."""
 
     ignored: ClassVar = frozenset({"metadata", "model", "user"})
 
-    input: str = Field(min_length=1, description="The text.")
+    input: PromptText = Field(min_length=1, description="The text.")
     max_tokens: int = Field(
         default=MOST_TOKENS,
         ge=0,
         description=f"The most tokens of a piece, from 1 to {MOST_TOKENS}; a greater number counts as {MOST_TOKENS}.",
     )
-    prefix: str = Field(
+    prefix: Annotated[str, _PREFIX] = Field(
         default="query:",
         description="The text that is put before each piece, as in the training of the embedding model.",
     )
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        limits.check("max_text_bytes", "input", len(self.input.encode()))
-        limits.check("max_stop_bytes", "prefix", len(self.prefix.encode()))
 
 
 class EmbeddedChunk(TypedDict):

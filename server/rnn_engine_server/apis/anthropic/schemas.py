@@ -310,10 +310,6 @@ class AnthropicConversation(GenerationBody):
         self.chat.check(limits)
 
     @property
-    def alternatives(self) -> int | None:
-        return None
-
-    @property
     def omits_thoughts(self) -> bool:
         return self.thinking is not None and self.thinking.display == "omitted"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeAlias
@@ -25,6 +24,7 @@ from rnn_engine_server.core.schema import (
     NULL,
     STRING,
     STRINGS,
+    Bounded,
     Parsed,
     RefusedError,
     RequestBody,
@@ -100,15 +100,6 @@ def _parse_input(value: object) -> Prompt:
     raise RefusedError(value, "a text or a list of token ids")
 
 
-_MIXED = {"type": "array", "items": {"anyOf": [INTEGER, STRING]}}
-_OBJECT = {"type": "object", "required": ["prompt_string"], "properties": {"prompt_string": STRING}}
-PROMPT_FORMS: tuple[Schema, ...] = (STRING, _MIXED, _OBJECT, {"type": "array", "items": {"anyOf": [_MIXED, _OBJECT]}})
-Prompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(parse_prompts, *PROMPT_FORMS)]
-JoinedPrompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(parse_joined, *PROMPT_FORMS, NULL)]
-"""Prompts as ai00 takes them: the texts of a list are joined to one prompt, and null is an empty prompt."""
-Input: TypeAlias = Annotated[Prompt, Parsed(_parse_input, STRING, INTEGERS)]
-
-
 def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt], most: int | None = None) -> None:
     """Raise InvalidRequestError if a request's texts or token ids exceed the limits.
 
@@ -120,6 +111,25 @@ def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt], most
     )
     ids = [sum(len(part) for part in each if not isinstance(part, str)) for each in parts]
     limits.check("max_prompt_tokens", field, sum(ids if most is None else (min(count, most) for count in ids)))
+
+
+def check_inputs(limits: Limits, field: str, inputs: Sequence[AnyPrompt]) -> None:
+    """Raise InvalidRequestError if a request has more inputs, or longer ones, than the limits allow."""
+    limits.check("max_inputs", field, len(inputs))
+    check_prompts(limits, field, inputs)
+
+
+ONE_PROMPT = Bounded(lambda limits, field, prompt: check_prompts(limits, field, [prompt]))
+INPUTS = Bounded(check_inputs)
+_MIXED = {"type": "array", "items": {"anyOf": [INTEGER, STRING]}}
+_OBJECT = {"type": "object", "required": ["prompt_string"], "properties": {"prompt_string": STRING}}
+PROMPT_FORMS: tuple[Schema, ...] = (STRING, _MIXED, _OBJECT, {"type": "array", "items": {"anyOf": [_MIXED, _OBJECT]}})
+Prompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(parse_prompts, *PROMPT_FORMS)]
+JoinedPrompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(parse_joined, *PROMPT_FORMS, NULL)]
+"""Prompts as ai00 takes them: the texts of a list are joined to one prompt, and null is an empty prompt."""
+Input: TypeAlias = Annotated[Prompt, Parsed(_parse_input, STRING, INTEGERS), ONE_PROMPT]
+PromptText: TypeAlias = Annotated[str, ONE_PROMPT]
+"""A text whose size the limits on prompts bound."""
 
 
 def _parts(prompt: AnyPrompt) -> Sequence[Prompt]:
@@ -317,9 +327,9 @@ class GenerationBody(GrammarBody):
         return 1
 
     @property
-    @abstractmethod
     def alternatives(self) -> int | None:
         """The number of likeliest tokens to list at each position, or None if the client wants no log-probabilities."""
+        return None
 
     @property
     def copies(self) -> int:

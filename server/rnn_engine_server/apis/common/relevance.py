@@ -16,10 +16,8 @@ from rnn_engine.operations.relevance import (
     relevance_prompts,
     score_relevance,
 )
-from rnn_engine_server.apis.common.generation import check_prompts
 from rnn_engine_server.apis.common.states import ModelBody, ResolvedState, resolve_state
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 
 
@@ -29,12 +27,6 @@ class RelevanceBody(ModelBody):
     max_tokens_per_doc: int | None = Field(
         default=None, ge=1, description="Read only this many of a document's first tokens. Null: all."
     )
-
-
-def check_texts(limits: Limits, field: str, texts: Sequence[str]) -> None:
-    """Raise InvalidRequestError if `field` has more texts, or longer ones, than `limits` allow."""
-    limits.check("max_inputs", field, len(texts))
-    check_prompts(limits, field, texts)
 
 
 async def find_relevance(

@@ -14,12 +14,22 @@ from rnn_engine.errors import InvalidRequestError, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices, total_cost
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import Prompt, check_prompts, text_of
+from rnn_engine_server.apis.common.generation import ONE_PROMPT, Prompt, check_prompts, text_of
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.schema import INTEGERS, NULL, STRING, STRINGS, Parsed, RefusedError, Usage, is_integers
+from rnn_engine_server.core.schema import (
+    INTEGERS,
+    NULL,
+    STRING,
+    STRINGS,
+    Bounded,
+    Parsed,
+    RefusedError,
+    Usage,
+    is_integers,
+)
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
 
@@ -46,6 +56,11 @@ def _parse_choice(value: object) -> Prompt:
     raise RefusedError(value, "a string or a list of token ids, not empty")
 
 
+def _check_choices(limits: Limits, field: str, choices: Sequence[Prompt]) -> None:
+    limits.check("max_choices", field, len(choices))
+    check_prompts(limits, field, choices)
+
+
 _Choice: TypeAlias = Annotated[Prompt, Parsed(_parse_choice, STRING, INTEGERS)]
 
 
@@ -54,11 +69,11 @@ class ChoosesRequest(ModelBody):
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
-    input: Annotated[Prompt, Parsed(_parse_context, STRING, STRINGS, INTEGERS, NULL)] = Field(
+    input: Annotated[Prompt, Parsed(_parse_context, STRING, STRINGS, INTEGERS, NULL), ONE_PROMPT] = Field(
         default="",
         description="The text that the choices follow. Empty: the end of a text, or of that in `state`.",
     )
-    choices: Annotated[list[_Choice], FailFast()] = Field(
+    choices: Annotated[list[_Choice], FailFast(), Bounded(_check_choices)] = Field(
         min_length=1,
         description="The continuations. Each is tokenized by itself; begin it with the space before its word.",
     )
@@ -66,12 +81,6 @@ class ChoosesRequest(ModelBody):
         default=False,
         description="Subtract from each figure the one that the choice has after only `state` and the end of a text.",
     )
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        limits.check("max_choices", "choices", len(self.choices))
-        check_prompts(limits, "input", [self.input])
-        check_prompts(limits, "choices", self.choices)
 
 
 class ChoicesRequest(ChoosesRequest):

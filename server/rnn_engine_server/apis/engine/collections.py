@@ -26,7 +26,7 @@ from rnn_engine.operations.collections import (
 )
 from rnn_engine.operations.relevance import Method
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import check_prompts
+from rnn_engine_server.apis.common.generation import PromptText, check_inputs
 from rnn_engine_server.apis.common.owned import ALL_OWNERS, OWNER_QUERY, PageOf, PartOf, listed_owner, page_of
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.keys import Scope
@@ -34,7 +34,7 @@ from rnn_engine_server.core.bodies import query_count
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import AppKey
-from rnn_engine_server.core.schema import STRING, Parsed, RefusedError, RequestBody, Usage, described
+from rnn_engine_server.core.schema import STRING, Bounded, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 from rnn_engine_server.store.owners import Page
@@ -57,6 +57,10 @@ def _parse_documents(value: object) -> list[Document]:
     return [Document.parse(document, f"documents.{number}") for number, document in enumerate(value)]
 
 
+def _check_documents(limits: Limits, field: str, documents: Sequence[Document]) -> None:
+    check_inputs(limits, field, [document.text for document in documents])
+
+
 _DOCUMENT_SCHEMA = {
     "anyOf": [
         STRING,
@@ -67,7 +71,9 @@ _DOCUMENT_SCHEMA = {
         },
     ]
 }
-Documents: TypeAlias = Annotated[list[Document], Parsed(_parse_documents, {"type": "array", "items": _DOCUMENT_SCHEMA})]
+Documents: TypeAlias = Annotated[
+    list[Document], Parsed(_parse_documents, {"type": "array", "items": _DOCUMENT_SCHEMA}), Bounded(_check_documents)
+]
 
 
 class CreateCollectionRequest(ModelNameBody):
@@ -85,11 +91,6 @@ class AddDocumentsRequest(ModelNameBody):
     )
     replace: bool = Field(default=False, description="Replace documents with the same ids, instead of refusing them.")
 
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        limits.check("max_inputs", "documents", len(self.documents))
-        check_prompts(limits, "documents", [document.text for document in self.documents])
-
 
 class RemoveDocumentsRequest(RequestBody):
     """A request to remove documents from a collection."""
@@ -106,7 +107,7 @@ class QueryRequest(ModelNameBody):
     reranked by how well they answer it: by the reranker of a model made for embedding, or else by P(Yes) / (P(Yes) +
     P(No)), as for /v1/rerank."""
 
-    query: str = Field(min_length=1, description="The query.")
+    query: PromptText = Field(min_length=1, description="The query.")
     top_n: int = Field(default=DEFAULT_TOP_N, ge=1, le=MAX_CANDIDATES, description="How many documents are returned.")
     candidates: int = Field(
         default=DEFAULT_CANDIDATES,
@@ -119,10 +120,6 @@ class QueryRequest(ModelNameBody):
         description="Rerank the candidates. False: the nearest are returned. Null: true, unless the model was made for "
         "embedding and has no reranker.",
     )
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        check_prompts(limits, "query", [self.query])
 
 
 class CollectionEntry(TypedDict):

@@ -15,7 +15,7 @@ from rnn_engine.operations.naming import advance_state, create_state
 from rnn_engine.requests import MAX_PRIORITY, TokenInfo
 from rnn_engine.types import F32
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, Input, check_prompts, tokens_of
+from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, Input, tokens_of
 from rnn_engine_server.apis.common.owned import ListOf
 from rnn_engine_server.apis.common.states import (
     NewStateBody,
@@ -54,10 +54,6 @@ class CreateStateRequest(NewStateBody, StateRefBody):
 
     prompt: Input = Field(description="What to run: a text or token ids. Empty: keep `state` as it is.")
     priority: Priority = 0
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        check_prompts(limits, "prompt", [self.prompt])
 
 
 class ForkStateRequest(RetentionBody):
@@ -123,7 +119,6 @@ class AdvanceStateRequest(RequestBody):
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        check_prompts(limits, "input", [self.input])
         given = self.input_embeddings
         if given is not None:
             limits.check("max_prompt_tokens", "input_embeddings", given.shape[0])

@@ -10,24 +10,23 @@ from typing_extensions import TypedDict
 
 from rnn_engine.errors import check_token_ids
 from rnn_engine.interface import EngineLike
-from rnn_engine_server.apis.common.generation import check_prompts
+from rnn_engine_server.apis.common.generation import PromptText
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.schema import Bounded
 from rnn_engine_server.core.settings import Limits
+
+_TOKENS = Bounded(lambda limits, field, tokens: limits.check("max_prompt_tokens", field, len(tokens)))
 
 
 class TokenizeRequest(ModelNameBody):
     ignored: ClassVar = frozenset({"add_special", "add_special_tokens", "parse_special"})
     aliases: ClassVar = {"prompt": "content"}
 
-    content: str = Field(description="The text.")
+    content: PromptText = Field(description="The text.")
     with_pieces: bool = Field(default=False, description="Return each token with its text, as llama-server does.")
     return_token_strs: bool = Field(default=False, description="Add the texts of the tokens, as vLLM does.")
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        check_prompts(limits, "content", [self.content])
 
 
 class TokenPiece(TypedDict):
@@ -46,11 +45,7 @@ class Tokens(TypedDict):
 
 
 class DetokenizeRequest(ModelNameBody):
-    tokens: Annotated[list[int], FailFast()] = Field(description="Token ids.")
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        limits.check("max_prompt_tokens", "tokens", len(self.tokens))
+    tokens: Annotated[list[int], FailFast(), _TOKENS] = Field(description="Token ids.")
 
 
 class Text(TypedDict):

@@ -66,10 +66,6 @@ class OllamaOptions(GenerationBody):
     )
     n: Annotated[int, only(1, because="there is one answer")] = Field(default=1, description="Only 1.")
 
-    @property
-    def alternatives(self) -> int | None:
-        return None
-
 
 def _parse_format(value: object) -> Grammar | None:
     match value:

@@ -226,27 +226,28 @@ class ChoicesDialect(Dialect[B]):
         usage = {"usage": self.usage} if self.body.tells_usage else {}
         told = {**self.outcomes[index].times(event, with_each=self.body.tells_times), **usage, **extra}
         if isinstance(event, PromptProgress):
-            yield self._chunk([], told)
+            yield self.chunk([], told)
         elif isinstance(choice := self._next(index, event), str) and not told:
             yield self._frames[index], choice
         elif choice is not None:
             choice = self.text_chunk(index, choice) if isinstance(choice, str) else choice
-            yield self._chunk([choice], {**self._no_usage, **told})
+            yield self.chunk([choice], {**self._no_usage, **told})
 
     def ending(self) -> Iterator[handlers.Event]:
         if self.body.include_usage:
-            yield self._chunk([], {"usage": self.usage, **self._last_times})
+            yield self.chunk([], {"usage": self.usage, **self._last_times})
         yield DONE
 
     def text_event(self, index: int, text: str) -> Mapping[str, object]:
         """Return an event that has only text of choice `index`."""
-        return self._chunk([self.text_chunk(index, text)], self._no_usage)
+        return self.chunk([self.text_chunk(index, text)], self._no_usage)
 
     @property
     def _last_times(self) -> Mapping[str, object]:
         return self.outcomes[0].times() if len(self.outcomes) == 1 else {}
 
-    def _chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
+    def chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
+        """Return an event of a stream, with the given choices and the fields `extra`."""
         return {"object": self.chunk_object, **self._common, "choices": choices, **extra}
 
     def _next(self, index: int, event: Started | PromptScored | TextDelta | Finished) -> Choice | str | None:

@@ -18,10 +18,10 @@ from rnn_engine.operations.parallel import Cost
 from rnn_engine.types import F32, EmbeddingTask, ModelShape
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import (
+    INPUTS,
     PROMPT_FORMS,
     AnyPrompt,
     Prompts,
-    check_prompts,
     parse_prompts,
     tokens_of,
 )
@@ -30,7 +30,6 @@ from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import INTEGER, INTEGERS, Parsed, RefusedError, Schema, Usage, is_integers
-from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import CALL_WORK, work
 
 Encoding: TypeAlias = Literal["float", "base64"]
@@ -85,7 +84,7 @@ def _plain_input(value: object) -> object:
 
 _PARTS = {"type": "object", "properties": {"content": {"type": "array", "items": TEXT_PART}}}
 Inputs: TypeAlias = Annotated[
-    tuple[AnyPrompt, ...], Parsed(_parse_inputs, *PROMPT_FORMS, _PARTS, {"type": "array", "items": _PARTS})
+    tuple[AnyPrompt, ...], Parsed(_parse_inputs, *PROMPT_FORMS, _PARTS, {"type": "array", "items": _PARTS}), INPUTS
 ]
 LAYER_FORMS: tuple[Schema, ...] = (INTEGER, INTEGERS, {"enum": ["all", "mean"]})
 
@@ -129,16 +128,9 @@ class EmbeddingsRequest(ModelBody):
         description="What the vectors are for, of a model made for embedding; null is `retrieval`. EmbeddingRWKV's "
         "names, such as `[STS]`, and Jina's, such as `text-matching`, mean the same.",
     )
-    center_on: Prompts = Field(
+    center_on: Annotated[Prompts, INPUTS] = Field(
         default=(), description="Texts or token ids whose mean vector is subtracted from every vector."
     )
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        limits.check("max_inputs", "input", len(self.input))
-        check_prompts(limits, "input", self.input)
-        limits.check("max_inputs", "center_on", len(self.center_on))
-        check_prompts(limits, "center_on", self.center_on)
 
     def settings_for(self, shape: ModelShape) -> EmbeddingSettings:
         """Return the settings for a model of this `shape`; the defaults of a dialect are only for vectors of states."""
