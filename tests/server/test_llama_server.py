@@ -15,7 +15,7 @@ from rnn_engine_server.apis.engine.status import Props
 from rnn_engine_server.apis.engine.tokens import Text, TokenizerInfo, Tokens
 from rnn_engine_server.apis.llama_server.slots import LoraAdapter, SlotAction, SlotEntry
 from rnn_engine_server.apis.openai.chat import AppliedTemplate
-from rnn_engine_server.core.kept import KeptUsage, PromptTable
+from rnn_engine_server.core.kept import BoundedStore, KeptUsage
 from rnn_engine_states.files.reading import LoadedState
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, encode, state_after
@@ -206,20 +206,24 @@ class TestSlotActions:
 
 
 def test_prompts_are_kept_as_far_as_there_is_room() -> None:
-    prompts = PromptTable(most_tokens=5, most_prompts=2)
-    prompts.put("a", [1, 2])
-    prompts.put("b", [3])
-    assert prompts.get("a") == (1, 2)
-    prompts.put("c", [4])
-    assert [prompts.get(key) for key in "abc"] == [(1, 2), None, (4,)]
-    prompts.put("a", [1, 2, 3, 4, 5])
-    assert [prompts.get(key) for key in "abc"] == [(1, 2, 3, 4, 5), None, None]
-    prompts.put("b", [1, 2, 3, 4, 5, 6])  # has no room at all
-    assert [prompts.get(key) for key in "ab"] == [(1, 2, 3, 4, 5), None]
-    assert prompts.usage == KeptUsage(values=1, num_bytes=20, evictions=3)
-    assert (prompts.pop("a"), prompts.pop("a")) == (5, 0)
-    prompts.put("a", [1])
-    prompts.put("a", [1, 2, 3, 4, 5, 6])
+    prompts = BoundedStore[str, bytes](most_values=2, most_bytes=5)
+
+    def put(key: str, prompt: bytes) -> None:
+        prompts.put(key, prompt, len(prompt))
+
+    put("a", b"12")
+    put("b", b"3")
+    assert prompts.get("a") == b"12"
+    put("c", b"4")
+    assert [prompts.get(key) for key in "abc"] == [b"12", None, b"4"]
+    put("a", b"12345")
+    assert [prompts.get(key) for key in "abc"] == [b"12345", None, None]
+    put("b", b"123456")  # has no room at all
+    assert [prompts.get(key) for key in "ab"] == [b"12345", None]
+    assert prompts.usage == KeptUsage(values=1, num_bytes=5, evictions=3)
+    assert (prompts.pop("a"), prompts.pop("a")) == (b"12345", None)
+    put("a", b"1")
+    put("a", b"123456")
     assert prompts.get("a") is None  # it was replaced
 
 

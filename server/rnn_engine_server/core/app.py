@@ -37,7 +37,7 @@ from rnn_engine_server.auth.quotas import RateLimiter
 from rnn_engine_server.connections.acceptor import Acceptor, fit_descriptors
 from rnn_engine_server.connections.connection import CONNECTIONS, ConnectionCounters, connections_middleware
 from rnn_engine_server.core.bodies import LOGGED
-from rnn_engine_server.core.kept import SLOT_PROMPTS, KeptUsage, PromptTable
+from rnn_engine_server.core.kept import MOST_SLOT_BYTES, MOST_SLOT_PROMPTS, SLOT_PROMPTS, BoundedStore, KeptUsage
 from rnn_engine_server.core.memory import BUDGET, MemoryBudget
 from rnn_engine_server.core.performing import InnerCalls, respond, set_call_headers, telemetry_middleware
 from rnn_engine_server.core.process import end_process, late_collections, notify, open_listeners, stop_signals, url_of
@@ -132,7 +132,7 @@ def make_app(
     document = partial(encode_document, ALL_ROUTES, asks_for_key=bool(settings.auth.keys), strict=settings.strict)
     encode: Callable[[str], bytes] = cache(document)
     app[API_DOCUMENT] = encode
-    app[SLOT_PROMPTS] = PromptTable()
+    app[SLOT_PROMPTS] = BoundedStore(MOST_SLOT_PROMPTS, MOST_SLOT_BYTES)
     app[COLLECTIONS] = collections or open_collections(settings)
     store = store or Store(settings.job_folder, settings.limits)
     app[STORE] = store

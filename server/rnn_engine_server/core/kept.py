@@ -5,13 +5,12 @@ cachetools does not serve here: its caches have one bound, on the number of valu
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from aiohttp import web
+from aiohttp.web import AppKey
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -72,47 +71,10 @@ class BoundedStore(Generic[Key, Value]):
         return value
 
 
-# The last prompt of each slot number, for clients that save and restore slots as with llama-server.
-#
-# In this server any sequence may take any slot of the device, and the cache finds a prompt's state by its tokens. So a
-# slot's number stands for the last prompt that was sent with it.
+SLOT_PROMPTS: AppKey[BoundedStore[Hashable, bytes]] = AppKey("slot_prompts")
+"""The last prompt of each slot number, packed, for clients that save and restore slots as with llama-server.
 
-_MOST_TOKENS = 2**20
-_MOST_PROMPTS = 1024
-_TOKEN_TYPE = "I"
-
-
-def pack(tokens: Sequence[int]) -> array[int]:
-    """Pack token ids into an array of unsigned integers, the form in which `PromptTable` stores them."""
-    return array(_TOKEN_TYPE, tokens)
-
-
-class PromptTable:
-    """A table of prompts' tokens by key, of bounded size. It evicts the least recently used prompts."""
-
-    def __init__(self, most_tokens: int = _MOST_TOKENS, most_prompts: int = _MOST_PROMPTS) -> None:
-        most_bytes = most_tokens * array(_TOKEN_TYPE).itemsize
-        self._prompts: BoundedStore[Hashable, array[int]] = BoundedStore(most_prompts, most_bytes)
-
-    def put(self, key: Hashable, tokens: Sequence[int]) -> None:
-        """Store the tokens of a prompt. To make room, evict the least recently used prompts."""
-        packed = pack(tokens)
-        self._prompts.put(key, packed, len(packed) * packed.itemsize)
-
-    def get(self, key: Hashable) -> tuple[int, ...] | None:
-        """Return the tokens of a prompt, or None if it is not stored, and mark it as recently used."""
-        packed = self._prompts.get(key)
-        return None if packed is None else tuple(packed)
-
-    def pop(self, key: Hashable) -> int:
-        """Remove a prompt and return its number of tokens, 0 if it is not stored."""
-        return len(self._prompts.pop(key) or ())
-
-    @property
-    def usage(self) -> KeptUsage:
-        return self._prompts.usage
-
-
-# The key under which the application holds the prompts of slot numbers.
-
-SLOT_PROMPTS = web.AppKey("slot_prompts", PromptTable)
+In this server any sequence may take any slot of the device, and the cache finds a prompt's state by its tokens. So a
+slot's number stands for the last prompt that was sent with it.
+"""
+MOST_SLOT_PROMPTS, MOST_SLOT_BYTES = 1024, 4 << 20

@@ -17,7 +17,7 @@ from rnn_engine.requests import MAX_PRIORITY, GenerateRequest, TokenInfo
 from rnn_engine_server.apis.common.sampling import GrammarBody
 from rnn_engine_server.apis.common.states import SaveAs
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.kept import SLOT_PROMPTS, pack
+from rnn_engine_server.core.kept import SLOT_PROMPTS
 from rnn_engine_server.core.schema import (
     INTEGER,
     INTEGERS,
@@ -34,6 +34,7 @@ from rnn_engine_server.core.schema import (
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.workers import work
 from rnn_engine_states.named.entry import NamedState
+from rnn_engine_states.tokens import pack
 
 Prompt: TypeAlias = str | tuple[int, ...]
 
@@ -495,7 +496,7 @@ async def note_slot(call: Call, body: GenerationBody, calls: Sequence[GenerateRe
         prompts.pop(key)
         return
     packed = await work(call, len(first.prompt), lambda: pack(first.prompt))
-    prompts.put(key, packed)
+    prompts.put(key, packed, len(packed))
 
 
 def check_slot(engine: EngineLike, field: str, slot: int) -> None:

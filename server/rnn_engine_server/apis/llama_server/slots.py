@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import aclosing
 from typing import NotRequired
 
@@ -26,7 +25,7 @@ from rnn_engine_server.core.kept import SLOT_PROMPTS
 from rnn_engine_server.core.schema import ErrorBody
 from rnn_engine_states.frozen import NO_INITIAL_STATE
 from rnn_engine_states.named.entry import NamedState, Retention
-from rnn_engine_states.tokens import unpack
+from rnn_engine_states.tokens import TOKEN_BYTES, unpack
 
 
 class SlotEntry(TypedDict):
@@ -105,25 +104,27 @@ async def slot_action(call: Call, body: SlotActionRequest) -> SlotAction:
     slot = _slot(call, engine)
     default = await engine.states.default()
     if action == "erase":
-        erased = call.app[SLOT_PROMPTS].pop(slot_key(call, default, slot))
-        return {"id_slot": slot, "n_erased": erased}
+        erased = call.app[SLOT_PROMPTS].pop(slot_key(call, default, slot)) or b""
+        return {"id_slot": slot, "n_erased": len(erased) // TOKEN_BYTES}
     if body.filename is None:
         raise InvalidRequestError("filename", None, f"the name of the state to {action}")
     act = _save if action == "save" else _restore
-    return await act(call, engine, default, slot, body.filename)
+    return await act(call, default, slot, body.filename)
 
 
-async def _save(call: Call, engine: EngineLike, default: NamedState | None, slot: int, name: str) -> SlotAction:
-    begun, prompts = time.monotonic(), call.app[SLOT_PROMPTS]
-    tokens = prompts.get(slot_key(call, default, slot))
-    if tokens is None:
+async def _save(call: Call, default: NamedState | None, slot: int, name: str) -> SlotAction:
+    begun, engine, prompts = time.monotonic(), call.engine, call.app[SLOT_PROMPTS]
+    packed = prompts.get(slot_key(call, default, slot))
+    if packed is None:
         raise InvalidRequestError(
             "id_slot", slot, "the id_slot of a prompt that was sent last from the default state, and not erased since"
         )
     retention = Retention(persistent="states" in engine.info.folders)
     start = None if default is None else default.frozen
+    tokens = unpack(packed)
     named, _ = await create_state(engine, name, tokens, retention, initial_state=start, with_tokens=True)
-    prompts.put(slot_key(call, default, named.frozen.digest), tokens)  # a shared store does not keep them
+    key = slot_key(call, default, named.frozen.digest)
+    prompts.put(key, packed, len(packed))  # a shared store does not keep the tokens
     return {
         "id_slot": slot,
         "filename": name,
@@ -133,25 +134,27 @@ async def _save(call: Call, engine: EngineLike, default: NamedState | None, slot
     }
 
 
-async def _restore(call: Call, engine: EngineLike, default: NamedState | None, slot: int, name: str) -> SlotAction:
+async def _restore(call: Call, default: NamedState | None, slot: int, name: str) -> SlotAction:
     """Restore the prompt that was saved under `name` to a slot's number, and give its state to the cache.
 
     So later prompts that begin alike continue from that state. Raises InvalidRequestError if the state was not saved
     from a slot, or from another default state than the present one.
     """
-    begun, prompts, frozen = time.monotonic(), call.app[SLOT_PROMPTS], (await engine.states.get(name)).frozen
+    begun, engine, prompts = time.monotonic(), call.engine, call.app[SLOT_PROMPTS]
+    frozen = (await engine.states.get(name)).frozen
     root = NO_INITIAL_STATE if default is None else default.frozen.digest
-    tokens: Sequence[int] | None = prompts.get(slot_key(call, default, frozen.digest))
+    packed = prompts.get(slot_key(call, default, frozen.digest))
     if frozen.path is not None and frozen.path.root == root:
-        tokens = unpack(frozen.path.tokens)
-    if tokens is None or frozen.logits is None:
+        packed = frozen.path.tokens
+    if packed is None or frozen.logits is None:
         allowed = "a state that was saved from a slot, with the default state that there is now"
         raise InvalidRequestError("filename", name, allowed)
+    tokens = unpack(packed)
     start = InitialState(root, frozen.state, frozen.logits, taken_in=len(tokens))
     async with aclosing(engine.generate(GenerateRequest(tokens, initial_state=start, max_tokens=0))) as events:
         async for _ in events:
             pass
-    prompts.put(slot_key(call, default, slot), tokens)
+    prompts.put(slot_key(call, default, slot), packed, len(packed))
     return {
         "id_slot": slot,
         "filename": name,
