@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tools.bench.peer import LENGTH, measure
+from tools.bench.peer import LENGTHS, measure
 from tools.bench.peers import show_comparison
 
 
@@ -17,8 +17,8 @@ class FakePeer:
         self.can_batch = can_batch
         self.steps: list[int] = []
 
-    def decode(self, tokens: Sequence[int]) -> None:
-        self.steps.append(len(tokens))
+    def decode(self, tokens: Sequence[int], steps: int) -> None:
+        self.steps += [len(tokens)] * steps
 
     def prefill(self, tokens: Sequence[int]) -> int:
         return len(tokens) + 1
@@ -27,11 +27,14 @@ class FakePeer:
 @pytest.mark.parametrize("can_batch", [True, False])
 def test_a_peer_is_measured_at_what_it_can_do(can_batch: bool) -> None:
     peer = FakePeer(can_batch)
-    found = measure(peer)
-    by_clock = [name for name in found["figures"] if "processor" not in name]
-    assert by_clock == [f"prefill, {LENGTH} tokens", "decode, 1 slot", *(["decode, 8 slots"] if can_batch else [])]
-    assert len(found["figures"]) == 2 * len(by_clock)
-    assert found["choice"] == LENGTH + 1
+    found = measure(lambda: peer)
+    load, *speeds, held = found["figures"]
+    assert (load, held) == ("seconds to load, with a token", "MB held")
+    by_clock = [name for name in speeds if "processor" not in name]
+    prompts = [f"prefill, {length} tokens" for length in LENGTHS]
+    assert by_clock == [*prompts, "decode, 1 slot", *(["decode, 8 slots"] if can_batch else [])]
+    assert len(speeds) == 2 * len(by_clock)
+    assert found["choice"] == LENGTHS[-1] + 1
     assert set(peer.steps) == ({1, 8} if can_batch else {1})
 
 

@@ -38,7 +38,7 @@ def touch(path: Path) -> None:
 
 
 def test_a_fresh_checkout_gets_an_environment_and_the_packages(root: Path) -> None:
-    assert ensure(root, "run", works=False) == [f"venv {root / '.venv'}", "pip ."]
+    assert ensure(root, "run", works=False) == [f"venv {root / '.venv'}", "pip .[cpu]"]
 
 
 def test_a_second_call_does_nothing(root: Path) -> None:
@@ -56,33 +56,33 @@ def test_dev_holds_what_run_needs_but_not_the_reverse(root: Path) -> None:
 def test_a_changed_pyproject_is_installed_again(root: Path) -> None:
     ensure(root, "dev", works=False)
     (root / "pyproject.toml").write_text("[project]\ndependencies = ['numpy']\n")
-    assert ensure(root, "run") == ["pip ."]
+    assert ensure(root, "run") == ["pip .[cpu]"]
     assert ensure(root, "dev") == ["pip .[dev]"]
 
 
 def test_an_environment_that_does_not_work_is_made_anew(root: Path) -> None:
     ensure(root, "run", works=False)
     (root / ".venv" / "bin" / "python").unlink()
-    assert ensure(root, "run", works=False) == [f"venv {root / '.venv'}", "pip ."]
+    assert ensure(root, "run", works=False) == [f"venv {root / '.venv'}", "pip .[cpu]"]
 
 
 def test_an_environment_that_was_moved_is_made_anew(root: Path) -> None:
     ensure(root, "run", works=False)
     moved = root.parent / "moved"
     root.rename(moved)
-    assert ensure(moved, "run") == [f"venv {moved / '.venv'}", "pip ."]
+    assert ensure(moved, "run") == [f"venv {moved / '.venv'}", "pip .[cpu]"]
 
 
 def test_a_failed_installation_is_tried_again(root: Path) -> None:
     with pytest.raises(SetupError, match="pip could not install"):
         ensure(root, "run", works=False, failing=("--editable",))
-    assert ensure(root, "run") == ["pip ."]
+    assert ensure(root, "run") == ["pip .[cpu]"]
 
 
 def test_a_damaged_record_counts_as_none(root: Path) -> None:
     ensure(root, "run", works=False)
     (root / ".venv" / "rnn-engine-setup.json").write_text("[")
-    assert ensure(root, "run") == ["pip ."]
+    assert ensure(root, "run") == ["pip .[cpu]"]
 
 
 def test_a_python_without_pip_gets_the_one_that_apt_has(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_python_without_pip_gets_the_one_that_apt_has(root: Path, monkeypatch:
     assert ensure(root, "run", works=False) == [
         f"venv {root / '.venv'}",
         f"{root}/.venv/bin/python pip.whl",
-        "pip .",
+        "pip .[cpu]",
     ]
     assert not (root / ".venv" / "pip-download").exists()
 

@@ -6,13 +6,13 @@ own, so this module imports only numpy and the engine.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,10 @@ import numpy as np
 NUM_THREADS: Final = os.cpu_count() or 1
 VOCAB_SIZE: Final = 65536
 SLOTS: Final = (1, 8)  # sequences of a decode step
-LENGTH: Final = 64  # tokens of a prompt
+LENGTHS: Final = (64, 512)  # tokens of a prompt
 _REPEATS: Final = 5
-_WARM_UP: Final = 2
-_CONTEXT: Final = 1 << 16  # of all sequences of llama.cpp; a state does not grow with it
+_STEPS: Final = 16  # of decode
+_CONTEXT: Final = 1 << 13  # of all sequences of llama.cpp; a state does not grow with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Peer(Protocol):
 
     can_batch: bool  # if one step may run several sequences
 
-    def decode(self, tokens: Sequence[int]) -> None:
-        """Run one step that adds token `tokens[s]` to sequence s, from the sequence's present state."""
+    def decode(self, tokens: Sequence[int], steps: int) -> None:
+        """Run `steps` steps, each of which adds a token to every sequence s, the first `tokens[s]`."""
         ...
 
     def prefill(self, tokens: Sequence[int]) -> int:
@@ -60,18 +60,23 @@ class RnnEngine:
 
     def __init__(self, task: Task) -> None:
         from rnn_engine import types
+        from rnn_engine.loading.memory import cpu_weights
         from rnn_engine.loading.runner import load_runner, open_model
 
         self._types = types
         with open_model(Path(task.file)) as model:
-            self._runner = load_runner(model, task.setting, num_slots=max(SLOTS))
+            weights = cpu_weights(model, None) if task.setting == "cpu" else "f16"
+            self._runner = load_runner(model, task.setting, weights=weights, num_slots=max(SLOTS))
 
-    def decode(self, tokens: Sequence[int]) -> None:
-        self._run([self._types.TokenRun(slot, [token], rows=1) for slot, token in enumerate(tokens)])
+    def decode(self, tokens: Sequence[int], steps: int) -> None:
+        for _ in range(steps):
+            self._run([self._types.TokenRun(slot, [token], rows=1) for slot, token in enumerate(tokens)])
 
     def prefill(self, tokens: Sequence[int]) -> int:
         self._runner.write_state(0, None)
-        return self._run([self._types.TokenRun(0, list(tokens), rows=1)])
+        for start in range(0, len(tokens), most := self._runner.max_tokens):
+            choice = self._run([self._types.TokenRun(0, list(tokens[start : start + most]), rows=1)])
+        return choice
 
     def _run(self, batch: Sequence[Any]) -> int:
         return int(self._types.run_step(self._runner, batch).ids[0, 0])
@@ -87,8 +92,9 @@ class WebRwkv:
 
         self._model = web_rwkv_py.Model(task.file)
 
-    def decode(self, tokens: Sequence[int]) -> None:
-        self._model.run(list(tokens))
+    def decode(self, tokens: Sequence[int], steps: int) -> None:
+        for _ in range(steps):
+            self._model.run(list(tokens))
 
     def prefill(self, tokens: Sequence[int]) -> int:
         self._model.clear_state()
@@ -109,8 +115,9 @@ class RwkvPackage:
         self._model = RWKV(task.file.removesuffix(".pth"), task.setting)
         self._state: Any = None
 
-    def decode(self, tokens: Sequence[int]) -> None:
-        self._run(tokens)
+    def decode(self, tokens: Sequence[int], steps: int) -> None:
+        for _ in range(steps):
+            self._run(tokens)
 
     def prefill(self, tokens: Sequence[int]) -> int:
         self._state = None
@@ -122,65 +129,31 @@ class RwkvPackage:
 
 
 class LlamaCpp:
-    """llama.cpp. The setting is the number of a Vulkan device, or empty for the processor.
-
-    It is built from PyPI's source: `pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36`, for Vulkan
-    (Debian: glslc, libvulkan-dev, spirv-headers) with CMAKE_ARGS=-DGGML_VULKAN=on; one build serves for both.
-    LLAMA_CPP_LIB_PATH names a folder with libraries that CMake has built separately.
-    """
+    """llama.cpp on the processor, asked through its server: `pip install xllamacpp==2026.10.11549 numpy`."""
 
     can_batch = True
 
     def __init__(self, task: Task) -> None:
-        if task.setting:
-            os.environ["GGML_VK_VISIBLE_DEVICES"] = task.setting
-        import llama_cpp
+        import xllamacpp
 
-        self._lib = llama_cpp
-        llama_cpp.llama_backend_init()
-        loading = llama_cpp.llama_model_default_params()
-        loading.n_gpu_layers = 999 if task.setting else 0
-        self._model = llama_cpp.llama_model_load_from_file(task.file.encode(), loading)
-        context = llama_cpp.llama_context_default_params()
-        context.n_seq_max = max(SLOTS)
-        context.n_ctx = _CONTEXT
-        context.n_batch = context.n_ubatch = max(LENGTH, *SLOTS)
-        context.n_threads = context.n_threads_batch = NUM_THREADS
-        self._context = llama_cpp.llama_init_from_model(self._model, context)
-        self._batch = llama_cpp.llama_batch_init(context.n_batch, 0, 1)
-        self._ends = [0] * max(SLOTS)  # the position after each sequence
+        params = xllamacpp.CommonParams()
+        params.model.path = task.file
+        params.n_ctx, params.n_parallel, params.n_gpu_layers = _CONTEXT, max(SLOTS), 0
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = NUM_THREADS
+        params.warmup, params.verbosity, params.cache_ram_mib = False, 0, 0
+        self._server = xllamacpp.Server(params)
+        self._pool = ThreadPoolExecutor(max(SLOTS))
 
-    def decode(self, tokens: Sequence[int]) -> None:
-        for slot, token in enumerate(tokens):
-            self._put(slot, token, slot, wanted=True)
-        self._run(len(tokens))
-        for slot in range(len(tokens)):
-            self._logits(slot)
+    def decode(self, tokens: Sequence[int], steps: int) -> None:
+        list(self._pool.map(lambda token: self._complete([token], steps), tokens))
 
     def prefill(self, tokens: Sequence[int]) -> int:
-        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
-        self._ends = [0] * len(self._ends)
-        for place, token in enumerate(tokens):
-            self._put(place, token, 0, wanted=place == len(tokens) - 1)
-        self._run(len(tokens))
-        return int(self._logits(len(tokens) - 1).argmax())
+        choice = self._complete(tokens, 1, n_probs=1)["choices"][0]
+        return int(choice["logprobs"]["content"][0]["id"])
 
-    def _put(self, place: int, token: int, slot: int, *, wanted: bool) -> None:
-        self._batch.token[place] = token
-        self._batch.pos[place] = self._ends[slot]
-        self._batch.n_seq_id[place] = 1
-        self._batch.seq_id[place][0] = slot
-        self._batch.logits[place] = wanted
-        self._ends[slot] += 1
-
-    def _run(self, num_tokens: int) -> None:
-        self._batch.n_tokens = num_tokens
-        if (code := self._lib.llama_decode(self._context, self._batch)) != 0:
-            raise RuntimeError(f"llama_decode returned {code}")
-
-    def _logits(self, place: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        row = self._lib.llama_get_logits_ith(self._context, place)
-        return np.ctypeslib.as_array(ctypes.cast(row, ctypes.POINTER(ctypes.c_float)), (VOCAB_SIZE,)).copy()
+    def _complete(self, prompt: Sequence[int], count: int, **more: int) -> Any:  # noqa: ANN401
+        wanted = {"prompt": list(prompt), "n_predict": count, "temperature": 0.0, "ignore_eos": True}
+        return self._server.handle_completions({**wanted, "cache_prompt": False, **more})
 
 
 PEERS: Final[Mapping[str, Callable[[Task], Peer]]] = {
@@ -191,31 +164,46 @@ PEERS: Final[Mapping[str, Callable[[Task], Peer]]] = {
 }
 
 
-def measure(peer: Peer) -> dict[str, Any]:
-    """Return the tokens per second of the median of repeated steps and prompts, and the likeliest token after a prompt.
+def measure(load: Callable[[], Peer]) -> dict[str, Any]:
+    """Return what `load` and its peer need, tokens per second, and the likeliest token after a prompt.
 
-    Each figure is once by the clock, and once by the seconds of the process on all cores.
+    Speeds are of the median of repeated steps and prompts; each is once by the clock, and once by the seconds of the
+    process on all cores.
     """
-    prompt = range(1, LENGTH + 1)
-    figures = _speeds(f"prefill, {LENGTH} tokens", LENGTH, partial(peer.prefill, prompt))
-    choice = peer.prefill(prompt)
+    begun, before = time.perf_counter(), _resident_mb()
+    peer = load()
+    choice = peer.prefill(range(1, 2))
+    figures = {"seconds to load, with a token": time.perf_counter() - begun}
+    for length in LENGTHS:
+        prompt = range(1, length + 1)
+        figures |= _speeds(f"prefill, {length} tokens", length, partial(peer.prefill, prompt))
+        choice = peer.prefill(prompt)
     for slots in SLOTS:
         if slots == 1 or peer.can_batch:
             name = f"decode, {slots} slot{'s' * (slots > 1)}"
-            figures |= _speeds(name, slots, partial(peer.decode, range(1, slots + 1)))
-    return {"figures": figures, "choice": choice}
+            decode = partial(peer.decode, range(1, slots + 1))
+            figures |= _speeds(name, slots * _STEPS, partial(decode, 1 + _STEPS), partial(decode, 1))
+    return {"figures": figures | {"MB held": _resident_mb() - before}, "choice": choice}
 
 
-def _speeds(name: str, num_tokens: int, work: Callable[[], object]) -> dict[str, float]:
-    """Return the figures of `work`, which runs `num_tokens` tokens."""
-    for _ in range(_WARM_UP):
-        work()
+def _resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+
+
+def _speeds(
+    name: str, num_tokens: int, work: Callable[[], object], less: Callable[[], object] = lambda: None
+) -> dict[str, float]:
+    """Return the figures of `work`, which runs `num_tokens` more tokens than `less`."""
+    work()
     seconds, cpu_seconds = list[float](), list[float]()
     for _ in range(_REPEATS):
-        begun, cpu_begun = time.perf_counter(), time.process_time()
-        work()
-        seconds.append(time.perf_counter() - begun)
-        cpu_seconds.append(time.process_time() - cpu_begun)
+        times = []
+        for each in (less, work):
+            begun, cpu_begun = time.perf_counter(), time.process_time()
+            each()
+            times.append((time.perf_counter() - begun, time.process_time() - cpu_begun))
+        seconds.append(times[1][0] - times[0][0])
+        cpu_seconds.append(times[1][1] - times[0][1])
     return {
         name: num_tokens / statistics.median(seconds),
         f"{name}, a processor second": num_tokens / statistics.median(cpu_seconds),
@@ -224,4 +212,4 @@ def _speeds(name: str, num_tokens: int, work: Callable[[], object]) -> dict[str,
 
 if __name__ == "__main__":
     task = Task(**json.load(sys.stdin))
-    print(json.dumps(measure(PEERS[task.engine](task))))
+    print(json.dumps(measure(partial(PEERS[task.engine], task))))

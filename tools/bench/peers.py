@@ -1,14 +1,15 @@
 """`python -m tools.bench.peers`: compare this engine's speed with other engines', in turns on one machine.
 
 `--python NAME PATH` adds a peer, with a Python that has the peer installed; `tools.bench.peer` says how to make that
-environment. All run random weights of one shape and seed: RWKV-6 and RWKV-7 of 12 layers and width 768 with the World
-vocabulary. `rnn_engine.convert` writes them in each peer's format. A turn is a process of its own, which loads the
-model, warms up, and takes medians. Peers return whole rows of logits, this engine only the candidates that its samplers
-need.
+environment. All run random weights of one shape and seed, with the World vocabulary, which `rnn_engine.convert` writes
+in each peer's format. A turn is a process of its own, which loads the model, warms up, and takes medians. Peers return
+whole rows of logits, this engine only the candidates that its samplers need; llama.cpp, asked through its server, draws
+a token.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -85,9 +86,8 @@ SHAPES: Final[Mapping[str, ModelShape]] = {  # of published models
         ranks=AdapterRanks(w=96, a=96, v=64, g=0),
     ),
 }
-_VERSIONS: Final = {"v6": SHAPES["v6"], "v7": SHAPES["0.1B"]}
-_SUFFIXES: Final = {"web-rwkv": ".st", "llama.cpp": ".gguf", "llama.cpp-vulkan": ".gguf", "rwkv": ".pth"}
-_SETTINGS: Final = {"llama.cpp-vulkan": "0", "rwkv": "cpu fp32"}
+_SUFFIXES: Final = {"web-rwkv": ".st", "llama.cpp": ".gguf", "rwkv": ".pth"}
+_SETTINGS: Final = {"rwkv": "cpu fp32"}
 _NOT_V7: Final = {"web-rwkv"}
 Choices: TypeAlias = dict[str, int]
 """The likeliest token after the prompt, by the names of the engines."""
@@ -105,24 +105,29 @@ _words = comma_separated(str)
     help=f"A peer, one of {', '.join(_SUFFIXES)}, and its Python.",
 )
 @click.option("--devices", default="auto,cpu", callback=_words, show_default=True, help="Devices of this engine.")
-@click.option("--versions", default="v6,v7", callback=_words, show_default=True)
+@click.option("--shapes", default="v6,0.1B", callback=_words, show_default=True, help="v6, or sizes of RWKV-7.")
+@click.option("--formats", default="f16", callback=_words, show_default=True, help="Weights; those of GGUF for v7.")
 @rounds_option
-def main(pythons: Sequence[tuple[str, str]], devices: list[str], versions: list[str], rounds: int) -> None:
+def main(
+    pythons: Sequence[tuple[str, str]], devices: list[str], shapes: list[str], formats: list[str], rounds: int
+) -> None:
     """Print tokens per second of all sides, and the ratios of this engine's to the peers'."""
-    for version in versions:
+    for shape, weights in itertools.product(shapes, formats):
+        version = SHAPES[shape].version
         peers = {name: python for name, python in pythons if version != "v7" or name not in _NOT_V7}
         with TemporaryDirectory() as folder:
-            files = _write_files(version, {_SUFFIXES[name] for name in peers}, Path(folder) / "model.safetensors")
+            own = ".safetensors" if weights == "f16" else ".gguf"
+            suffixes = {own, *(_SUFFIXES[name] for name in peers)}
+            files = _write_files(SHAPES[shape], suffixes, weights, Path(folder) / "model.safetensors")
             tasks = {
-                f"rnn-engine on {device}": (sys.executable, Task("rnn-engine", files[".safetensors"], version, device))
+                f"rnn-engine on {device}": (sys.executable, Task("rnn-engine", files[own], version, device))
                 for device in devices
             }
             for name, python in peers.items():
-                engine, setting = name.removesuffix("-vulkan"), _SETTINGS.get(name, "")
-                tasks[name] = python, Task(engine, files[_SUFFIXES[name]], version, setting)
+                tasks[name] = python, Task(name, files[_SUFFIXES[name]], version, _SETTINGS.get(name, ""))
             choices: Choices = {}
             sides = {name: partial(_measure, name, *task, choices) for name, task in tasks.items()}
-            show_comparison(version, take_turns(sides, rounds), list(peers), choices)
+            show_comparison(f"{shape}, {weights}", take_turns(sides, rounds), list(peers), choices)
 
 
 def _measure(name: str, python: str, task: Task, choices: Choices) -> Figures:
@@ -142,28 +147,28 @@ def write_random_model(shape: ModelShape, path: Path) -> Path:
     return save_safetensors(random_model(shape, seed=1, dtype=np.float16), path)
 
 
-def _write_files(version: str, suffixes: set[str], source: Path) -> dict[str, str]:
-    """Write a random model as `source` and in formats with these suffixes. Return the files by suffix."""
-    write_random_model(_VERSIONS[version], source)
+def _write_files(shape: ModelShape, suffixes: set[str], weights: str, source: Path) -> dict[str, str]:
+    """Write a random model as `source`, and with `weights` in formats with these suffixes. Return files by suffix."""
+    write_random_model(shape, source)
     with open_model(source) as model:
-        for suffix in suffixes:
-            convert_model(model, source.with_suffix(suffix), "f16")
-    return {suffix: str(source.with_suffix(suffix)) for suffix in {source.suffix, *suffixes}}
+        for suffix in suffixes - {source.suffix}:
+            convert_model(model, source.with_suffix(suffix), weights)
+    return {suffix: str(source.with_suffix(suffix)) for suffix in suffixes}
 
 
-def show_comparison(version: str, results: Mapping[str, Runs], peers: Sequence[str], choices: Choices) -> None:
+def show_comparison(title: str, results: Mapping[str, Runs], peers: Sequence[str], choices: Choices) -> None:
     """Print a table for each peer, with this engine's figures and their ratios to the peer's.
 
     List on stderr every engine whose likeliest token differs from that of the first one.
     """
     own = {name: runs for name, runs in results.items() if name not in peers}
     for table in [{peer: results[peer], **own} for peer in peers] or [own]:
-        click.echo(f"\n{version}, tokens/s:")
+        click.echo(f"\n{title}, tokens/s:")
         print_table(table)
     first, *others = choices.items()
     for name, token in others:
         if token != first[1]:
-            click.echo(f"{version}: {name} finds another token likeliest than {first[0]}", err=True)
+            click.echo(f"{title}: {name} finds another token likeliest than {first[0]}", err=True)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def find_device(environment: Environment, shell: Shell, *, required: bool) -> st
         return "auto"
     if required:
         raise SetupError(f"no Vulkan device was found, and the tests need one.\n{mesa.advice(shell)}")
-    shell.say(f"no Vulkan device was found; going on with the CPU reference, which is slow.\n{mesa.advice(shell)}")
+    shell.say(f"no Vulkan device was found; going on with the processor.\n{mesa.advice(shell)}")
     return "cpu"
 
 

@@ -18,7 +18,7 @@ from tools.setup.shell import SetupError, Shell
 Extra = Literal["run", "dev", "fleet"]
 """What is installed: `run` for serving and chatting; `dev` for linting and testing, too; `fleet` for Ray."""
 
-REQUIREMENT = {"run": ".", "dev": ".[dev]", "fleet": ".[fleet]"}
+REQUIREMENT = {"run": ".[cpu]", "dev": ".[dev]", "fleet": ".[fleet]"}
 _HOLDS: dict[Extra, tuple[Extra, ...]] = {"run": ("run", "dev"), "dev": ("dev",), "fleet": ("fleet",)}
 PIP_PACKAGE = "python3-pip-whl"
 """Debian's and Ubuntu's package with pip's wheel. apt can download it without being root."""
