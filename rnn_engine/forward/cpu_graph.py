@@ -268,13 +268,19 @@ class GraphLayers:
         self._multiples = {1}  # of tokens in a step
         wanted = {*self._outputs, *(name for layers in self._after.values() for name in layers)}
         with ThreadPoolExecutor(self._num_threads) as pool:
-            self._parts = list(pool.map(lambda part: part(), self._plan(record.ops, wanted, matrices)))
+            self._parts = list(pool.map(lambda part: (part[0](), part[1]), self._plan(record.ops, wanted, matrices)))
+        record.ops.clear()  # they and their symbols would hold the weights until the garbage collector finds them
         self._multiple = max(self._multiples)
         self._pool = ThreadPoolExecutor(self._num_threads)  # it has no thread before it is used
 
-    def _plan(self, ops: Sequence[_Op | _Recurrence], wanted: set[str], matrices: Matrices) -> list[Callable[[], Run]]:
-        """Return a function for each part that makes it ready; `wanted` are the names of results after the last."""
-        plan: list[Callable[[], Run]] = []
+    def _plan(
+        self, ops: Sequence[_Op | _Recurrence], wanted: set[str], matrices: Matrices
+    ) -> list[tuple[Callable[[], Run], set[str]]]:
+        """Return for each part a function that makes it ready, and the names of the values that no later part reads.
+
+        `wanted` are the names of results after the last part.
+        """
+        plan: list[tuple[Callable[[], Run], set[str]]] = []
         end = len(ops)
         for place in range(len(ops) - 1, -2, -1):
             op = ops[place] if place >= 0 else None
@@ -282,12 +288,14 @@ class GraphLayers:
                 continue
             between = [each for each in ops[place + 1 : end] if isinstance(each, _Op)]
             if between:
-                names = [each.output.name for each in between if each.output.name in wanted]
-                plan.append(partial(self._start, between, names, matrices))
-                wanted |= {value.name for each in between for value in each.inputs if isinstance(value, Symbol)}
+                made = {each.output.name for each in between}
+                read = {value.name for each in between for value in each.inputs if isinstance(value, Symbol)} - made
+                plan.append((partial(self._start, between, sorted(made & wanted), matrices), read - wanted))
+                wanted |= read
             if op is not None:
-                plan.append(partial(partial, self._recur, op))
-                wanted |= {*op.states, *(each for each in op.vectors if isinstance(each, str))}
+                read = {*op.states, *(each for each in op.vectors if isinstance(each, str))}
+                plan.append((partial(partial, self._recur, op), read - wanted))
+                wanted |= read
             end = place
         return plan[::-1]
 
@@ -346,8 +354,10 @@ class GraphLayers:
                 values[name] = weights.rows(str(which), ids)
             else:
                 values[name] = places[str(which)] if kind == "places" else states[kind][:, int(which)]
-        for part in self._parts:
+        for part, read_last in self._parts:
             part(values, runs)
+            for name in read_last:
+                del values[name]
         for layer, name in enumerate(self._outputs):
             weights.watch(layer, values[name][:num_tokens])
         after = {name: [values[each] for each in layers] for name, layers in self._after.items()}
