@@ -55,8 +55,8 @@ class Limits(Settings):
     max_unzip_bytes: int = setting(16 * 2**30, SIZE).help("The size of all files in an archive that an admin unpacks.")
     max_unzip_files: int = setting(10_000, _count("files")).help("Files in an archive that an admin unpacks.")
     max_held_bytes: int = setting(512 * 2**20, SIZE).help(
-        "Memory for all bodies that are held at a time, for the values read from them, and for copies of states for "
-        "exports. One body may take half."
+        "Memory for all bodies that are held at a time, for the values read from them, for vectors of answers, and "
+        "for copies of states for exports. One body may take half."
     )
     max_messages: int = setting(8192, _count("messages")).help("Messages of a chat.")
     max_text_bytes: int = setting(4 * 2**20, SIZE).help(
