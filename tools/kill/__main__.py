@@ -1,4 +1,4 @@
-"""`python -m tools.kill server`, `kept`, `fleet`, `tuning` or `jobs`: kill processes, and check that nothing is lost.
+"""Kill processes, and check that nothing is lost: `python -m tools.kill` and the name of what is killed.
 
 What follows `--` goes to the command that is killed, `rnn-engine serve`, `rnn-engine fleet` or `rnn-engine tune-state`:
 python -m tools.kill server -- --device cpu
@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
+from tools.kill.collections import CollectionLives
 from tools.kill.fleet import CASES, disturb, one_engine, start_machines
 from tools.kill.jobs import JobCampaign
 from tools.kill.kept import KeptLives
@@ -32,31 +33,22 @@ def main() -> None:
     """Kill what serves or trains, and check that nothing acknowledged is lost and no result wrong."""
 
 
-@main.command(context_settings=_CONTEXT)
-@_KILLS
-@_SEED
-@_OPTIONS
-def server(kills: int, seed: int, options: tuple[str, ...]) -> None:
-    """Kill a server at random moments during writes, start it again, and compare all states and answers."""
-    _run(StateLives, kills, seed, options)
+def _add_lives(name: str, kind: type[Lives]) -> None:
+    @main.command(name, help=kind.__doc__, context_settings=_CONTEXT)
+    @_KILLS
+    @_SEED
+    @_OPTIONS
+    def run(kills: int, seed: int, options: tuple[str, ...]) -> None:
+        with TemporaryDirectory() as folder:
+            lives = kind(Path(folder), options, Random(seed))
+            for number in range(kills + 1):
+                asyncio.run(lives.live(kill=number < kills))
+                click.echo(f"{lives.kills}/{kills} kills, {len(lives.faults)} faults", err=True)
+        finish(lives.row(), lives.faults)
 
 
-@main.command(context_settings=_CONTEXT)
-@_KILLS
-@_SEED
-@_OPTIONS
-def kept(kills: int, seed: int, options: tuple[str, ...]) -> None:
-    """Kill a server that keeps conversations, responses in the background and message batches, and compare them."""
-    _run(KeptLives, kills, seed, options)
-
-
-def _run(kind: type[Lives], kills: int, seed: int, options: tuple[str, ...]) -> None:
-    with TemporaryDirectory() as folder:
-        lives = kind(Path(folder), options, Random(seed))
-        for number in range(kills + 1):
-            asyncio.run(lives.live(kill=number < kills))
-            click.echo(f"{lives.kills}/{kills} kills, {len(lives.faults)} faults", err=True)
-    finish(lives.row(), lives.faults)
+for _name, _kind in (("server", StateLives), ("kept", KeptLives), ("collections", CollectionLives)):
+    _add_lives(_name, _kind)
 
 
 @main.command(context_settings=_CONTEXT)

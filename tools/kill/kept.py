@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any, Final
 
 from tools.kill.lives import Act, Lives
 from tools.live_server.caller import Caller
-from tools.reliability_table import Row
 
 _RESPONSES: Final = "/v1/responses"
 _CONVERSATIONS: Final = "/v1/conversations"
@@ -54,24 +52,16 @@ class _Talk:
 
 @dataclass
 class KeptLives(Lives):
-    """Lives of a server with conversations, responses and message batches."""
+    """Kill a server that keeps conversations, responses in the background and message batches, and compare them."""
 
     talks: Sequence[_Talk] = field(default_factory=lambda: [_Talk() for _ in range(_NUM_WRITERS)])
     answers: list[str] = field(default_factory=list)  # to the questions, of a server that nobody has killed
     queued: dict[str, int] = field(default_factory=dict)  # responses in the background not checked yet -> question
     batches: list[str] = field(default_factory=list)  # message batches that were not checked
-    changes: Counter[str] = field(default_factory=Counter)
-    checked: Counter[str] = field(default_factory=Counter)
 
+    what = "SIGKILL while conversations, responses and message batches are kept"
     most_changes = 10
     longest_delay = 0.5
-
-    def serve_options(self) -> Sequence[str]:
-        return ("--job-folder", str(self.folder))
-
-    @property
-    def acknowledged(self) -> Counter[str]:
-        return self.changes
 
     def acts(self, make_caller: Callable[[], Caller]) -> Sequence[Act]:
         caller = make_caller()
@@ -174,14 +164,3 @@ class KeptLives(Lives):
             self.batches.append((await caller.call("POST", _BATCHES, {"requests": requests}))["id"])
             self.changes["message batches"] += 1
         await asyncio.sleep(0.05)
-
-    def row(self) -> Row:
-        done = ", ".join(f"{count} {what}" for what, count in sorted(self.changes.items()))
-        checked = ", ".join(f"{count} {what}" for what, count in sorted(self.checked.items()))
-        return Row(
-            "SIGKILL while conversations, responses and message batches are kept",
-            f"{self.kills} kills; acknowledged: {done}",
-            f"{len(self.faults)} lost, half there, twice there or wrong",
-            f"after the next start: {checked}",
-            self.device,
-        )

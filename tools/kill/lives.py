@@ -38,7 +38,10 @@ class Lives:
     kills: int = 0
     device: str = ""
     faults: list[str] = field(default_factory=list)
+    changes: Counter[str] = field(default_factory=Counter)  # that were acknowledged, by their kind
+    checked: Counter[str] = field(default_factory=Counter)  # what was compared after a start
 
+    what: ClassVar[str]  # is done, for the table of docs/reliability.md
     most_changes: ClassVar[int]  # that are acknowledged before a kill
     longest_delay: ClassVar[float]  # seconds from the last of them to the kill
 
@@ -65,7 +68,7 @@ class Lives:
 
     def serve_options(self) -> Sequence[str]:
         """Return the server's options, with a place of its files in `folder`."""
-        raise NotImplementedError
+        return ("--job-folder", str(self.folder))
 
     async def check(self, caller: Caller) -> None:
         """Compare what the server has with what was acknowledged. Raises SurpriseError for an unexpected answer."""
@@ -75,14 +78,14 @@ class Lives:
         """Return changes that are made again and again, in parallel, until the server is killed."""
         raise NotImplementedError
 
-    @property
-    def acknowledged(self) -> Counter[str]:
-        """The changes that the server has acknowledged, by their kind."""
-        raise NotImplementedError
-
     def row(self) -> Row:
         """Return the run's row for the table of docs/reliability.md."""
-        raise NotImplementedError
+        done, checked = (
+            ", ".join(f"{n} {what}" for what, n in sorted(counts.items())) for counts in (self.changes, self.checked)
+        )
+        faults = f"{len(self.faults)} lost, half there, twice there or wrong"
+        often, after = f"{self.kills} kills; acknowledged: {done}", f"after the next start: {checked}"
+        return Row(self.what, often, faults, after, self.device)
 
     def note(self, held: bool, fault: str) -> None:
         if not held:
@@ -92,12 +95,12 @@ class Lives:
         """Run `acts` and kill the server at a random moment. Return False if the run has ended before that."""
         acts = self.acts(lambda: self._caller(session, server.url))
         tasks = [asyncio.create_task(_again_and_again(act, lambda: server.running)) for act in acts]
-        wanted = self.acknowledged.total() + self.random.randrange(self.most_changes)
+        wanted = self.changes.total() + self.random.randrange(self.most_changes)
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                while self.acknowledged.total() < wanted:
+                while self.changes.total() < wanted:
                     await asyncio.sleep(0.001)
-        self.note(self.acknowledged.total() >= wanted, f"too few changes were acknowledged in {_PATIENCE:g} s")
+        self.note(self.changes.total() >= wanted, f"too few changes were acknowledged in {_PATIENCE:g} s")
         await asyncio.sleep(self.random.uniform(0, self.longest_delay))
         self.note(server.running, "the server ended by itself")
         server.kill()
@@ -121,9 +124,8 @@ async def _again_and_again(act: Act, goes_on: Callable[[], bool]) -> None:
 
 @dataclass
 class StateLives(Lives):
-    """Lives of a server with persistent states and cached answers."""
+    """Kill a server at random moments during writes, start it again, and compare all states and answers."""
 
-    ledger: Ledger = field(default_factory=Ledger)
     answers: KnownAnswers = field(default_factory=lambda: KnownAnswers(_PROMPTS))
 
     most_changes = 12
@@ -133,9 +135,8 @@ class StateLives(Lives):
         folders = ("--cache-folder", f"{self.folder}/cache", "--state-folder", f"{self.folder}/states")
         return (*folders, "--cache-device-bytes", "0", "--cache-host-bytes", "2M", "--cache-disk-bytes", "16M")
 
-    @property
-    def acknowledged(self) -> Counter[str]:
-        return self.ledger.acknowledged
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(acknowledged=self.changes)
 
     async def check(self, caller: Caller) -> None:
         self.faults += self.ledger.check(await found_states(caller))
