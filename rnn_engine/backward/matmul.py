@@ -81,7 +81,6 @@ class TransposedMatMul:
         """
         kernels, variant = forward.kernels, forward.kernels.tuning.transposed
         constants = {
-            **kernels.limits.constants(),
             "MAX_SEGMENTS": MAX_SEGMENTS,
             **{f"ACTIVATION_{activation.name}": int(activation) for activation in _SLOPES},
             "THREADS": variant.threads,

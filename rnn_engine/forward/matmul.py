@@ -76,7 +76,6 @@ class MatMulKernels:
         self._quantises = activations == "int8"
         self._packed: dict[int, Buffer] = {}  # the buffers of quantised inputs, by the bytes of a token
         self._constants: dict[str, Constant] = {
-            **limits.constants(),
             "MAX_SEGMENTS": MAX_SEGMENTS,
             **{f"ACTIVATION_{each.name}": int(each) for each in Activation if each and each is not Activation.SWIGLU},
             "PAIRED": False,
@@ -94,9 +93,10 @@ class MatMulKernels:
         `constants` and `includes` are those of norm_inputs.wgsl, for a variant that norms its inputs, and of
         two_formats.wgsl.
         """
+        limits = self.limits.constants() if "batch_counts" in variant.includes else {}
         return self.kernels.get(
             variant.shader,
-            {**self._constants, **variant.constants, **constants},
+            {**self._constants, **limits, **variant.constants, **constants},
             {**self.tuning.weight_includes(weights, variant.number), **variant.includes, **includes},
         )
 
@@ -236,8 +236,6 @@ class MatMul:
         stage = self._inputs.stage(
             self._kernels.kernels,
             self._memory,
-            self._kernels.limits,
-            batch=buffers.batch,
             inputs=buffers.inputs,
             packed=packed,
             counts_rows=self._counts_rows,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.forward.segments import Matrix
-from rnn_engine.forward.step import StepLimits, StepSize
+from rnn_engine.forward.step import StepSize
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, INPUT_BLOCK
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory, Plan
 
@@ -92,19 +92,17 @@ class QuantisedInputs:
         self,
         kernels: Kernels,
         memory: Memory,
-        limits: StepLimits,
         *,
-        batch: Buffer,
         inputs: Buffer,
         packed: Buffer,
         counts_rows: bool,
     ) -> KernelStage:
         """Return the stage that quantises the floats in `inputs` to bytes and writes them to `packed` in blocks."""
-        kernel = kernels.get("quantise_inputs", {**limits.constants(), "THREADS": _THREADS})
+        kernel = kernels.get("quantise_inputs", {"THREADS": _THREADS})
         table = self._table(counts_rows=counts_rows)
         sources = memory.create_buffer("sources of inputs", table.nbytes)
         memory.upload(sources, 0, table)
-        bindings = {"batch": batch, "sources": sources, "inputs": inputs, "packed": packed}
+        bindings = {"sources": sources, "inputs": inputs, "packed": packed}
         width = -(-self.num_blocks // _THREADS)
         return KernelStage(
             "quantise inputs",

@@ -64,7 +64,9 @@ class StreamVariant:
             "INPUTS": f"{packed}inputs_{self.inputs}",
             "PRODUCTS": "products_by_parts" if self.by_parts else f"products_{self.number}",
         }
-        return {**includes, "stored_inputs": "norm_inputs"} if self.inputs == "normed" else includes
+        if self.inputs != "normed":
+            return includes
+        return {**includes, "stored_inputs": "norm_inputs", "batch_counts": "batch"}  # norms the token of a slot
 
     def __str__(self) -> str:
         sizes = f"{self.tokens}t {self.groups}g {self.panels}p {self.splits}s {self.unroll}u"

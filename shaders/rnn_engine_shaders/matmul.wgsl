@@ -2,7 +2,7 @@
 // A workgroup is GROUPS groups of 8 * SPLITS threads. A group owns PANELS panels of 8 rows, and a lane owns one row of
 // each panel. Each of the SPLITS threads of a row takes a part of its columns. Workgroups: (tiles, ceil(T / TOKENS)).
 
-#include batch
+#include batch_counts
 #include segments
 
 const THREADS = GROUPS * PANEL * SPLITS;

@@ -2,7 +2,7 @@
 // each of its threads computes EACH_ROWS by EACH_TOKENS of these in registers. The next columns are loaded while those
 // in workgroup memory are multiplied. Workgroups: (tiles, ceil(T / TILE_TOKENS)).
 
-#include batch
+#include batch_counts
 #include segments
 
 const ROW_FOURS = TILE_ROWS / 4u;

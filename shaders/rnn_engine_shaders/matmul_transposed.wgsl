@@ -5,7 +5,7 @@
 // Matrices that have read the same inputs add to one gradient, a target. Each of them, or the part of it that lies in
 // the bound weights, is a source.
 
-#include batch
+#include batch_counts
 #include eight
 #include WEIGHTS
 #include INPUTS

@@ -1,8 +1,6 @@
 // Quantise the inputs of matmuls to bytes: blocks of 32 columns of a token, each with a scale of its own.
 // Workgroups: (ceil(blocks of a token / THREADS), T). Each thread quantises one block.
 
-#include batch
-
 const BLOCK_FOURS = 8u; // fours of floats of a block
 const BLOCK_PAIRS = 5u; // pairs of a block in `packed`: 32 bytes, their scale, and the sum of the inputs they represent
 const NOT_A_NUMBER = 0x7fc00000u;
@@ -23,10 +21,9 @@ struct Sources {
     sources: array<Source>,
 }
 
-@group(0) @binding(0) var<storage, read> batch: Batch;
-@group(0) @binding(1) var<storage, read> sources: Sources;
-@group(0) @binding(2) var<storage, read> inputs: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read_write> packed: array<vec2<u32>>; // [T, blocks of a token, 5]
+@group(0) @binding(0) var<storage, read> sources: Sources;
+@group(0) @binding(1) var<storage, read> inputs: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read_write> packed: array<vec2<u32>>; // [T, blocks of a token, 5]
 
 fn find_source(block: u32) -> Source {
     var index = sources.num_sources - 1u;

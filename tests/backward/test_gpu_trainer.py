@@ -20,7 +20,8 @@ from tests.support.gpu import KINDS
 from tests.support.models import random_model, tiny_shape
 from tests.support.older_models import tiny_v5, tiny_v6
 from tests.support.reference import relative_error
-from tests.support.trainer_contract import MakeTrainer, TrainerContract, make_document
+from tests.support.trainer_contract import MAX_DOCUMENTS, MAX_TOKENS, MakeTrainer, TrainerContract, make_document
+from tests.support.trainer_contract import SHAPE as CONTRACT_SHAPE
 from tests.support.trainers import make_cpu_trainer, make_gpu_trainer
 
 
@@ -93,16 +94,17 @@ def _loss_at_the_end(documents: list[TrainingDocument]) -> tuple[float, F32]:
 
 @pytest.mark.parametrize(
     "shape",
-    [tiny_shape(layers=2, width=32), tiny_v6(layers=2, width=32), *(tiny_v5(v, 2, 32) for v in ("v5.0", "v5.2"))],
+    [CONTRACT_SHAPE, tiny_v6(layers=2, width=32), *(tiny_v5(v, 2, 32) for v in ("v5.0", "v5.2"))],
     ids=lambda shape: shape.version,
 )
 def test_the_gradient_is_that_of_numpy_in_every_version(shape: ModelShape) -> None:
     model = random_model(shape, seed=23)
     documents = [make_document(seed, length) for seed, length in enumerate((18, 2, 9))]
     makers: tuple[MakeTrainer, ...] = (partial(make_cpu_trainer, dtype=np.float64), make_gpu_trainer)
+    limits = {"max_documents": MAX_DOCUMENTS, "max_tokens": MAX_TOKENS}  # those of the contract, for its kernels
     gradients = []
     for make in makers:
-        with closing(make(model, optimizer=Optimizer(), trains_shifts=True, max_documents=3, max_tokens=40)) as trainer:
+        with closing(make(model, optimizer=Optimizer(), trains_shifts=True, **limits)) as trainer:
             trainer.accumulate(documents[:1], 0.5)
             trainer.accumulate(documents, 1.0)
             gradients.append(trainer.gradient())

@@ -325,7 +325,9 @@ class TrainerContract:
         head = MODEL.tensor("head.weight").copy()
         head[3, 0] = np.inf
         model = TensorModel(SHAPE, {**MODEL.tensors, "head.weight": head})
-        trainer = make_trainer(model, optimizer=Optimizer(), trains_shifts=False, max_documents=1, max_tokens=20)
+        trainer = make_trainer(
+            model, optimizer=Optimizer(), trains_shifts=False, max_documents=MAX_DOCUMENTS, max_tokens=MAX_TOKENS
+        )
         assert not np.isfinite(trainer.accumulate(DOCUMENTS[:1], 1.0))
         assert not np.isfinite(trainer.update(0.1))
         trainer.close()
