@@ -66,6 +66,7 @@ class Tuning:
     blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, unless it is empty
     normed: tuple[StreamVariant, ...] = ()  # of matmuls that norm a single token themselves: for few rows, for more
     adapter_loads: int = 0  # eights of weights of adapters that a recurrence of one token asks for at once, if any
+    head_shares: int = 1  # threads that share a row of a recurrence's state
     joins_formats: bool = False  # one dispatch multiplies one token with matrices in blocks and with others in floats
     few_rows: StreamVariant | None = None  # before these for at most `_FEW_ROWS` rows, whose workgroups are few
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
@@ -152,7 +153,8 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         packed=_hardware_streams("int8", (2, 2, 2, 2, 1)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
         few_rows=StreamVariant(1, splits=32, unroll=4),
-        adapter_loads=16,
+        adapter_loads=4,
+        head_shares=4,
         joins_formats=True,
         normed=(
             StreamVariant(1, splits=32, inputs="normed", unroll=4),

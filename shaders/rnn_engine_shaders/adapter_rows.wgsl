@@ -18,10 +18,11 @@ fn load_four(index: u32) -> vec4<f32> {
     return vec4<f32>(projected[index], projected[index + 1u], projected[index + 2u], projected[index + 3u]);
 }
 
-fn multiply_row(adapter: Adapter, channel: u32) -> f32 {
+// Return the thread's part of a channel's row, of whose eights every SHARES-th group of AT_ONCE is its own.
+fn multiply_row(adapter: Adapter, channel: u32, own: Own) -> f32 {
     let row = adapter.start + channel / PANEL * adapter.panel_blocks + channel % PANEL;
     var sum = 0.0;
-    for (var first = 0u; first < adapter.eights; first += AT_ONCE) {
+    for (var first = own.share * AT_ONCE; first < adapter.eights; first += SHARES * AT_ONCE) {
         var eights: array<Eight, AT_ONCE>;
         for (var e = 0u; e < AT_ONCE; e++) {
             eights[e] = load_weights(row, min(first + e, adapter.eights - 1u));

@@ -4,6 +4,7 @@
 
 const W_ADAPTER = Adapter(W_START, W_PANEL_BLOCKS, W_EIGHTS, W_INNER);
 
-fn load_decay(token: u32, channel: u32) -> f32 {
-    return exp(-exp(multiply_row(W_ADAPTER, channel) + vectors[W_BIAS + channel]));
+fn load_decay(token: u32, channel: u32, own: Own) -> f32 {
+    let row = add_up_one(own, multiply_row(W_ADAPTER, channel, own));
+    return exp(-exp(row + vectors[W_BIAS + channel]));
 }

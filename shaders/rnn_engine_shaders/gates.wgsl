@@ -11,7 +11,7 @@ struct Gates {
     v: f32, // of the value residual, which layer 0 lacks
 }
 
-fn load_gates(place: u32) -> Gates {
+fn load_gates(place: u32, own: Own) -> Gates {
     var loaded = Gates(gates[place], gates[PLANE + place], gates[2u * PLANE + place], 0.0);
     if !IS_FIRST_LAYER {
         loaded.v = gates[3u * PLANE + place];

@@ -15,13 +15,18 @@ const A_ADAPTER = Adapter(A_START, A_PANEL_BLOCKS, A_EIGHTS, A_INNER);
 const G_ADAPTER = Adapter(G_START, G_PANEL_BLOCKS, G_EIGHTS, G_INNER);
 const V_ADAPTER = Adapter(V_START, V_PANEL_BLOCKS, V_EIGHTS, V_INNER);
 
-fn load_gates(channel: u32) -> Gates {
-    var gates: Gates;
-    gates.decay = decay(multiply_row(W_ADAPTER, channel) + vectors[W_BIAS + channel]);
-    gates.a = sigmoid(multiply_row(A_ADAPTER, channel) + vectors[A_BIAS + channel]);
-    gates.g = multiply_row(G_ADAPTER, channel);
+fn load_gates(channel: u32, own: Own) -> Gates {
+    var rows: vec4<f32>;
+    rows.x = multiply_row(W_ADAPTER, channel, own);
+    rows.y = multiply_row(A_ADAPTER, channel, own);
+    rows.z = multiply_row(G_ADAPTER, channel, own);
     if !IS_FIRST_LAYER {
-        gates.v = sigmoid(multiply_row(V_ADAPTER, channel) + vectors[V_BIAS + channel]);
+        rows.w = multiply_row(V_ADAPTER, channel, own);
+    }
+    rows = add_up(own, rows);
+    var gates = Gates(decay(rows.x + vectors[W_BIAS + channel]), sigmoid(rows.y + vectors[A_BIAS + channel]), rows.z, 0.0);
+    if !IS_FIRST_LAYER {
+        gates.v = sigmoid(rows.w + vectors[V_BIAS + channel]);
     }
     return gates;
 }

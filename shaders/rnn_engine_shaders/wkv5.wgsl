@@ -1,5 +1,5 @@
 // The recurrence of RWKV-5 and RWKV-6 for one head over one run, with the bonus, group norm and gate of the head.
-// Workgroups: (H, runs); thread i owns row i of S [value, key] in registers and walks the run's tokens in order.
+// Workgroups: (H, runs); SHARES threads own row i of S [value, key] in registers and walk the run's tokens in order.
 //   y    = S r + (sum of r * u * k) v          (S from before the token)
 //   S    = S * decay + v k^T
 //   out  = group_norm(y) * g * sigmoid(g)
@@ -24,6 +24,7 @@ const Y = 4u;
 const HEAD_VECTORS = 5u;
 
 #include head
+#include shares
 #include decays
 
 alias Traced = f32;
@@ -39,7 +40,7 @@ struct Loaded {
     g: f32,
 }
 
-fn load_token(token: u32, channel: u32) -> Loaded {
+fn load_token(token: u32, channel: u32, own: Own) -> Loaded {
     let place = token * WIDTH + channel;
     let head = channel / HEAD_SIZE;
     let kv_place = place - (head - head / HEADS_A_KV_HEAD) * HEAD_SIZE;
@@ -47,7 +48,7 @@ fn load_token(token: u32, channel: u32) -> Loaded {
     loaded.r = projected[place];
     loaded.k = projected[PLANE + kv_place];
     loaded.v = projected[2u * PLANE + kv_place];
-    loaded.decay = load_decay(token, channel);
+    loaded.decay = load_decay(token, channel, own);
     if !HAS_BONUS {
         loaded.r /= sqrt(f32(HEAD_SIZE));
         loaded.k *= 1.0 - loaded.decay;
@@ -58,8 +59,10 @@ fn load_token(token: u32, channel: u32) -> Loaded {
     return loaded;
 }
 
-@compute @workgroup_size(HEAD_THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) row: u32) {
+@compute @workgroup_size(HEAD_THREADS * SHARES)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let own = own_of(thread);
+    let row = own.row;
     let run = batch.runs[group.y];
     let is_real = row < HEAD_SIZE;
     let real_row = min(row, HEAD_SIZE - 1u);
@@ -67,56 +70,63 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let u = select(1.0, vectors[U + channel], HAS_BONUS);
     let norm_weight = vectors[GROUP_NORM_WEIGHT + channel];
     let norm_bias = vectors[GROUP_NORM_BIAS + channel];
-    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_THREADS * HEAD_SIZE) / 4u + real_row;
+    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_THREADS * HEAD_SIZE) / 4u
+        + 2u * own.first_eighth * HEAD_SIZE + real_row;
 
-    var s: array<Eight, EIGHTHS>; // see wkv7.wgsl
-    for (var j = 0u; j < EIGHTHS; j++) {
+    var s: array<Eight, OWN_EIGHTHS>; // see wkv7.wgsl
+    for (var j = 0u; j < OWN_EIGHTHS; j++) {
         s[j] = Eight(state[state_start + 2u * j * HEAD_SIZE], state[state_start + (2u * j + 1u) * HEAD_SIZE]);
     }
 
-    var next = load_token(run.start, channel);
+    var next = load_token(run.start, channel, own);
     for (var token = run.start; token < run.start + run.length; token++) {
         let place = token * WIDTH + channel;
-        let own = next;
-        let v = own.v;
+        let loaded = next;
+        let v = loaded.v;
         if LOADS_AHEAD { // while this one is computed
-            next = load_token(min(token + 1u, run.start + run.length - 1u), channel);
+            next = load_token(min(token + 1u, run.start + run.length - 1u), channel, own);
         }
-        set_vector(R, row, select(own.r * own.decay, own.r, HAS_BONUS)); // of S with the token; the bonus adds k's part
-        set_vector(DECAY, row, own.decay);
-        set_vector(K, row, own.k);
-        set_vector(BONUS, row, own.r * u * own.k);
+        if own.is_first {
+            set_vector(R, row, select(loaded.r * loaded.decay, loaded.r, HAS_BONUS)); // of S with the token; see `bonus`
+            set_vector(DECAY, row, loaded.decay);
+            set_vector(K, row, loaded.k);
+            set_vector(BONUS, row, loaded.r * u * loaded.k);
+        }
         workgroupBarrier();
 
         var y = 0.0;
         var bonus = 0.0;
-        for (var j = 0u; j < EIGHTHS; j++) {
-            let receptance = load_eight(R, j, row);
-            let rate = load_eight(DECAY, j, row);
-            let key = load_eight(K, j, row);
-            bonus += sum_of(load_eight(BONUS, j, row));
+        for (var j = 0u; j < OWN_EIGHTHS; j++) {
+            let receptance = load_eight(R, own.first_eighth + j, row);
+            let rate = load_eight(DECAY, own.first_eighth + j, row);
+            let key = load_eight(K, own.first_eighth + j, row);
+            bonus += sum_of(load_eight(BONUS, own.first_eighth + j, row));
             y += dot(s[j].low, receptance.low) + dot(s[j].high, receptance.high);
             s[j] = Eight(s[j].low * rate.low + v * key.low, s[j].high * rate.high + v * key.high);
         }
-        y += bonus * v;
-        set_vector(Y, row, y);
+        y = add_up_one(own, y + bonus * v);
+        if own.is_first {
+            set_vector(Y, row, y);
+        }
         workgroupBarrier();
 
-        var out = y;
-        if HAS_GROUP_NORM {
-            out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
-        }
-        if HAS_GATE {
-            out *= select(1.0, own.g, HAS_BONUS) / (1.0 + exp(-own.g));
-        }
-        if is_real {
-            trace(TRACED_Y, place, y);
-            mixed[place] = out;
+        if own.is_first {
+            var out = y;
+            if HAS_GROUP_NORM {
+                out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
+            }
+            if HAS_GATE {
+                out *= select(1.0, loaded.g, HAS_BONUS) / (1.0 + exp(-loaded.g));
+            }
+            if is_real {
+                trace(TRACED_Y, place, y);
+                mixed[place] = out;
+            }
         }
     }
 
     if KEEPS_STATE && is_real {
-        for (var j = 0u; j < EIGHTHS; j++) {
+        for (var j = 0u; j < OWN_EIGHTHS; j++) {
             state[state_start + 2u * j * HEAD_SIZE] = s[j].low;
             state[state_start + (2u * j + 1u) * HEAD_SIZE] = s[j].high;
         }

@@ -1,5 +1,5 @@
 // The RWKV-7 recurrence of one head over one run, with the head's value residual, keys, group norm, bonus and gate.
-// Workgroups: (H, runs); thread i owns row i of S [value, key] in registers and walks the run's tokens in order.
+// Workgroups: (H, runs); SHARES threads own row i of S [value, key] in registers and walk the run's tokens in order.
 //   v    = v + (v_first - v) * v_gate          (layer 0 keeps v_first instead)
 //   kk   = k * k_k, divided by its length;     k = k * (1 + (a - 1) * k_a)
 //   S    = S * decay + (S (-kk)) (kk * a)^T + v k^T;     y = S r
@@ -25,6 +25,7 @@ const Y = 6u;
 const HEAD_VECTORS = 7u;
 
 #include head
+#include shares
 #include gates
 
 alias Traced = f32;
@@ -40,7 +41,7 @@ struct Loaded {
     gates: Gates,
 }
 
-fn load_token(place: u32) -> Loaded {
+fn load_token(place: u32, own: Own) -> Loaded {
     var loaded: Loaded;
     loaded.r = projected[place];
     loaded.k = projected[PLANE + place];
@@ -48,12 +49,14 @@ fn load_token(place: u32) -> Loaded {
     if !IS_FIRST_LAYER {
         loaded.v_first = v_first[place];
     }
-    loaded.gates = load_gates(place);
+    loaded.gates = load_gates(place, own);
     return loaded;
 }
 
-@compute @workgroup_size(HEAD_THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) row: u32) {
+@compute @workgroup_size(HEAD_THREADS * SHARES)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let own = own_of(thread);
+    let row = own.row;
     let run = batch.runs[group.y];
     let is_real = row < HEAD_SIZE;
     let real_row = min(row, HEAD_SIZE - 1u);
@@ -63,82 +66,89 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let r_k = vectors[R_K + channel];
     let norm_weight = vectors[GROUP_NORM_WEIGHT + channel];
     let norm_bias = vectors[GROUP_NORM_BIAS + channel];
-    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_THREADS * HEAD_SIZE) / 4u + real_row;
+    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_THREADS * HEAD_SIZE) / 4u
+        + 2u * own.first_eighth * HEAD_SIZE + real_row;
 
     // Each loop over `s` has as many turns as `s` has parts. So compilers know that the loop must be unrolled. Otherwise
     // they keep it, and `s` is in registers that are chosen by compares and selects in each turn.
-    var s: array<Eight, EIGHTHS>;
-    for (var j = 0u; j < EIGHTHS; j++) {
+    var s: array<Eight, OWN_EIGHTHS>;
+    for (var j = 0u; j < OWN_EIGHTHS; j++) {
         s[j] = Eight(state[state_start + 2u * j * HEAD_SIZE], state[state_start + (2u * j + 1u) * HEAD_SIZE]);
     }
 
-    var next = load_token(run.start * WIDTH + channel);
+    var next = load_token(run.start * WIDTH + channel, own);
     for (var token = run.start; token < run.start + run.length; token++) {
         let place = token * WIDTH + channel;
-        let own = next;
+        let loaded = next;
         if LOADS_AHEAD { // while this one is computed
-            next = load_token(min(token + 1u, run.start + run.length - 1u) * WIDTH + channel);
+            next = load_token(min(token + 1u, run.start + run.length - 1u) * WIDTH + channel, own);
         }
-        let rated_k = own.k * (1.0 + (own.gates.a - 1.0) * k_a);
-        var v = own.v;
+        let rated_k = loaded.k * (1.0 + (loaded.gates.a - 1.0) * k_a);
+        var v = loaded.v;
         if IS_FIRST_LAYER {
-            if is_real {
+            if is_real && own.is_first {
                 v_first[place] = v;
             }
         } else {
-            v += (own.v_first - v) * own.gates.v;
+            v += (loaded.v_first - v) * loaded.gates.v;
         }
-        set_vector(R, row, own.r);
-        set_vector(DECAY, row, own.gates.decay);
-        set_vector(RATED_K, row, rated_k);
-        set_vector(KK, row, own.k * k_k);
-        set_vector(RATED_KK, row, own.k * k_k * own.gates.a);
-        set_vector(BONUS, row, own.r * rated_k * r_k);
+        if own.is_first {
+            set_vector(R, row, loaded.r);
+            set_vector(DECAY, row, loaded.gates.decay);
+            set_vector(RATED_K, row, rated_k);
+            set_vector(KK, row, loaded.k * k_k);
+            set_vector(RATED_KK, row, loaded.k * k_k * loaded.gates.a);
+            set_vector(BONUS, row, loaded.r * rated_k * r_k);
+        }
         workgroupBarrier();
 
-        var squares = 0.0;
-        var projection = 0.0;
-        var bonus = 0.0;
-        for (var j = 0u; j < EIGHTHS; j++) {
-            let kk = load_eight(KK, j, row);
-            squares += dot(kk.low, kk.low) + dot(kk.high, kk.high);
-            projection += dot(s[j].low, kk.low) + dot(s[j].high, kk.high);
-            bonus += sum_of(load_eight(BONUS, j, row));
+        var parts = vec4<f32>(); // of the squares of kk, S kk and the bonus
+        for (var j = 0u; j < OWN_EIGHTHS; j++) {
+            let kk = load_eight(KK, own.first_eighth + j, row);
+            parts.x += dot(kk.low, kk.low) + dot(kk.high, kk.high);
+            parts.y += dot(s[j].low, kk.low) + dot(s[j].high, kk.high);
+            parts.z += sum_of(load_eight(BONUS, own.first_eighth + j, row));
         }
-        let scale = 1.0 / max(sqrt(squares), 1e-12);
-        let sa = -projection * scale;
+        let sums = add_up(own, parts);
+        let scale = 1.0 / max(sqrt(sums.x), 1e-12);
+        let sa = -sums.y * scale;
         let removed = sa * scale;
         var y = 0.0;
-        for (var j = 0u; j < EIGHTHS; j++) {
-            let decay = load_eight(DECAY, j, row);
-            let rate = load_eight(RATED_KK, j, row);
-            let key = load_eight(RATED_K, j, row);
-            let receptance = load_eight(R, j, row);
+        for (var j = 0u; j < OWN_EIGHTHS; j++) {
+            let decay = load_eight(DECAY, own.first_eighth + j, row);
+            let rate = load_eight(RATED_KK, own.first_eighth + j, row);
+            let key = load_eight(RATED_K, own.first_eighth + j, row);
+            let receptance = load_eight(R, own.first_eighth + j, row);
             let low = s[j].low * decay.low + removed * rate.low + v * key.low;
             let high = s[j].high * decay.high + removed * rate.high + v * key.high;
             s[j] = Eight(low, high);
             y += dot(low, receptance.low) + dot(high, receptance.high);
         }
-        set_vector(Y, row, y);
+        y = add_up_one(own, y);
+        if own.is_first {
+            set_vector(Y, row, y);
+        }
         workgroupBarrier();
 
-        var out = y;
-        if HAS_GROUP_NORM {
-            out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
-        }
-        out += bonus * v;
-        if HAS_GATE {
-            out *= own.gates.g;
-        }
-        if is_real {
-            trace(TRACED_Y, place, y);
-            trace(TRACED_SA, place, sa);
-            mixed[place] = out;
+        if own.is_first {
+            var out = y;
+            if HAS_GROUP_NORM {
+                out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
+            }
+            out += sums.z * v;
+            if HAS_GATE {
+                out *= loaded.gates.g;
+            }
+            if is_real {
+                trace(TRACED_Y, place, y);
+                trace(TRACED_SA, place, sa);
+                mixed[place] = out;
+            }
         }
     }
 
     if KEEPS_STATE && is_real {
-        for (var j = 0u; j < EIGHTHS; j++) {
+        for (var j = 0u; j < OWN_EIGHTHS; j++) {
             state[state_start + 2u * j * HEAD_SIZE] = s[j].low;
             state[state_start + (2u * j + 1u) * HEAD_SIZE] = s[j].high;
         }

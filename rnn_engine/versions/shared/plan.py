@@ -282,7 +282,7 @@ def stage_with_adapters(
     """
     ((part, _),) = gates.parts
     tuning = builder.context.tuning
-    turn = COLUMNS_AT_ONCE * tuning.adapter_loads
+    turn = COLUMNS_AT_ONCE * tuning.adapter_loads * head_shares(builder.context, shape)
     return head_stage(
         builder,
         shape,
@@ -315,6 +315,8 @@ def head_stage(
     context, num_heads = builder.context, shape.num_heads
     name, includes = head_kernel(context, shape, kernel)
     common = {**head_sizes(shape), **state_constants(context), **group_norm_constants(builder, shape)}
+    if name == kernel:
+        common["SHARES"] = head_shares(context, shape)
     common["HAS_GROUP_NORM"] = _GROUP_NORM_WEIGHT in builder.vectors.starts
     return context.kernel_stage(
         builder.label("recurrence"),
@@ -338,6 +340,13 @@ def head_kernel(context: BuildContext, shape: HeadsShape, kernel: str) -> tuple[
     if context.tuning.broadcast and shape.head_size == _HEAD_BY_LANES:
         return f"{kernel}_by_lanes", {}
     return kernel, {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"}
+
+
+def head_shares(context: BuildContext, shape: HeadsShape) -> int:
+    """Return how many threads share a row of a head's state: at most as many as the tuning says, all of one size."""
+    eighths = -(-shape.head_size // 8)
+    fits = (count for count in (4, 2) if eighths % count == 0 and 8 * eighths * count <= MAX_HEAD_SIZE)
+    return next((count for count in fits if count <= context.tuning.head_shares), 1)
 
 
 def head_sizes(shape: HeadsShape) -> dict[str, Constant]:
