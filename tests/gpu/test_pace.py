@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tests.support.models import random_model, tiny_shape
 
 
 def plan_of(works: list[int]) -> Plan:
+    """Return a plan of dispatches with this work, each of which is recorded as its place."""
     plan = Plan(tuple(Dispatch(str(work), None, None, 1, operations=work) for work in works))  # type: ignore[arg-type]
     plan.__dict__["raw"] = tuple(range(len(works)))
     return plan
@@ -26,7 +28,7 @@ def plan_of(works: list[int]) -> Plan:
 
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 30))
 def test_parts_are_in_order_and_within_the_bound(works: list[int], most: int) -> None:
-    parts = list(plan_of(works).parts(most))
+    parts = cast(list[tuple[int, ...]], list(plan_of(works).parts(most)))  # see `plan_of`
     assert [place for part in parts for place in part] == list(range(len(works)))
     for part in parts:
         assert len(part) <= 1 or sum(works[place] for place in part) <= most
