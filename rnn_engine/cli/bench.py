@@ -45,7 +45,8 @@ class Runs:
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write all figures and plots to one HTML file.",
+    help="Write all figures and plots to one HTML file, with the device, its driver and limits, the kernels that were "
+    "chosen for it, and the greatest difference from the processor's results: what others need to know of a GPU.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
 @click.pass_context
@@ -65,7 +66,7 @@ def bench_command(
     from rnn_engine.cli.benchmark import measure, print_tables, write_report
 
     check_outputs(context, {"--report": report})
-    benchmark = measure(model, loading, runs)
+    benchmark = measure(model, loading, runs, reports_device=report is not None)
     if report is not None:
         write_report(benchmark, report)
     if as_json:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import platform
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from rnn_engine.cli.bench import Runs
 from rnn_engine.cli.options import describe_shape
 from rnn_engine.cli.reports import share, write_page
+from rnn_engine.demo import model_path
 from rnn_engine.errors import DeviceError
 from rnn_engine.files import delete_file
 from rnn_engine.forward import GpuRunner
@@ -196,6 +200,55 @@ def _part(dispatch: Dispatch) -> str:
     return " ".join(words[2:] if words[0] == "layer" else words)
 
 
+# What a device is, in a report by which others can tell how the engine does on it.
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """The device of a benchmark, its driver and limits, the kernels that were chosen for it, and a test of itself."""
+
+    system: str
+    versions: str  # of the packages that use the device
+    driver: str
+    kind: str
+    features: Sequence[str]
+    limits: Mapping[str, int]
+    kernels: Mapping[str, Mapping[str, str]]  # by class of matrices and count of tokens
+    error: float  # the greatest difference of the demo's logits from the processor's, in parts of the greatest logit
+
+
+def report_device(runner: GpuRunner) -> DeviceReport:
+    """Describe the device of `runner`, and compare the demo model on it with the same on the processor."""
+    device, info, tuning = runner.device, runner.device.info, runner.matmuls.tuning
+    kinds = {part.kind for matmul in runner.matmuls.bound for part, _ in matmul.parts}
+    counts = sorted(tuning.token_counts(runner.max_tokens))
+    return DeviceReport(
+        platform.platform(),
+        ", ".join(f"{name} {version(name)}" for name in ("rnn-engine", "wgpu", "numpy")),
+        f"{info.backend}, {info.driver}",
+        info.kind,
+        sorted(device.wgpu_device.features),
+        {name: value for name, value in device.wgpu_device.limits.items() if value},
+        {str(kind): {str(count): str(tuning.matmul(count, kind)) for count in counts} for kind in sorted(kinds)},
+        _self_test(str(info.index)),
+    )
+
+
+def _self_test(device: str) -> float:
+    """Return how far the demo's logits on `device` are from the processor's, in parts of the greatest."""
+    logits = []
+    for each in (device, "cpu"):
+        with (
+            open_model(model_path()) as opened,
+            closing(load_runner(opened, each, weights="f32", num_slots=1)) as runner,
+        ):
+            prompt = [_token(runner.shape, position) for position in range(40)]
+            steps = [prompt, *([token] for token in prompt[:4])]  # in kernels for many tokens, and for one
+            logits.append([run_step(runner, [TokenRun(0, step, rows=1)]).full_row(0).copy() for step in steps])
+    own, expected = np.array(logits)
+    return float(np.abs(own - expected).max() / np.abs(expected).max())
+
+
 # What was measured is shown as tables in the terminal, as JSON, or as one page of HTML.
 
 
@@ -212,6 +265,7 @@ class Benchmark:
     peaks: DevicePeaks | None = None  # if kernels were timed
     profiles: Sequence[StepProfile] = ()
     predicted_from: str = ""  # what the predictions are made from, in a sentence
+    device_report: DeviceReport | None = None  # if it was asked for, and the device is not the processor
 
     @property
     def title(self) -> str:
@@ -219,10 +273,12 @@ class Benchmark:
 
     def as_json(self) -> dict[str, Any]:
         left_out = {"predicted_from"} if self.peaks is not None else {"predicted_from", "peaks", "profiles"}
+        if self.device_report is None:
+            left_out.add("device_report")
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
-def measure(model: Path, loading: LoadSettings, runs: Runs) -> Benchmark:
+def measure(model: Path, loading: LoadSettings, runs: Runs, *, reports_device: bool = False) -> Benchmark:
     """Load a model and measure its speed; with `profile`, each kernel, too. Raises DeviceError if it can't."""
     slots, lengths, repeats = runs.slots, runs.lengths, runs.repeats
     with progress_bar("opening the model") as progress:
@@ -251,6 +307,9 @@ def measure(model: Path, loading: LoadSettings, runs: Runs) -> Benchmark:
                 info = runner.device.info
                 cost = describe_cost(info)
                 benchmark = replace(benchmark, device=info.name, weights=plan.weights, predicted_from=cost)
+                if reports_device:
+                    progress("comparing the demo model with the processor", 0, 1)
+                    benchmark = replace(benchmark, device_report=report_device(runner))
             if profiled is not None:
                 progress("measuring the device's peak speeds", 0, 1)
                 peaks = measure_peaks(profiled.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 from rnn_engine.cli.benchmark import Measurement, measure_decode, measure_prefill
@@ -76,6 +77,11 @@ def test_kernels_are_timed_beside_what_the_device_reaches(
     assert "tiny.safetensors on" in html
     assert "Predicted times are those of matmuls alone" in html
     assert html.count("<th>predicted ms") == 3
+    assert "max-storage-buffers-per-shader-stage" in html
+    assert html.count('<td class="text">stream ') > 0
+    differs = re.search(r"differs from the processor's by at most (\S+) of the greatest", html)
+    assert differs is not None
+    assert 0 < float(differs[1]) < 1e-5
     assert "src=" not in html
     assert "href=" not in html
     report = json.loads(rnn_engine("bench", model_file, *arguments, "--json"))
