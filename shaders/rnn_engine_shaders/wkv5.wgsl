@@ -86,7 +86,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if LOADS_AHEAD { // while this one is computed
             next = load_token(min(token + 1u, run.start + run.length - 1u), channel, own);
         }
-        if own.is_first {
+        if is_first(own) {
             set_vector(R, row, select(loaded.r * loaded.decay, loaded.r, HAS_BONUS)); // of S with the token; see `bonus`
             set_vector(DECAY, row, loaded.decay);
             set_vector(K, row, loaded.k);
@@ -105,12 +105,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             s[j] = Eight(s[j].low * rate.low + v * key.low, s[j].high * rate.high + v * key.high);
         }
         y = add_up_one(own, y + bonus * v);
-        if own.is_first {
+        if is_first(own) {
             set_vector(Y, row, y);
         }
         workgroupBarrier();
 
-        if own.is_first {
+        if is_first(own) {
             var out = y;
             if HAS_GROUP_NORM {
                 out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;

@@ -86,13 +86,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let rated_k = loaded.k * (1.0 + (loaded.gates.a - 1.0) * k_a);
         var v = loaded.v;
         if IS_FIRST_LAYER {
-            if is_real && own.is_first {
+            if is_real && is_first(own) {
                 v_first[place] = v;
             }
         } else {
             v += (loaded.v_first - v) * loaded.gates.v;
         }
-        if own.is_first {
+        if is_first(own) {
             set_vector(R, row, loaded.r);
             set_vector(DECAY, row, loaded.gates.decay);
             set_vector(RATED_K, row, rated_k);
@@ -125,12 +125,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             y += dot(low, receptance.low) + dot(high, receptance.high);
         }
         y = add_up_one(own, y);
-        if own.is_first {
+        if is_first(own) {
             set_vector(Y, row, y);
         }
         workgroupBarrier();
 
-        if own.is_first {
+        if is_first(own) {
             var out = y;
             if HAS_GROUP_NORM {
                 out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;

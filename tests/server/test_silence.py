@@ -22,6 +22,7 @@ from rnn_engine_server.apis.openai import fine_tuning
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.handlers import Piece
 from rnn_engine_server.core.routing import EVENTS
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.core.streams import CLOCK, HEADERS_SECONDS, SILENCE_SECONDS
@@ -239,14 +240,14 @@ async def test_a_response_in_the_background_and_its_later_readers_are_not_silent
 
 
 async def test_the_events_of_a_tuning_job_are_not_silent(silence: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def wait(*_: object) -> AsyncGenerator[bytes, None]:
-        yield b""
+    async def wait(*_: object) -> AsyncGenerator[Piece, None]:
+        yield ()
         await silence.engine.speak.wait()
 
-    async def job(_call: Call) -> SimpleNamespace:
+    async def job(*_: object) -> SimpleNamespace:
         return SimpleNamespace()
 
-    monkeypatch.setattr(fine_tuning, "_job", job)
+    monkeypatch.setattr(fine_tuning, "own", job)
     monkeypatch.setattr(fine_tuning, "_event_pieces", wait)
     response = await silence.client.get("/v1/fine_tuning/jobs/x/events?stream=true")
     assert await silence.ping(response) == b": ping\n\n"

@@ -315,8 +315,10 @@ def head_stage(
     context, num_heads = builder.context, shape.num_heads
     name, includes = head_kernel(context, shape, kernel)
     common = {**head_sizes(shape), **state_constants(context), **group_norm_constants(builder, shape)}
-    if name == kernel:
-        common["SHARES"] = head_shares(context, shape)
+    if name == kernel and (shares := head_shares(context, shape)) > 1:
+        common["SHARES"] = shares
+    elif name == kernel:
+        includes["shares"] = "one_share"
     common["HAS_GROUP_NORM"] = _GROUP_NORM_WEIGHT in builder.vectors.starts
     return context.kernel_stage(
         builder.label("recurrence"),

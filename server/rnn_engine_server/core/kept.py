@@ -47,14 +47,14 @@ class BoundedStore(Generic[Key, Value]):
 
         A value that exceeds the store's bound on bytes by itself is not stored, and no other is evicted.
         """
-        self.pop(key)
+        self._drop(key)
         if num_bytes > self._most_bytes:
             self._evictions += 1
             return
         self._kept[key] = value, num_bytes
         self._num_bytes += num_bytes
         while len(self._kept) > self._most_values or self._num_bytes > self._most_bytes:
-            self.pop(next(iter(self._kept)))
+            self._drop(next(iter(self._kept)))
             self._evictions += 1
 
     def get(self, key: Key) -> Value | None:
@@ -66,9 +66,13 @@ class BoundedStore(Generic[Key, Value]):
 
     def pop(self, key: Key) -> Value | None:
         """Remove the value with this key and return it, or return None if it is not stored."""
-        value, num_bytes = self._kept.pop(key, (None, 0))
-        self._num_bytes -= num_bytes
+        value = self.get(key)
+        self._drop(key)
         return value
+
+    def _drop(self, key: Key) -> None:
+        _, num_bytes = self._kept.pop(key, (None, 0))
+        self._num_bytes -= num_bytes
 
 
 SLOT_PROMPTS: AppKey[BoundedStore[Hashable, bytes]] = AppKey("slot_prompts")

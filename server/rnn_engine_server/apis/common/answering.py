@@ -72,7 +72,8 @@ def _ratio(part: float, whole: float) -> float:
 class Outcome:
     """What is known of one engine request from its events so far. Text and tokens are kept of whole answers alone."""
 
-    begun: float | None = None  # when its prompt was first reported to run, by `time.monotonic` like the next
+    begun: float | None = None  # when its prompt was first reported to run, by `time.monotonic` like the next two
+    progressed: float = 0.0  # when it was last reported
     ended: float = 0.0
     started: Started | None = None
     finished: Finished | None = None
@@ -84,7 +85,8 @@ class Outcome:
     def add(self, event: Event, *, keeps_text: bool) -> None:
         match event:
             case PromptProgress():
-                self.begun = self.begun or time.monotonic()
+                self.progressed = time.monotonic()
+                self.begun = self.begun or self.progressed
             case Started():
                 self.started = event
             case PromptScored():
@@ -127,7 +129,7 @@ class Outcome:
         return {} if timings is None else {"timings": timings}
 
     def _progress(self, event: PromptProgress, *, with_times: bool) -> Mapping[str, object]:
-        cached, seconds = event.cached_tokens, time.monotonic() - (self.begun or 0.0)
+        cached, seconds = event.cached_tokens, self.progressed - (self.begun or 0.0)
         progress = {
             "total": event.prompt_tokens,
             "cache": cached,
