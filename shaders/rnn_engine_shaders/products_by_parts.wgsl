@@ -14,7 +14,8 @@ struct PartSums {
 
 fn add_part(place: Place, own: Own, first_input: array<u32, TOKENS>, own_input: u32, first_eight: u32) -> PartSums {
     var sums: PartSums;
-    for (var eight = first_eight; eight < first_eight + PART_EIGHTS; eight++) {
+    for (var e = 0u; e < PART_EIGHTS; e++) { // a count that compilers know, so that they unroll the loop
+        let eight = first_eight + e;
         var panel: array<Eight, PANELS>;
         for (var p = 0u; p < PANELS; p++) {
             panel[p] = load_numbers(own.start + p * place.segment.panel_blocks, eight);
