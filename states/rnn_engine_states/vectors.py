@@ -85,9 +85,12 @@ class Matrices:
 
     def _renew(self, held: _Held, collection: int, dimensions: int) -> None:
         """Drop the vectors that were removed, and read those that were added."""
-        kept = np.isin(held.rows, self._database.read_now(partial(_rows, collection)), assume_unique=True)
-        all_rows, matrices = [held.rows[kept]], [held.matrix if kept.all() else held.matrix[kept]]
+        all_rows, matrices = [held.rows], [held.matrix]
         last = held.rows.max(initial=0).item()
+        there = self._database.read_now(partial(_rows, collection, last, len(held.rows)))
+        if there is not None:
+            kept = np.isin(held.rows, there, assume_unique=True)
+            all_rows, matrices = [held.rows[kept]], [held.matrix[kept]]
         while added := self._database.read_now(partial(_vectors_after, collection, last)):
             rows, vectors = zip(*added, strict=True)
             if any(not isinstance(each, bytes) or len(each) != 4 * dimensions for each in vectors):
@@ -101,9 +104,12 @@ class Matrices:
         held.rows, held.matrix = np.concatenate(all_rows), np.concatenate(matrices)
 
 
-def _rows(collection: int, connection: Connection) -> NDArray[np.int64]:
-    query = "SELECT row FROM documents WHERE collection = ? ORDER BY row"
-    return np.fromiter(chain.from_iterable(connection.execute(query, (collection,))), np.int64)
+def _rows(collection: int, last: int, count: int, connection: Connection) -> NDArray[np.int64] | None:
+    """Return the rows of a collection up to the `last`, or None if they are still `count`, so that none was removed."""
+    condition, values = "FROM documents WHERE collection = ? AND row <= ?", (collection, last)
+    if connection.execute(f"SELECT count(*) {condition}", values).fetchone() == (count,):
+        return None
+    return np.fromiter(chain.from_iterable(connection.execute(f"SELECT row {condition}", values)), np.int64)
 
 
 def _vectors_after(collection: int, last: int, connection: Connection) -> list[tuple[int, bytes]]:
