@@ -200,7 +200,7 @@ def _part(dispatch: Dispatch) -> str:
     return " ".join(words[2:] if words[0] == "layer" else words)
 
 
-# What a device is, in a report by which others can tell how the engine does on it.
+# The description of a device in a report, by which others can compare it with theirs.
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,8 +128,8 @@ class CpuRunner:
         given = given_rows(batch)
         weights = self._weights if given is None else self._weights.with_rows(self.shape.tensor_names.embedding, given)
         lengths = [len(run.tokens) for run in batch]
-        # slots in a row are not copied
-        chosen = slice(slots[0], slots[0] + len(slots)) if slots == [*range(slots[0], slots[0] + len(slots))] else slots
+        first, end = slots[0], slots[0] + len(slots)
+        chosen = slice(first, end) if slots == [*range(first, end)] else slots  # a slice copies nothing
         before = {name: values[chosen] for name, values in self._live.items()}  # [B, L, ...]
         with matmul_threads(self.shape):
             hidden, after = self._run_layers(weights.watched(watch), tokens, lengths, before)  # [T, D]

@@ -163,7 +163,7 @@ def _floats(rows: NDArray[Any] | Blocks) -> NDArray[Any]:
 def _multiple_of_rows(bits: int, part: int) -> int:
     """Return the least multiple of rows with which the product of a row has the same bits in any number of rows.
 
-    Kernels multiply 2 or 4 rows at a time. For the rows that are left over, they may add up in another order.
+    Kernels multiply 2 or 4 rows at a time. They may add up the products of the last rows in another order.
     """
     generator = np.random.default_rng(1)
     shape = (67, 4 * max(part // 16, 4), part * bits // 8)  # [R, P, bytes]

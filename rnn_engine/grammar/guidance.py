@@ -102,7 +102,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def fit_grammar(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
-    """Return a strict grammar whose schemas can be enforced, and the names of what was left out of them for that.
+    """Return a grammar as a strict one, and the names of the parts of its schemas that were left out for that.
 
     Raises GrammarError for a part of a strict schema that can't be enforced.
     """
