@@ -71,14 +71,13 @@ types-windows: setup-dev ## Check types as they are on Windows
 WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
 
 # Kernels in which eight lanes share what they load. Mesa's software driver has as many lanes unless it is told to
-# have four, for which it compiles a kernel in half the time. Its cache does not tell the two apart, so each has its own.
+# have four, for which it compiles a kernel in half the time.
 EIGHT_LANES = $(patsubst %,tests/%.py,backward/test_matmul forward/test_gpu_runner forward/test_int8_activations \
 	forward/test_matmul forward/test_tuned_tokens forward/test_variants versions/test_other_versions)
 
 # Ray gives its processes seconds to start, so its tests run when the others have ended.
 unit: setup-dev $(NODE_MODULES) ## Run the tests
-	LP_NATIVE_VECTOR_WIDTH=128 MESA_SHADER_CACHE_DIR='$(CURDIR)/build/four_lanes' \
-		$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --ignore tests/fleet \
+	LP_NATIVE_VECTOR_WIDTH=128 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --ignore tests/fleet \
 		$(EIGHT_LANES:%=--ignore %)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(EIGHT_LANES)
 	$(BIN)/pytest --over fleet tests/fleet $(OVER_FLEET)
