@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is imported: beside other processes its threads only wait
 os.environ["RNN_ENGINE_TUNE"] = "0"  # also for the commands that tests start: kernels are fixed, and none are kept
@@ -12,7 +11,11 @@ os.environ.setdefault("GALLIVM_PERF", "nopt")  # Mesa's software driver takes lo
 # That driver's cache takes kernels that were compiled for other lanes for its own, so each width has its own cache.
 os.environ.setdefault(
     "MESA_SHADER_CACHE_DIR",
-    str(Path(__file__).parents[1] / "build/kernels" / os.environ.get("LP_NATIVE_VECTOR_WIDTH", "default")),
+    os.path.join(  # no import may stand before
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+        "rnn-engine-tests",
+        os.environ.get("LP_NATIVE_VECTOR_WIDTH", "default"),
+    ),
 )
 
 import gc
@@ -20,6 +23,7 @@ import signal
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
