@@ -222,7 +222,7 @@ class Database:
             try:
                 result, transaction = self._transact(connection, change)
             except sqlite3.OperationalError as error:
-                if not (rounds and is_full(error)):
+                if not (rounds and _is_full(error)):
                     raise
                 if self._reserve is not None:
                     self._reserve.drop()
@@ -348,6 +348,6 @@ def _rescue(damaged: Path, connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
-def is_full(error: Exception) -> bool:
+def _is_full(error: Exception) -> bool:
     """Return True if the disk has no room for a change. With a write-ahead log, SQLite may call that an I/O error."""
     return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)

@@ -8,20 +8,16 @@ after the documents are not kept here: the state cache has them, under the docum
 from __future__ import annotations
 
 import json
-import logging
-import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Final, NamedTuple, Self, TypeAlias
 
-from rnn_engine.database import Database, Transaction, is_full
+from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError, check_text
-from rnn_engine.files import delete_file
 from rnn_engine.types import F32
 from rnn_engine_states.files.exchange import OwnedFolder
 from rnn_engine_states.named.entry import check_name
@@ -29,6 +25,7 @@ from rnn_engine_states.vectors import Matrices
 
 FILE: Final = "collections.sqlite"
 FOLDER_LOCK: Final = "collections-in-use.lock"
+_FORMER: Final = ("?" * 32 + ".sqlite",)  # of versions before 0.2.0, a file for each collection
 
 MAX_ID: Final = 256  # characters
 MAX_METADATA_BYTES: Final = 1 << 14  # of JSON, of one document
@@ -66,15 +63,6 @@ _SCHEMA = (
     "CREATE INDEX documents_by_collection ON documents (collection)",  # and by row
     "CREATE TABLE deleted (collection INTEGER PRIMARY KEY)",  # collections whose documents are still there
 )
-_NEW = "id, owner, name, model, model_name, created"
-_ADDED = "vector, id, num_tokens, num_bytes, metadata, text"
-_COUNT = """
-    UPDATE collections SET changes = changes + 1, (num_documents, num_bytes) =
-    (SELECT count(*), coalesce(sum(num_bytes), 0) FROM documents WHERE collection = number)
-"""
-
-_log = logging.getLogger(__name__)
-
 AnyConnection: TypeAlias = Connection | Transaction
 Metadata: TypeAlias = Mapping[str, object]
 """What a client stores with a document: a JSON object."""
@@ -293,11 +281,11 @@ class DocumentStore:
     def __init__(self, folder: Path | None = None, limits: CollectionLimits | None = None) -> None:
         """Open the collections in `folder`, which is created if it is missing; None = keep collections in memory.
 
-        Collections of former versions are taken over. What can be read of a damaged file is kept. Blocks. Raises
-        StateError if the folder can't be used, or if another process uses it, and StorageError if it has no room.
+        What can be read of a damaged file is kept. Blocks. Raises StateError if the folder can't be used, if another
+        process uses it, or if a former version has written it, and StorageError if it has no room.
         """
         self.limits = limits or CollectionLimits()
-        self._owned = None if folder is None else OwnedFolder(folder, "folder of collections", FOLDER_LOCK)
+        self._owned = None if folder is None else OwnedFolder(folder, "folder of collections", FOLDER_LOCK, _FORMER)
         find_path = None if folder is None else lambda: folder / FILE
         what = "the store of collections"
         self.database = Database(what, find_path, [_SCHEMA], lasting=folder is not None)
@@ -305,7 +293,6 @@ class DocumentStore:
         if folder is not None:
             try:
                 self.database.write_now(self._recover)
-                _take_over(folder)
             except BaseException:
                 self.close()
                 raise
@@ -328,7 +315,8 @@ class DocumentStore:
             allowed = f"at most {self.limits.max_collections} collections (max_collections); delete one"
             raise InvalidRequestError("name", name, allowed)
         made = uuid.uuid4().hex, owner, name, model, model_name, time.time()
-        transaction.execute(f"INSERT INTO collections ({_NEW}) VALUES (?, ?, ?, ?, ?, ?)", made)
+        columns = "id, owner, name, model, model_name, created"
+        transaction.execute(f"INSERT INTO collections ({columns}) VALUES (?, ?, ?, ?, ?, ?)", made)
         return self.find(transaction, owner, name)
 
     def check_new(
@@ -375,8 +363,9 @@ class DocumentStore:
         known, count, size = self.check_new(transaction, collection, documents, replace=replace)
         _delete(transaction, known)
         pairs = zip(documents, vectors, strict=True)
+        columns = "collection, vector, id, num_tokens, num_bytes, metadata, text"
         transaction.executemany(
-            f"INSERT INTO documents (collection, {_ADDED}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO documents ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)",
             [(collection.number, vector.astype("<f4").tobytes(), *document) for document, vector in pairs],
         )
         collection.grow(transaction, count, size)
@@ -442,7 +431,8 @@ class DocumentStore:
     def _recover(self, transaction: Transaction) -> None:
         """Make counts and documents agree if the file was damaged."""
         if self.database.was_damaged:
-            transaction.execute(_COUNT)
+            count = "(SELECT count(*), coalesce(sum(num_bytes), 0) FROM documents WHERE collection = number)"
+            transaction.execute(f"UPDATE collections SET changes = changes + 1, (num_documents, num_bytes) = {count}")
             lost = "SELECT DISTINCT collection FROM documents WHERE collection NOT IN (SELECT number FROM collections)"
             transaction.execute(f"INSERT OR IGNORE INTO deleted {lost}")
 
@@ -460,42 +450,3 @@ class DocumentStore:
         if not rows:
             transaction.execute("DELETE FROM deleted WHERE collection = ?", found)
         transaction.after(self._sweep_soon)
-
-
-# Former versions kept each collection in a file of its own.
-
-_ID = "(SELECT json_extract(json, '$.id') FROM former.facts)"
-_COPY = f"""
-    BEGIN;
-    INSERT INTO collections ({_NEW})
-        SELECT {", ".join(f"json_extract(json, '$.{name}')" for name in _NEW.split(", "))} FROM former.facts
-        WHERE {_ID} NOT IN (SELECT id FROM collections);
-    INSERT OR IGNORE INTO documents (collection, {_ADDED})
-        SELECT (SELECT number FROM collections WHERE id = {_ID}), vector, id, num_tokens, {_DOCUMENT_BYTES} +
-        length(vector) + 2 * length(CAST(id AS BLOB)) + length(CAST(metadata AS BLOB)) + length(CAST(text AS BLOB)),
-        metadata, text FROM former.documents ORDER BY row;
-    {_COUNT} WHERE id = {_ID};
-    COMMIT;
-"""
-
-
-def _take_over(folder: Path) -> None:
-    """Move the collections that a former version has left in a folder into the database.
-
-    Each is one change, and its file is deleted after that, so a start that is interrupted loses nothing. A file that
-    is damaged, or whose name is in use, is logged and stays. Raises StorageError if the disk has no room.
-    """
-    for path in sorted(folder.glob("*.sqlite")):
-        if path.name == FILE:
-            continue
-        try:
-            with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as connection:
-                connection.execute("ATTACH ? AS former", (str(path),))
-                connection.executescript(_COPY)
-        except sqlite3.Error as error:
-            if is_full(error):
-                raise StorageError(f"{path} can't be taken over: {error}") from error
-            _log.warning("the collection in %s is skipped: %s", path, error)
-        else:
-            path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
-            delete_file(path)

@@ -1,4 +1,4 @@
-"""The store of conversations and responses: bounds, shared turns, expiry, restarts, kills, damage and former files."""
+"""The store of conversations and responses: bounds, shared turns, expiry, restarts, kills and damage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store import turns
 from rnn_engine_server.store.folder import Store
@@ -23,7 +23,7 @@ from rnn_engine_server.store.owners import Cursor
 from rnn_engine_server.store.turns import History, Place, StoredItem
 
 KEY = "0123456789abcdef" * 2
-DATABASE, FORMER = "jobs.sqlite", "conversations.sqlite"
+DATABASE = "jobs.sqlite"
 ALL = Cursor(1000, ascending=True)
 
 
@@ -478,135 +478,12 @@ class TestRestarts:
         assert (size < 300_000, unused) == (True, 0)
 
 
-class TestFormerFiles:
-    """The file of conversations of former versions is taken over at the first start."""
-
-    SCHEMA = """
-        CREATE TABLE turns (number INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, parent INTEGER,
-            uses INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
-        CREATE TABLE items (number INTEGER PRIMARY KEY, turn INTEGER NOT NULL, id TEXT NOT NULL, type TEXT NOT NULL,
-            fields BLOB NOT NULL);
-        CREATE TABLE kept (id TEXT PRIMARY KEY, owner TEXT NOT NULL, kind TEXT NOT NULL, created REAL NOT NULL,
-            used REAL NOT NULL, expires REAL, body BLOB NOT NULL, turn INTEGER, request BLOB, events_bytes INTEGER);
-        CREATE TABLE owners (name TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL);
-        PRAGMA journal_mode = WAL; PRAGMA user_version = 1;
-    """
-
-    @pytest.fixture
-    def former(self, tmp_path: Path) -> Path:
-        """Return a former file: a conversation, a response that continues it, and one that has not ended."""
-        path = tmp_path / FORMER
-        with closing(sqlite3.connect(path)) as db:
-            db.executescript(self.SCHEMA)
-            for number, parent, uses, text in ((1, None, 2, "a"), (2, 1, 1, "b"), (3, 2, 1, "yes"), (7, None, 1, "c")):
-                item = said(text, f"msg_{number}")
-                db.execute("INSERT INTO turns VALUES (?, 'ann', ?, ?, ?)", (number, parent, uses, item.num_bytes))
-                db.execute(
-                    "INSERT INTO items (turn, id, type, fields) VALUES (?, ?, ?, ?)",
-                    (number, item.id, item.type, item.fields),
-                )
-            body = b'{"id":"resp_%s","status":"%s","background":%s,"conversation":null}'
-            old, new = ("0" * 32).encode(), ("1" * 32).encode()
-            kept = [
-                ("conv_1", "ann", "conversation", 1.0, 5.0, None, b'{"d":"e"}', 1, None, None),
-                (
-                    f"resp_{'0' * 32}",
-                    "ann",
-                    "response",
-                    2.0,
-                    2.0,
-                    2e9,
-                    body % (old, b"completed", b"false"),
-                    3,
-                    None,
-                    9,
-                ),
-                (f"resp_{'1' * 32}", "ann", "response", 3.0, 3.0, None, body % (new, b"queued", b"true"), 7, b"{}", 0),
-            ]
-            db.executemany("INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", kept)
-            db.commit()
-        (tmp_path / f"{FORMER}-reserve").write_bytes(bytes(1000))
-        for name in "019":
-            (tmp_path / f"resp_{name * 32}.events").write_bytes(b"events\n\n")
-        return path
-
-    async def test_a_former_file_is_taken_over(self, former: Path, lasting: Stores) -> None:
-        store = lasting.open()
-        for again in (False, True):
-            store = lasting.open() if again else store
-            assert (await store.conversations.get("ann", "conv_1")).metadata == {"d": "e"}
-            assert await texts(store, "conv_1", "ann") == ["a"]
-            assert await texts(store, f"resp_{'0' * 32}", "ann") == ["a", "b", "yes"]
-            [unfinished] = await store.responses.unfinished()
-            assert (unfinished.id, unfinished.is_background) == (f"resp_{'1' * 32}", True)
-            assert (await store.responses.queued(unfinished))[1] == b"{}"
-            shown = json.loads(await response_json(store, f"resp_{'0' * 32}", "ann"))
-            assert (shown["status"], [item["id"] for item in shown["output"]]) == ("completed", ["msg_3"])
-            check_counts(store)
-            assert list(former.parent.glob("*.events")) == list(former.parent.glob(f"{FORMER}*")) == []
-            assert sorted(path.name for path in (former.parent / "blobs").iterdir()) == [
-                f"resp_{number * 32}.events" for number in "01"
-            ]
-
-    async def test_a_former_file_may_come_again(self, former: Path, lasting: Stores) -> None:
-        """As after a return to a former version; what is there already is not taken twice."""
-        copy = former.read_bytes()
-        store = lasting.open()
-        await keep(store, KEY, owner="ann")
-        lasting.close()
-        former.write_bytes(copy)
-        store = lasting.open()
-        assert await texts(store, f"resp_{'0' * 32}", "ann") == ["a", "b", "yes"]
-        assert await texts(store, f"resp_{KEY}", "ann") == ["why?", "yes"]
-        await store.conversations.create("ann", [], {})
-        check_counts(store)
-
-    async def test_a_start_that_is_interrupted_begins_anew(
-        self, former: Path, lasting: Stores, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_arguments: object) -> None:
-            raise OSError("killed")
-
-        before = {path.name: path.read_bytes() for path in former.parent.iterdir() if path.is_file()}
-        with monkeypatch.context() as patch:
-            patch.setattr(turns.Turns, "mend", fail)
-            with pytest.raises(OSError, match="killed"):
-                lasting.open()
-        left = {path.name: path.read_bytes() for path in former.parent.iterdir() if path.is_file()}
-        assert before.items() <= left.items()
-        assert len(await kept(lasting.open(), "conv_1", f"resp_{'0' * 32}", owner="ann")) == 2
-
-    @pytest.mark.parametrize("table", ["sqlite_master", "items"])
-    async def test_a_damaged_former_file_is_put_aside(
-        self, former: Path, lasting: Stores, caplog: pytest.LogCaptureFixture, table: str
-    ) -> None:
-        with closing(sqlite3.connect(former)) as db:
-            db.execute("PRAGMA journal_mode = DELETE")
-            [page] = db.execute("SELECT max(rootpage) FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-        place = 0 if page is None else 4096 * (page - 1)
-        data = bytearray(former.read_bytes())
-        data[place : place + 4096] = b"\xff" * 4096
-        former.write_bytes(data)
-        store = lasting.open()
-        assert "is left out: it is damaged" in caplog.text
-        assert former.with_name(f"{FORMER}.damaged").read_bytes() == data
-        assert list(former.parent.glob("*.events")) == []
-        await keep(store, KEY)
-        check_counts(store)
-
-    async def test_a_former_file_of_a_later_version_is_refused(self, former: Path, lasting: Stores) -> None:
-        with closing(sqlite3.connect(former)) as db:
-            db.execute("PRAGMA user_version = 2")
-        with pytest.raises(StateError, match="its format is 2, of a later version; expected at most 1"):
-            lasting.open()
-        assert former.exists()
-
-    async def test_a_folder_of_the_format_before_is_brought_up_to_date(self, lasting: Stores, tmp_path: Path) -> None:
-        lasting.open()
-        lasting.close()
-        with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
-            for table in ("turns", "items", "owners", "ends", "conversations", "responses"):
-                db.execute(f"DROP TABLE {table}")
-            db.execute("PRAGMA user_version = 1")
-        store = lasting.open()
-        assert await kept(store, await keep(store, KEY)) == [f"resp_{KEY}"]
+async def test_a_folder_of_the_format_before_is_brought_up_to_date(lasting: Stores, tmp_path: Path) -> None:
+    lasting.open()
+    lasting.close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
+        for table in ("turns", "items", "owners", "ends", "conversations", "responses"):
+            db.execute(f"DROP TABLE {table}")
+        db.execute("PRAGMA user_version = 1")
+    store = lasting.open()
+    assert await kept(store, await keep(store, KEY)) == [f"resp_{KEY}"]

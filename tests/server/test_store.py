@@ -1,19 +1,17 @@
-"""The store room: bounds, operators, turns of tuning jobs, processes that hang, and folders of former versions."""
+"""The store room: bounds, operators, turns of tuning jobs, and processes that hang."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from rnn_engine.files import write_record
+from rnn_engine.errors import StateError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import STORE
@@ -22,7 +20,6 @@ from rnn_engine_server.jobs import tuning_runner
 from rnn_engine_server.jobs.tuning_process import Checked, encode_answer
 from rnn_engine_server.jobs.tuning_runner import TuningProcess
 from rnn_engine_server.store import events
-from rnn_engine_server.store.batches import Batch
 from rnn_engine_server.store.events import Event
 from rnn_engine_server.store.files import StoredFile
 from rnn_engine_server.store.folder import Store
@@ -291,58 +288,12 @@ class TestTunings:
         store.close()
 
 
-class TestFormerFolders:
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        """Return a folder as versions before the store room wrote it."""
-        files = [
-            StoredFile("file-1", "ann", "lines.jsonl", "batch", len(jsonl(LINES)), "0", 1.0),
-            StoredFile("file-2", "ann", "a.jsonl", "fine-tune", len(EXAMPLES), "0", 2.0),
-        ]
-        batch = Batch("batch_1", "ann", URL, "file-1", "30d", 3.0, 2e9, "file-3", "file-4")
-        job = TuningJob("ftjob-1", "ann", "fake", "state", "file-2", None, Hyperparameters(), 0, "ft-1", "file-5", 4.0)
-        records: tuple[Any, ...] = (*files, batch, job)
-        for record in records:
-            write_record(tmp_path / f"{record.id}.json", asdict(record))
-        (tmp_path / "file-1.data").write_bytes(jsonl(LINES))
-        (tmp_path / "file-2.data").write_bytes(EXAMPLES)
-        (tmp_path / "file-9.json").write_text("damaged")
-        figures = {"step": 1, "total_steps": 8, "train_loss": 2.0, "learning_rate": 0.1, "tokens": 10}
-        told = [("Created", None), ("Fine-tuning job started", None), ("Step 1/8: training loss=2.0000", figures)]
-        with (tmp_path / "ftjob-1.events").open("w") as lines:
-            for number, (message, data) in enumerate(told):
-                event = {"id": f"ftevent-{number}", "created": 5.0, "level": "info", "message": message, "data": data}
-                lines.write(f"\n{json.dumps(event)}\n")
-        return tmp_path
-
-    async def test_what_a_former_version_has_left_goes_on(
-        self, folder: Path, through: Through, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        server = JobServer(folder, served=await through(engine := FakeEngine()), loading=LoadSettings())
-        monkeypatch.setattr(TuningProcess, "start", FakeProcesses(engine.state_files).start)
-        async with server.run() as ann:
-            batch = await until_batch(ann, await ann.batches.retrieve("batch_1"))
-            assert batch.request_counts is not None
-            assert (batch.status, batch.request_counts.total) == ("completed", 10)
-            job = await until(ann, await ann.fine_tuning.jobs.retrieve("ftjob-1"))
-            assert (job.status, job.trained_tokens) == ("succeeded", 80)
-            told = await messages(ann, job)
-            assert told[:3] == ["Created", "Fine-tuning job started", "Step 1/8: training loss=2.0000"]
-            assert told.count(told[2]) == 1
-            assert (await ann.files.content("file-2")).content == EXAMPLES
-        assert "file-9.json is left out: it is damaged" in caplog.text
-        assert [path.name for path in folder.glob("[fb]*.*")] == ["file-9.json"]
-
-    def test_a_start_that_is_interrupted_begins_anew(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*_arguments: object) -> None:
-            raise OSError("killed")
-
-        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-        with monkeypatch.context() as patch:
-            patch.setattr(events, "delete", fail)
-            with pytest.raises(OSError, match="killed"):
-                Store(folder)
-        assert before.items() <= {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}.items()
-        store = Store(folder)
-        assert (store.readings().num_events, store.readings().num_files) == (3, 5)
-        store.close()
+@pytest.mark.parametrize("name", ["file-1.json", "batch_1.json", "ftjob-1.json", "conversations.sqlite"])
+def test_a_folder_of_a_former_version_is_refused(tmp_path: Path, name: str) -> None:
+    former = tmp_path / name
+    former.write_bytes(b"{}")
+    with pytest.raises(StateError, match=f"has written {name}; start rnn-engine of the commit "):
+        Store(tmp_path)
+    assert former.read_bytes() == b"{}"
+    former.unlink()
+    Store(tmp_path).close()  # it was not left locked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import resource
@@ -11,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -596,60 +596,12 @@ def test_threads_change_and_search_at_the_same_time(store: DocumentStore, seed: 
     assert {document.id: document.text for document in notes.page()[0]} == expected
 
 
-# Folders of former versions: a file for each collection.
-
-FORMER = """
-    CREATE TABLE facts (json TEXT NOT NULL);
-    CREATE TABLE documents (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL,
-        metadata TEXT NOT NULL, num_tokens INTEGER NOT NULL, vector BLOB NOT NULL);
-    PRAGMA user_version = 1;
-"""
-
-
-def former(path: Path, name: str, *ids: str, seed: int = 0) -> None:
-    facts = {"id": path.stem, "name": name, "owner": "ann", "model": "m", "model_name": "toy", "created": 5.0}
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.executescript(FORMER)
-        connection.execute("INSERT INTO facts VALUES (?)", (json.dumps(facts),))
-        for each, vector in zip(ids, vectors(len(ids), seed), strict=True):
-            values = each, f"a text {each}", f'{{"of":"{each}"}}', 3, vector.tobytes()
-            connection.execute("INSERT INTO documents VALUES (NULL, ?, ?, ?, ?, ?)", values)
-
-
-def test_collections_of_former_versions_are_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    former(tmp_path / "1.sqlite", "notes", "a", "ü", "c")
-    former(tmp_path / "2.sqlite", "empty")
-    former(tmp_path / "3.sqlite", "notes", "other")
-    former(tmp_path / "4.sqlite", "damaged", "a")
-    (tmp_path / "4.sqlite").write_bytes((tmp_path / "4.sqlite").read_bytes()[:8192])
-    (tmp_path / "5.sqlite").touch()
-    with caplog.at_level(logging.WARNING):
-        store = DocumentStore(tmp_path)
-    assert names(store, "ann") == ["empty", "notes"]
-    notes, made = find(store, owner="ann"), make(store)
-    assert notes.page()[0] == documents("a", "ü", "c")
-    assert notes.found(vectors(3)[1], 1) == ["ü"]
-    made.fill("a", "ü", "c")
-    assert (notes.stored.num_documents, notes.stored.num_bytes) == (3, made.now.num_bytes)
-    assert (notes.stored.model, notes.stored.model_name, notes.stored.created) == ("m", "toy", 5.0)
-    store.close()
-    assert sorted(path.name for path in tmp_path.glob("[0-9]*")) == ["3.sqlite", "4.sqlite", "5.sqlite"]
-    assert "3.sqlite is skipped: UNIQUE constraint failed" in caplog.text
-    assert "5.sqlite is skipped: no such table: former.facts" in caplog.text
-
-
-def test_a_take_over_that_was_interrupted_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Path) -> None:
-        raise OSError("killed")
-
-    former(tmp_path / "1.sqlite", "notes", "a", "b")
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "delete_file", fail)
-        with pytest.raises(OSError, match="killed"):
-            DocumentStore(tmp_path)
-    assert (tmp_path / "1.sqlite").exists()
-    store = DocumentStore(tmp_path)
-    assert find(store, owner="ann").ids == ["a", "b"]
-    assert (find(store, owner="ann").stored.num_documents, stored_documents(store)) == (2, 2)
-    assert not (tmp_path / "1.sqlite").exists()
-    store.close()
+def test_a_folder_of_a_former_version_is_refused(tmp_path: Path) -> None:
+    """Former versions had a file for each collection, called by its id. Other files make no difference."""
+    former = tmp_path / f"{uuid.uuid4().hex}.sqlite"
+    for path in (former, tmp_path / "mine.sqlite"):
+        path.touch()
+    with pytest.raises(StateError, match=f"has written {former.name}; start rnn-engine of the commit "):
+        DocumentStore(tmp_path)
+    former.unlink()
+    DocumentStore(tmp_path).close()

@@ -59,11 +59,10 @@ def add(
     kind: EventKind = "message",
     place: float | None = None,
     data: Mapping[str, Number] | None = None,
-    event_id: str | None = None,
 ) -> bool:
     """Write an event, and return True; False if a job has it already, as a run that goes on repeats some."""
     figures = None if data is None else json.dumps(data)
-    row = (job_id, event_id or f"ftevent-{uuid4().hex}", now, level, message, kind, place, figures)
+    row = (job_id, f"ftevent-{uuid4().hex}", now, level, message, kind, place, figures)
     insert = "INSERT OR IGNORE INTO events (job, id, created, level, message, kind, place, data) VALUES "
     return transaction.execute(f"{insert} (?, ?, ?, ?, ?, ?, ?, ?)", row).rowcount > 0
 

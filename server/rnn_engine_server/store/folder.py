@@ -26,7 +26,6 @@ from rnn_engine_server.store.batches import BATCHES, Batches
 from rnn_engine_server.store.blobs import Blobs
 from rnn_engine_server.store.conversations import CONVERSATIONS, Conversations
 from rnn_engine_server.store.files import FILES, HELD_FILES, Files
-from rnn_engine_server.store.former import take_over
 from rnn_engine_server.store.histories import EVENTS, HistoryRoom
 from rnn_engine_server.store.owners import Room, ended_in
 from rnn_engine_server.store.responses import RESPONSES, Responses
@@ -38,6 +37,7 @@ TEMPORARY_FOLDER: Final = "rnn-engine-jobs-"  # the beginning of the names of te
 
 _DATABASE: Final = "jobs.sqlite"
 _BLOBS: Final = "blobs"
+_FORMER: Final = ("file-*.json", "batch_*.json", "ftjob-*.json", "conversations.sqlite")  # of versions before 0.2.0
 _SCHEMA: Final = (
     (*FILES.schema, *HELD_FILES, *BATCHES.schema, *TUNINGS.schema, *events.SCHEMA),
     (*turns.SCHEMA, *histories.SCHEMA, *CONVERSATIONS.schema, *RESPONSES.schema),
@@ -73,9 +73,8 @@ class Store:
         """Open the `folder`, which is created if it is missing, and delete what crashes left unfinished. Blocks.
 
         None is a temporary folder, which is made when it is first needed, and deleted when the store is closed. When it
-        is made, those that killed processes have left are deleted. What a former version has left in the folder is
-        taken over. Damaged records are logged and left out. Raises StateError if the folder can't be used, or if
-        another process uses it.
+        is made, those that killed processes have left are deleted. Damaged records are logged and left out. Raises
+        StateError if the folder can't be used, if another process uses it, or if a former version has written it.
         """
         self.limits = limits or Limits()
         self.now = clock
@@ -97,7 +96,7 @@ class Store:
         self.responses = Responses(self.histories, self.conversations)
         if folder is not None:
             try:
-                self._recover(folder)
+                self._recover()
             except BaseException:
                 self.close()
                 raise
@@ -165,9 +164,8 @@ class Store:
         if self._delete_folder is not None:
             self._delete_folder()
 
-    def _recover(self, folder: Path) -> None:
+    def _recover(self) -> None:
         """Count the room that is in use, and make blobs and records agree."""
-        take_over(folder, self._database, self.blobs, self.histories)
         self._database.read_now(lambda _: None)  # so that it is open
         if self._database.was_damaged:
             self._database.write_now(self.histories.mend)
@@ -193,7 +191,7 @@ class Store:
 
 
 def _own(folder: Path) -> OwnedFolder:
-    return OwnedFolder(folder, "folder of jobs", FOLDER_LOCK)
+    return OwnedFolder(folder, "folder of jobs", FOLDER_LOCK, _FORMER)
 
 
 def delete_abandoned(folder: Path) -> bool:
