@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 from rnn_engine_states.cache.tiers.tier import FoundCopy
-from rnn_engine_states.shared.client import StoreClient
+from rnn_engine_states.shared.client import StoreClient, lua
 from rnn_engine_states.shared.keys import PathKeys, bit_of, lengths_in
 from rnn_engine_states.tokens import TOKEN_BYTES
 
@@ -46,52 +46,7 @@ class Bodies:
         await self._client.command(self._client.writing, "UNLINK", key)
 
 
-# A script that writes the record of a checkpoint and sets the checkpoint's bit in the bitmap of its block. It also
-# creates the missing bitmaps of all blocks before, or restarts their time to live: a bitmap, even an empty one, shows
-# that a path leads through its block. KEYS: the record, the bitmap of its block, the bitmaps of all blocks before.
-# ARGV: time to live in seconds, number of the bit, 1 if there are logits, kind, size in bytes.
-_PUT = """
-redis.call('HSET', KEYS[1], 'logits', ARGV[3], 'kind', ARGV[4], 'size', ARGV[5])
-redis.call('EXPIRE', KEYS[1], ARGV[1])
-redis.call('SETBIT', KEYS[2], ARGV[2], 1)
-redis.call('EXPIRE', KEYS[2], ARGV[1])
-for number = 3, #KEYS do
-    if redis.call('EXPIRE', KEYS[number], ARGV[1]) == 0 then redis.call('SET', KEYS[number], '', 'EX', ARGV[1]) end
-end
-"""
-
-# A script that finds the first usable checkpoint of a list, and deletes the records that can't be parsed. It returns
-# how many it deleted, then the usable checkpoint's number in the list, logits, kind and size, if there is one.
-# KEYS: records of checkpoints, the longest first. ARGV: 1 if the first one needs logits, then all valid kinds.
-_FIND = """
-local kinds, unreadable = {}, 0
-for number = 2, #ARGV do kinds[ARGV[number]] = true end
-for number, key in ipairs(KEYS) do
-    local found = redis.pcall('HMGET', key, 'logits', 'kind', 'size')
-    local logits, kind, size = found[1], found[2], found[3]
-    local is_there = found.err or logits or kind or size
-    if is_there and not ((logits == '0' or logits == '1') and kinds[kind] and string.match(size or '', '^[1-9]%d*$')
-            and #size <= 15) then
-        redis.call('UNLINK', key)
-        unreadable = unreadable + 1
-    elseif is_there and (logits == '1' or number > 1 or ARGV[1] == '0') then
-        return {unreadable, number, logits, kind, size}
-    end
-end
-return {unreadable}
-"""
-
-# A script that restarts the time to live of a checkpoint's record and of the bitmaps along its path. It sets the
-# checkpoint's bit again, since the bitmap of its block may have been evicted meanwhile. It returns 1, or 0 if there is
-# no such record. KEYS: as for `_PUT`. ARGV: time to live in seconds, number of the bit, 1 if logits are needed.
-_RENEW = """
-local logits = redis.call('HGET', KEYS[1], 'logits')
-if logits ~= '1' and logits ~= ARGV[3] then return 0 end
-local bit = redis.pcall('SETBIT', KEYS[2], ARGV[2], 1)
-if type(bit) == 'table' then return 0 end
-for number = 1, #KEYS do redis.call('EXPIRE', KEYS[number], ARGV[1]) end
-return 1
-"""
+_PUT, _FIND, _RENEW = lua("put_checkpoint"), lua("find_checkpoint"), lua("renew_checkpoint")
 
 _KINDS = tuple(kind.value for kind in CheckpointKind)
 _MOST_ASKED = 512  # checkpoints that one inquiry may ask for

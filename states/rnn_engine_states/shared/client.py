@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from valkey import exceptions
@@ -106,6 +107,12 @@ class Lane(CircuitBreaker):
         self.name = name
         self.reads = reads
         self.places = asyncio.Semaphore(most)
+
+
+def lua(*names: str) -> str:
+    """Return the scripts of these names in the folder `scripts`, one after the other, as one script."""
+    folder = files("rnn_engine_states.shared") / "scripts"
+    return "".join((folder / f"{name}.lua").read_text("utf-8") for name in names)
 
 
 class StoreClient:

@@ -18,7 +18,7 @@ from rnn_engine.errors import StateError, StorageError
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.full import parse_full_state
 from rnn_engine_states.frozen import FrozenState, freeze_state
-from rnn_engine_states.shared.client import StoreClient
+from rnn_engine_states.shared.client import StoreClient, lua
 from rnn_engine_states.shared.entries import Change, UnreadState, ValueKey, key_of
 from rnn_engine_states.shared.keys import space_of
 
@@ -26,95 +26,10 @@ MOST_CHANGES = 1000  # that are remembered; a server that has read none of them 
 
 PROVISIONAL_SECONDS = 3600  # after which values expire if no name uses them yet
 
-# The beginning of each script below: two Lua functions, and the store's time as `now`. `whole` parses a counter, as 0
-# if it is not a whole number; `digits` formats a number without an exponent.
-_TIME = """
-local function whole(text)
-    local number = tonumber(text)
-    return number and number >= 0 and number < 2^53 and number % 1 == 0 and number or 0
-end
-local function digits(number) return string.format('%.0f', number) end
-local time = redis.call('TIME')
-local now = string.format('%d.%06d', time[1], time[2])
-"""
-
-# A script that reads the changes since a known revision, or all names if that revision is no longer logged. KEYS: the
-# hash with the revision, then entries, leases, times of leases' last uses, and the log of changes. ARGV: the known
-# revision's mark and number, and the time when it was read.
-_READ = (
-    _TIME
-    + """
-local head = redis.call('HMGET', KEYS[1], 'mark', 'revision', 'version')
-local mark, revision, version = head[1] or '', whole(head[2]), whole(head[3])
-local missing = revision - tonumber(ARGV[2])
-local follows = ARGV[1] ~= '' and missing == 0 and mark == ARGV[1]
-if missing > 0 and ARGV[1] ~= '' then
-    local last = redis.call('LINDEX', KEYS[5], -missing - 1)
-    follows = last and string.sub(last, 1, #ARGV[1]) == ARGV[1]
-end
-if follows then
-    local changes = missing > 0 and redis.call('LRANGE', KEYS[5], -missing, -1) or {}
-    local used = redis.call('ZRANGEBYSCORE', KEYS[4], ARGV[3], '+inf', 'WITHSCORES')
-    return {now, mark, digits(revision), digits(version), 0, changes, {}, used}
-end
-return {now, mark, digits(revision), digits(version), 1, redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3]),
-    redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES')}
-"""
-)
-
-# A script that applies a change if the names still have the known revision and all needed arrays exist. KEYS: as for
-# `_READ`, then arrays that must exist, then arrays to delete. ARGV: the known revision's mark and number, the new mark,
-# the last version, the change, how many arrays must exist, how many changes are logged. The script may run while memory
-# is full, since a change may free memory.
-_CHANGE = (
-    "#!lua flags=allow-oom\n"
-    + _TIME
-    + """
-local head = redis.call('HMGET', KEYS[1], 'mark', 'revision')
-if (head[1] or '') ~= ARGV[1] or whole(head[2]) ~= tonumber(ARGV[2]) then return 'conflict' end
-local change, needed = cjson.decode(ARGV[5]), tonumber(ARGV[6])
-for number = 6, 5 + needed do
-    if redis.call('EXISTS', KEYS[number]) == 0 then return 'missing' end
-end
-redis.call('HSET', KEYS[1], 'mark', ARGV[3], 'revision', digits(ARGV[2] + 1), 'version', ARGV[4])
-for _, id in ipairs(change.removed) do redis.call('HDEL', KEYS[2], id) end
-for id, entry in pairs(change.entries) do redis.call('HSET', KEYS[2], id, entry) end
-for owner, lease in pairs(change.leases) do
-    redis.call('HSET', KEYS[3], owner, lease)
-    redis.call('ZADD', KEYS[4], now, owner)
-end
-for _, owner in ipairs(change.ended) do
-    redis.call('HDEL', KEYS[3], owner)
-    redis.call('ZREM', KEYS[4], owner)
-end
-redis.call('RPUSH', KEYS[5], ARGV[3] .. ARGV[5])
-redis.call('LTRIM', KEYS[5], -tonumber(ARGV[7]), -1)
-for number = 6, 5 + needed do redis.call('PERSIST', KEYS[number]) end
-for number = 6 + needed, #KEYS do redis.call('UNLINK', KEYS[number]) end
-return 'done'
-"""
-)
-
-# A script that restarts the time to live of an owner's lease. It returns 1, or 0 if the lease is invalid or expired.
-# KEYS: leases, times of their last uses. ARGV: the owner.
-_USE = (
-    _TIME
-    + """
-local lease, used = redis.call('HGET', KEYS[1], ARGV[1]), redis.call('ZSCORE', KEYS[2], ARGV[1])
-local understood, content = pcall(cjson.decode, lease)
-local ttl = understood and type(content) == 'table' and tonumber(content.ttl)
-if not ttl or not used or not (tonumber(used) + ttl > tonumber(now)) then return 0 end
-redis.call('ZADD', KEYS[2], now, ARGV[1])
-return 1
-"""
-)
-
-# A script that returns 1 if the store has some arrays, else 0. If they can expire, it restarts their time to live.
-# KEYS: the arrays. ARGV: time to live in seconds.
-_RENEW_VALUE = """
-redis.call('EXPIRE', KEYS[1], ARGV[1], 'XX')
-return redis.call('EXISTS', KEYS[1])
-"""
+_READ = lua("time", "read_names")
+_CHANGE = f"#!lua flags=allow-oom\n{lua('time', 'change_names')}"  # also while memory is full: it may free memory
+_USE = lua("time", "use_lease")
+_RENEW_VALUE = lua("renew_value")
 
 _NO_ID = uuid.UUID(int=0)
 

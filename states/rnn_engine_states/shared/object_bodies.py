@@ -18,71 +18,12 @@ from obstore.store import from_url
 
 from rnn_engine.errors import StateError, hide_credentials
 from rnn_engine_states.shared.checkpoints import Bodies
-from rnn_engine_states.shared.client import Lane, StoreClient
+from rnn_engine_states.shared.client import Lane, StoreClient, lua
 from rnn_engine_states.shared.keys import PREFIX
 
 T = TypeVar("T")
 
-# A Lua function `remove(key)`, which removes a body from the index of the object store. KEYS: used, sizes, total. If
-# the total is no valid number, the sizes are added up again.
-_REMOVE = """
-local function whole(text)
-    local number = tonumber(text)
-    return number and number >= 0 and number < 2^53 and number % 1 == 0 and number or nil
-end
-local function count(bytes) redis.call('SET', KEYS[3], string.format('%.0f', bytes)) end
-local function total()
-    local known = whole(redis.call('GET', KEYS[3]))
-    if known then return known end
-    local sum = 0
-    for _, size in ipairs(redis.call('HVALS', KEYS[2])) do sum = sum + (whole(size) or 0) end
-    return sum
-end
-local function remove(key)
-    local before = total()
-    redis.call('UNLINK', key)
-    redis.call('ZREM', KEYS[1], key)
-    count(before - (whole(redis.call('HGET', KEYS[2], key)) or 0))
-    redis.call('HDEL', KEYS[2], key)
-end
-"""
-
-# A script that adds a body to the index and returns the keys of the bodies that it evicts: up to 100 that were not used
-# within the time to live, then the least recently used while the total exceeds the capacity. KEYS: used, sizes, total,
-# the body's key. ARGV: time to live in seconds, the body's bytes, capacity in bytes.
-_ENTER = (
-    _REMOVE
-    + """
-local now = tonumber(redis.call('TIME')[1])
-remove(KEYS[4])
-redis.call('SET', KEYS[4], ARGV[2], 'EX', ARGV[1])
-redis.call('ZADD', KEYS[1], now, KEYS[4])
-count(total() + ARGV[2])
-redis.call('HSET', KEYS[2], KEYS[4], ARGV[2])
-local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. (now - ARGV[1]), 'LIMIT', 0, 100)
-for _, key in ipairs(gone) do remove(key) end
-while total() > tonumber(ARGV[3]) do
-    local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
-    if not oldest then
-        redis.call('DEL', KEYS[2], KEYS[3])
-        break
-    end
-    remove(oldest)
-    gone[#gone + 1] = oldest
-end
-return gone
-"""
-)
-
-# A script that marks a body in the index as used. It returns 1, or 0 if the index does not have the body. KEYS: used,
-# sizes, total, the body's key. ARGV: time to live in seconds.
-_USE = """
-if redis.call('EXPIRE', KEYS[4], ARGV[1]) == 0 then return 0 end
-redis.call('ZADD', KEYS[1], 'XX', redis.call('TIME')[1], KEYS[4])
-return 1
-"""
-
-_LEAVE = _REMOVE + "remove(KEYS[4])"
+_ENTER, _USE, _LEAVE = lua("bodies", "enter_body"), lua("use_body"), lua("bodies", "leave_body")
 
 _KEY = re.compile(rf"{PREFIX}(:\w+)+", re.ASCII)
 
