@@ -141,7 +141,7 @@ async def test_what_is_kept_is_seen_and_can_be_dropped(client: Client) -> None:
     counted = [shown["totals"][name] - before[name] for name in ("hits", "exact_hits", "tokens_saved")]
     assert counted == [1, 1, 49]
     [first, *_] = shown["nodes"]
-    assert (first["length"], first["tokens"], first["hits"]) == (49, prompt[:48], 1)
+    assert (first["length"], first["whole"], first["hits"]) == (49, False, 1)
     assert list(first["bytes"]) == ["device"]
     await client.delete("/v1/cache")
     answer = await post(client, PATH, Completion, body(0, prompt=prompt))

@@ -181,8 +181,7 @@ class TreeNode:
     position: Position
     parent: str | None
     start: int  # tokens before the text: the parent's length
-    head: tuple[int, ...]  # the first tokens of the text
-    text: str  # of these tokens
+    text: str  # of the first tokens after it
     is_whole: bool  # `text` is all of it
     is_match: bool  # it has the text that was searched for; else it is listed because a match is below it
     num_children: int  # in the result or not
@@ -270,7 +269,6 @@ class _Spot:
             position=self.position,
             parent=None if self.above is None else self.above.position.id,
             start=self.start,
-            head=tuple(head),
             text=self._text(head),
             is_whole=self.num_tokens <= HEAD_TOKENS,
             is_match=is_match,

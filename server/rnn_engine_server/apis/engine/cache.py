@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from typing_extensions import TypedDict
@@ -69,45 +68,6 @@ class CacheTier(TypedDict):
 class CacheNode(TypedDict):
     """A token position in the tree of cached prompts and answers.
 
-    `length` is how many tokens lie before it, `start` how many before its parent. `parent` is an index in the same
-    list. `tokens` are the first ones after `start`, and `text` is their text. `bytes` has the size of the copy in each
-    tier that has one. If it is empty, the state is gone and the position only marks a known path. `saves` is how many
-    tokens a hit here need not run beyond those that a shorter state saves. `root` is the digest of the state that the
-    prompt started from, or `none`. After a slash follow the name of the API key that may use the position, and a hash
-    of the `cache_salt`.
-    """
-
-    id: int
-    parent: int | None
-    root: str
-    start: int
-    length: int
-    tokens: list[int]
-    text: str
-    kind: KindName
-    bytes: dict[str, int]
-    hits: int
-    saves: int
-    has_logits: bool
-    in_use: bool
-
-
-class Cache(TypedDict):
-    """The contents of the cache of prompts and answers, with its counts.
-
-    `enabled` is false, and `totals` null, if the server has no cache.
-    """
-
-    object: Literal["cache"]
-    enabled: bool
-    totals: CacheTotals | None
-    tiers: list[CacheTier]
-    nodes: list[CacheNode]
-
-
-class CacheTreeNode(TypedDict):
-    """A token position in the tree of cached prompts and answers.
-
     `id` names it while it is kept. `length` tokens lie before it, and `start` before its `parent`. `text` is the text
     of the tokens between the two; `whole` is false if it is only its beginning. `root` is the digest of the state that
     the prompt started from, or `none`. After a slash follow the name of the API key that may use the position, and a
@@ -135,6 +95,19 @@ class CacheTreeNode(TypedDict):
     children: int
 
 
+class Cache(TypedDict):
+    """The contents of the cache of prompts and answers, with its counts.
+
+    `enabled` is false, and `totals` null, if the server has no cache.
+    """
+
+    object: Literal["cache"]
+    enabled: bool
+    totals: CacheTotals | None
+    tiers: list[CacheTier]
+    nodes: list[CacheNode]
+
+
 class CacheTreeList(TypedDict):
     """A part of the tree of cached prompts and answers, as a list of its positions.
 
@@ -144,7 +117,7 @@ class CacheTreeList(TypedDict):
     """
 
     object: Literal["cache.tree"]
-    nodes: list[CacheTreeNode]
+    nodes: list[CacheNode]
     total: int
     truncated: bool
 
@@ -188,15 +161,13 @@ async def get_cache(call: Call) -> Cache:
     engine = call.engine
     limit = query_count(call, "limit", _DEFAULT_NODES, _MOST_NODES)
     found = await engine.cache_tree(TreeQuery(limit=limit, by_hits=True))
-    nodes = sorted(found.nodes, key=lambda node: (node.position.root, node.position.length))
-    numbers = {node.position.id: number for number, node in enumerate(nodes)}
     stats = engine.cache_stats()
     return {
         "object": "cache",
         "enabled": stats is not None,
         "totals": None if stats is None else cache_totals(stats),
         "tiers": [] if stats is None else [described(CacheTier, tier) for tier in stats.tiers],
-        "nodes": [_node(node, numbers) for node in nodes],
+        "nodes": list(map(_node, found.nodes)),
     }
 
 
@@ -204,21 +175,6 @@ async def get_cache(call: Call) -> Cache:
 async def drop_cache(call: Call) -> CacheDropped:
     """Forget every kept position that is not in use."""
     return {"object": "cache.dropped", "dropped": await call.engine.drop_cache()}
-
-
-def _node(node: TreeNode, numbers: Mapping[str, int]) -> CacheNode:
-    position = node.position
-    return described(
-        CacheNode,
-        position,
-        id=numbers[position.id],
-        parent=None if node.parent is None else numbers[node.parent],
-        start=node.start,
-        tokens=list(node.head),
-        text=node.text,
-        kind=position.kind.value,
-        bytes=position.sizes,
-    )
 
 
 _DEFAULT_TREE, _MOST_LEVELS, _MOST_TEXT = 200, 1000, 200
@@ -240,7 +196,7 @@ async def get_tree(call: Call) -> Long[CacheTreeList]:
     found = await engine.cache_tree(query)
 
     def make() -> CacheTreeList:
-        nodes = [_tree_node(node) for node in found.nodes]
+        nodes = list(map(_node, found.nodes))
         return {"object": "cache.tree", "nodes": nodes, "total": found.num_positions, "truncated": found.truncated}
 
     return Long(len(found.nodes) * HEAD_TOKENS, make)
@@ -285,10 +241,10 @@ def _query(call: Call) -> TreeQuery:
     )
 
 
-def _tree_node(node: TreeNode) -> CacheTreeNode:
+def _node(node: TreeNode) -> CacheNode:
     position = node.position
     return described(
-        CacheTreeNode,
+        CacheNode,
         position,
         parent=node.parent,
         start=node.start,
