@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import OverloadedError
 from rnn_engine.operations.embedding import EmbeddingSettings, embed
 from rnn_engine_server.apis.ai00.states import StateList
-from rnn_engine_server.apis.llama_server.embedding import LlamaEmbedding
+from rnn_engine_server.apis.llama_server.completion import LlamaEmbedding
 from rnn_engine_server.apis.openai.embeddings import EmbeddingList
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_states.files.prefab import state_from_rows

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.errors import OverloadedError, StepError
 from rnn_engine.requests import Event, GenerateRequest
-from rnn_engine_server.apis.ollama import pull
+from rnn_engine_server.apis.ollama import routes as ollama
 from rnn_engine_server.apis.ollama.schemas import PullStatus
 from rnn_engine_server.apis.openai import fine_tuning
 from rnn_engine_server.apis.routes import ALL_ROUTES
@@ -210,7 +210,7 @@ async def test_a_pull_repeats_its_status(silence: Silence, monkeypatch: pytest.M
         await go_on.wait()
         yield {"status": "success"}
 
-    monkeypatch.setattr(pull, "_pull", lines)
+    monkeypatch.setattr(ollama, "_pull", lines)
     response = await silence.open("POST", "/api/pull", {"model": "a/b"})
     assert await silence.ping(response) == b'{"status":"pulling manifest"}\n'
     go_on.set()

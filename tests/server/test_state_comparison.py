@@ -7,7 +7,7 @@ import base64
 import numpy as np
 import pytest
 
-from rnn_engine_server.apis.engine.state_comparison import StateComparison
+from rnn_engine_server.apis.engine.states import StateComparison
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine
 from tests.support.http import Body, Client, Serve, error_of, post
 from tests.support.models import tiny_shape

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from rnn_engine_server.apis.llama_server.embedding import LlamaEmbedding
+from rnn_engine_server.apis.llama_server.completion import LlamaEmbedding
 from rnn_engine_server.apis.openai.embeddings import EmbeddingList
 from rnn_engine_server.apis.tei import TeiError
 from rnn_engine_server.core.settings import Limits, ServerSettings

@@ -23,13 +23,11 @@ from rnn_engine_server.apis.engine import (
     cache,
     choices,
     collections,
-    state_comparison,
     state_files,
     states,
     status,
     tokens,
 )
-from rnn_engine_server.apis.ollama import pull
 from rnn_engine_server.apis.ollama import routes as ollama
 from rnn_engine_server.apis.openai import (
     batches,
@@ -43,7 +41,7 @@ from rnn_engine_server.apis.openai import (
     responses,
 )
 from rnn_engine_server.core.routing import Route
-from rnn_engine_server.openapi import routes as document
+from rnn_engine_server.openapi import document
 
 ALL_ROUTES: tuple[Route, ...] = (
     *chat.ROUTES,
@@ -59,14 +57,12 @@ ALL_ROUTES: tuple[Route, ...] = (
     *tokens.ROUTES,
     *states.ROUTES,
     *state_files.ROUTES,
-    *state_comparison.ROUTES,
     *collections.ROUTES,
     *cache.ROUTES,
     *status.ROUTES,
     *anthropic.ROUTES,
     *message_batches.ROUTES,
     *ollama.ROUTES,
-    *pull.ROUTES,
     *ollama.LIBRARY_ROUTES,
     *llama_server.ROUTES,
     *rerank.ROUTES,

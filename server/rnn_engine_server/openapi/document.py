@@ -1,11 +1,13 @@
-"""Generate the OpenAPI 3.1 document of all routes."""
+"""Generate the OpenAPI 3.1 document of all routes, and send it and the page to browse it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args, get_type_hints
@@ -15,8 +17,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core.core_schema import CoreSchema, ModelSchema
 from typing_extensions import TypedDict
 
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import ErrorForm, Failure
-from rnn_engine_server.core.routing import EVENTS, FORM, JSON, MODEL_QUERY, AppKey, Kind, Route
+from rnn_engine_server.core.handlers import Encoded, RouteTable
+from rnn_engine_server.core.routing import EVENTS, FORM, HTML, JSON, MODEL_QUERY, AppKey, Kind, Route
 from rnn_engine_server.core.schema import ErrorBody, RequestBody
 
 
@@ -341,3 +345,31 @@ def _tag(route: Route) -> tuple[str, str]:
 
 API_DOCUMENT: AppKey[Callable[[str], bytes]] = AppKey("api_document")
 """Returns the document as JSON, for the server's address as `make_document` takes it. For any thread."""
+
+
+# The routes for the document and for the page.
+
+HTML_TEXT = f"{HTML}; charset=utf-8"
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}
+
+
+_page = cache(files("rnn_engine_server.openapi").joinpath("page.html").read_bytes)
+
+ROUTES = RouteTable(uses_model=False)
+
+
+@ROUTES.get("/openapi.json", "/api-docs/openapi.json", answer=ApiDocument, always=True, is_page=True)
+async def document(call: Call) -> Encoded:
+    """All routes and bodies, as an OpenAPI 3.1 document."""
+    server = "." if call.path.count("/") == 1 else ".."
+    return Encoded(await asyncio.to_thread(call.app[API_DOCUMENT], server))
+
+
+@ROUTES.get("/docs", "/api-docs", answer=None, content_type=HTML, always=True, is_page=True)
+async def page(_call: Call) -> Encoded:
+    """A page to browse the routes, which loads nothing from other servers."""
+    body = await asyncio.to_thread(_page)
+    return Encoded(body, HTML_TEXT, headers=_PAGE_HEADERS)

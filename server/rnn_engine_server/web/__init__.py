@@ -16,7 +16,7 @@ from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import Encoded, RouteTable
 from rnn_engine_server.core.routing import HTML, REST, SETTINGS
-from rnn_engine_server.openapi.routes import page as api_page
+from rnn_engine_server.openapi.document import page as api_page
 
 FOLDER = Path(__file__).parent
 

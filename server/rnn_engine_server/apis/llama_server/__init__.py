@@ -1,5 +1,5 @@
 """The routes of llama-server's API that no other API has."""
 
-from rnn_engine_server.apis.llama_server import completion, embedding, slots
+from rnn_engine_server.apis.llama_server import completion, slots
 
-ROUTES = (*completion.ROUTES, *slots.ROUTES, *embedding.ROUTES)
+ROUTES = (*completion.ROUTES, *slots.ROUTES)

@@ -1,17 +1,23 @@
-"""Ollama's API: chats, generations, embeddings and information about models."""
+"""Ollama's API: chats, generations, embeddings, information about models, and a model of the Hugging Face Hub."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rnn_engine.chat_template.answer import AnswerPart, Piece, whole_calls
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import ForbiddenError, InvalidRequestError
+from rnn_engine.hub import Wanted
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, TextDelta
 from rnn_engine_server.apis.common.answering import Dialect, Outcome, Prepared
@@ -33,18 +39,25 @@ from rnn_engine_server.apis.ollama.schemas import (
     OllamaModels,
     OllamaText,
     OllamaVersion,
+    PullRequest,
+    PullStatus,
     ShowRequest,
 )
 from rnn_engine_server.apis.openai.chat import prepare_chat
 from rnn_engine_server.apis.openai.completions import prepare_completions
 from rnn_engine_server.apis.openai.embeddings import find_vectors
 from rnn_engine_server.apis.openai.schemas import ChatRequest, CompletionRequest
+from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core import handlers
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure, RefusalError
-from rnn_engine_server.core.handlers import LINES, Answer, Encoded, Long, RouteTable
+from rnn_engine_server.core.handlers import LINES, Answer, Encoded, Long, RouteTable, Stream
 from rnn_engine_server.core.routing import SETTINGS
+from rnn_engine_server.models.orders import LoadOrder, folder_of
 from rnn_engine_server.models.registry import MODELS, ServedModel
+
+if TYPE_CHECKING:
+    from rnn_engine.hub.download import Download, Hub
 
 AnswerKind: TypeAlias = Literal["message", "response"]
 
@@ -340,3 +353,99 @@ LIBRARY_ROUTES = RouteTable(answer=OllamaError, uses_model=False, error_form=oll
 async def refuse(_call: Call) -> Answer:
     """Refused with 501 and the reason: no model is made, moved or deleted through Ollama's API."""
     raise RefusalError(501, _REASON)
+
+
+# Fetch a model: here from the Hugging Face Hub into the folder of models, for admins.
+
+_LOOK_SECONDS = 0.5  # between two reports on a file
+_FIRST: PullStatus = {"status": "pulling manifest"}
+"""What is sent while there is no report yet."""
+
+
+@ROUTES.post("/api/pull", answer=PullStatus, chunk=PullStatus, stream_type=LINES.content_type, uses_model=False)
+async def pull(call: Call, body: PullRequest) -> Answer:
+    """Fetch a model from the Hugging Face Hub into the folder of models (`--model-folder`), load it, and serve it.
+
+    It is served under the name in the request. An API key needs the scope `admin` for it. If the model is served
+    already, the answer is `success` for any key.
+    """
+    lines, last = _pull(call, body.model), _FIRST
+    if not body.stream:
+        async with aclosing(lines):
+            return Encoded.of([line async for line in lines][-1])
+
+    async def pieces() -> AsyncGenerator[list[handlers.Event], None]:
+        nonlocal last
+        async with aclosing(lines):
+            async for last in lines:
+                yield [last]
+
+    return Stream(pieces(), LINES, lambda: last)
+
+
+async def _pull(call: Call, name: str) -> AsyncGenerator[PullStatus, None]:
+    """Fetch the model called `name`, serve it under this name, and yield reports on it; nothing if it is served.
+
+    Raises ForbiddenError unless the client is an admin, NotFoundError if there is no folder of models, and ModelError
+    if the model can't be fetched.
+    """
+    models = call.app[MODELS]
+    if all(model.name != name for model in models):
+        if call.principal.scope is not Scope.ADMIN:
+            raise ForbiddenError(
+                f"the model {name[:200]!r} is not served, and only an API key with the scope 'admin' may fetch one; "
+                "the operator can run `rnn-engine pull`"
+            )
+        folder, wanted = folder_of(call.app[SETTINGS]).path, Wanted.parse(name)
+        hub = _hub(folder)
+        download = await asyncio.to_thread(hub.plan, wanted)
+        yield _FIRST
+        fetching = _fetch(hub, download)
+        while not fetching.done():
+            for line in _progress(download):
+                yield line
+            await asyncio.wait((fetching,), timeout=_LOOK_SECONDS)
+        path = fetching.result()
+        yield {"status": "loading the model"}
+        await models.put(LoadOrder(name, path))
+    yield {"status": "success"}
+
+
+def _hub(folder: Path) -> Hub:
+    from rnn_engine.hub.download import Hub
+
+    return Hub(shows_progress=False, folder=folder)
+
+
+def _progress(download: Download) -> Iterator[PullStatus]:
+    """Yield a report on each file of which some bytes are here."""
+    for file in download.files:
+        if done := download.num_done(file):
+            kind = "sha256" if len(file.digest) == 64 else "sha1"
+            yield {
+                "status": f"pulling {file.digest[:12]}",
+                "digest": f"{kind}:{file.digest}",
+                "total": file.num_bytes,
+                "completed": min(done, file.num_bytes),
+            }
+
+
+def _fetch(hub: Hub, download: Download) -> asyncio.Future[Path]:
+    """Download files on a thread that does not keep the process from ending, and return the path to open.
+
+    The thread goes on if the client leaves. What it has downloaded is kept for the next request.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Path] = loop.create_future()
+    future.add_done_callback(lambda done: done.exception())  # seen, even if nobody waits any more
+
+    def run() -> None:
+        try:
+            settle = partial(future.set_result, hub.fetch(download))
+        except Exception as error:
+            settle = partial(future.set_exception, error)
+        with suppress(RuntimeError):  # the server has stopped
+            loop.call_soon_threadsafe(settle)
+
+    threading.Thread(target=run, name="rnn-engine pull", daemon=True).start()
+    return future
