@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -14,7 +14,7 @@ from pydantic import Field
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.auth.keys import ApiKey, Scope
-from rnn_engine_server.core.schema import RequestBody, only
+from rnn_engine_server.core.schema import Only, RequestBody
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from rnn_engine_server.openapi.document import describe_bodies, make_document, plain_path
 from tests.support.fake_engine import FakeEngine
@@ -105,11 +105,10 @@ class Body(RequestBody):
     """A body with every feature that bodies may have."""
 
     ignored: ClassVar = frozenset({"user"})
-    neutral: ClassVar = {"seed_mode": ("none", 0)}
+    neutral: ClassVar = {"seed_mode": ("none", 0), "quiet": Only((False,), because="it is never told")}
     aliases: ClassVar = {"inputs": "prompt", "limit": "most"}
 
     prompt: str = Field(description="The text.")
-    quiet: Annotated[Literal[False], only(False, because="it is never told")] = Field(default=False, description="No.")
     most: int = Field(default=5, ge=0, description="The most.")
 
 

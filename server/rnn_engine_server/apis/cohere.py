@@ -6,7 +6,7 @@ import base64
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
+from typing import Any, ClassVar, Literal, NotRequired, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -19,7 +19,7 @@ from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, FoundVectors, find_vectors
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.schema import only
+from rnn_engine_server.core.schema import Only
 from rnn_engine_server.core.settings import Limits
 
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -32,13 +32,11 @@ class CohereEmbedRequest(ModelNameBody):
     """A request for vectors of texts, in Cohere's words: one of length 1 for each text."""
 
     ignored: ClassVar = frozenset({"truncate", "max_tokens", "priority"})  # texts are read as a whole
+    neutral: ClassVar = {"images": Only((), because="the model reads text only")}
 
     texts: list[str] | None = Field(default=None, min_length=1, description="Texts; or else `inputs`.")
     inputs: list[dict[str, Any]] | None = Field(
         default=None, min_length=1, description='Objects with `content`, a list of parts `{"type": "text", ...}`.'
-    )
-    images: Annotated[None, only(None, because="the model reads text only")] = Field(
-        default=None, description="Only null."
     )
     input_type: InputType | None = Field(
         default=None, description="What the vectors are for, of a model made for embedding; null is retrieval."

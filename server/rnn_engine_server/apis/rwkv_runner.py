@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -17,7 +17,7 @@ from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import SETTINGS
-from rnn_engine_server.core.schema import RequestBody, only
+from rnn_engine_server.core.schema import Only, RequestBody
 from rnn_engine_server.models.orders import LoadOrder, ModelFolder, folder_of
 from rnn_engine_server.models.registry import MODELS, ModelStatus
 
@@ -31,6 +31,7 @@ class SwitchModelRequest(RequestBody):
     always_strict: ClassVar = True
 
     ignored: ClassVar = frozenset({"customCuda", "strategy"})
+    neutral: ClassVar = {"deploy": Only((False,), because="API keys with scopes say who may load models")}
 
     model: str = Field(
         description="The path of a file in the folder of models; empty to unload the default model.",
@@ -39,9 +40,6 @@ class SwitchModelRequest(RequestBody):
         default=None,
         description="The path of a tokenizer in the folder of models; null or empty: the one that the model had, or as "
         "the server chooses.",
-    )
-    deploy: Annotated[Literal[False], only(False, because="API keys with scopes say who may load models")] = Field(
-        default=False, description="Only false."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -14,13 +14,11 @@ from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, find_vec
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure, RefusalError
 from rnn_engine_server.core.handlers import Answer, Long, RouteTable
-from rnn_engine_server.core.schema import RequestBody, only
+from rnn_engine_server.core.schema import Only, RequestBody
 from rnn_engine_server.core.settings import Limits
 
 _WITHOUT_EFFECT = frozenset({"truncate", "truncation_direction"})  # texts are read as a whole
-_NO_PROMPTS = "the model has no prompts by name; put the text before the inputs"
-
-PromptName: TypeAlias = Annotated[None, only(None, because=_NO_PROMPTS)]
+_NO_PROMPTS = {"prompt_name": Only((), because="the model has no prompts by name; put the text before the inputs")}
 
 
 class TeiEmbedRequest(EmbeddingsRequest):
@@ -28,10 +26,10 @@ class TeiEmbedRequest(EmbeddingsRequest):
     /v1/embeddings."""
 
     ignored: ClassVar = _WITHOUT_EFFECT
+    neutral: ClassVar = _NO_PROMPTS
     aliases: ClassVar = {"inputs": "input"}
 
     encoding_format: Literal["float"] = Field(default="float", description="Only numbers.")
-    prompt_name: PromptName = Field(default=None, description="Only null.")
 
 
 class TeiEmbedAllRequest(TeiEmbedRequest):
@@ -52,8 +50,7 @@ class SimilarityParameters(RequestBody):
     """The settings of a comparison. None has an effect."""
 
     ignored: ClassVar = _WITHOUT_EFFECT
-
-    prompt_name: PromptName = Field(default=None, description="Only null.")
+    neutral: ClassVar = _NO_PROMPTS
 
 
 class TeiSimilarityRequest(ModelNameBody):

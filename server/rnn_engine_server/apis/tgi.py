@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import Annotated, ClassVar, Literal, NotRequired, TypeAlias
+from typing import ClassVar, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -21,7 +21,7 @@ from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import Answer, RouteTable
 from rnn_engine_server.core.routing import EVENTS
-from rnn_engine_server.core.schema import RefusedError, only
+from rnn_engine_server.core.schema import Only, RefusedError
 
 _MAKES_RANDOM = ("temperature", "top_k", "top_p", "typical_p")
 _ALL_TOKENS = {"top_k": 0, "top_p": 1.0}  # for a request that draws and does not set them
@@ -43,7 +43,11 @@ class TgiRequest(CompletionRequest):
         "truncate": "truncate_prompt_tokens",
     }
 
-    neutral: ClassVar = {"prompt_logprobs": (0,)}
+    neutral: ClassVar = {
+        "adapter_id": Only((), because="LoRAs are merged when the model is loaded"),
+        "prompt_logprobs": (0,),
+        "watermark": Only((False,), because="answers have no watermark"),
+    }
     unfolded: ClassVar = {
         "parameters": {"type": ["object", "null"], "description": "All fields except `stream` may be in here."},
         "do_sample": {
@@ -58,12 +62,6 @@ class TgiRequest(CompletionRequest):
     )
     decoder_input_details: bool = Field(
         default=False, description="Return the log-probabilities of the prompt's tokens, too. Not with a stream."
-    )
-    watermark: Annotated[Literal[False], only(False, because="answers have no watermark")] = Field(
-        default=False, description="Only false."
-    )
-    adapter_id: Annotated[None, only(None, because="LoRAs are merged when the model is loaded")] = Field(
-        default=None, description="Only null."
     )
 
     @classmethod

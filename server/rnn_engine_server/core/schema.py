@@ -16,7 +16,6 @@ from typing import Any, ClassVar, NotRequired, Self, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -143,6 +142,14 @@ class Bounded:
     check: Callable[[Limits, str, Any], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Only:
+    """The values without effect of a field that this server does not have, and why it refuses others."""
+
+    values: tuple[object, ...]
+    because: str = "this server does not have it"
+
+
 class RequestBody(BaseModel):
     """The base class of JSON request bodies. Values are checked strictly: none is converted to another type silently.
 
@@ -155,7 +162,7 @@ class RequestBody(BaseModel):
 
     # What a body accepts beside its fields. A subclass adds to what its bases have, unless it has a field of that name.
     ignored: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted and have no effect here
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # other systems' field -> values without effect
+    neutral: ClassVar[Mapping[str, Only | tuple[object, ...]]] = {}  # other systems' field -> values without effect
     lacking: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # the same, but unknown with any other value
     aliases: ClassVar[Mapping[str, str]] = {}  # another name of a field -> the field
     unfolded: ClassVar[Mapping[str, Schema]] = {}  # what `_unfold` takes away -> its JSON schema
@@ -227,9 +234,10 @@ class RequestBody(BaseModel):
         data = {name: value for name, value in data.items() if value is not None or name in known}  # null asks nothing
         for name, value in data.items():
             if name in cls.neutral:
-                if value is not None and not _is_one_of(value, cls.neutral[name]):
-                    words = " or ".join(["null", *map(repr, cls.neutral[name])])
-                    raise RefusedError(value, f"{words}, since this server does not have it", below=name)
+                only = only_of(cls.neutral[name])
+                if value is not None and not _is_one_of(value, only.values):
+                    words = " or ".join(["null", *map(repr, only.values)])
+                    raise RefusedError(value, f"{words}, since {only.because}", below=name)
             elif name not in known and not _is_one_of(value, cls.lacking.get(name, ())):
                 if value and (advice := cls._find_same(name, data)):
                     raise _UnknownError(value, advice, below=name)
@@ -276,6 +284,11 @@ class RequestBody(BaseModel):
         return renamed
 
 
+def only_of(entry: Only | tuple[object, ...]) -> Only:
+    """Return an entry of `RequestBody.neutral` with its reason."""
+    return entry if isinstance(entry, Only) else Only(entry)
+
+
 @lru_cache(4096)  # a client sends the same unknown fields with every request
 def _misspelled(name: str, known: frozenset[str]) -> str | None:
     """Return the one of the `known` fields that `name` is a misspelling of: one wrong letter or so. None if it is none.
@@ -311,21 +324,6 @@ def is_integers(value: object) -> TypeIs[list[int]]:
 def _is_one_of(value: object, values: Collection[object]) -> bool:
     """Return True if `value` is among `values`; true and 1 are two values, as in JSON."""
     return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values)
-
-
-def only(*allowed: object, because: str) -> BeforeValidator:
-    """Return a pydantic validator that accepts just the `allowed` values.
-
-    `because` says why others are not supported.
-    """
-
-    def check(value: Any) -> Any:  # noqa: ANN401
-        if not _is_one_of(value, allowed):
-            words = " or ".join("null" if choice is None else repr(choice) for choice in allowed)
-            raise RefusedError(value, f"{words}, since {because}")
-        return value
-
-    return BeforeValidator(check)
 
 
 _EXPECTED: Mapping[str, str] = MappingProxyType(

@@ -21,7 +21,7 @@ from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import ErrorForm, Failure
 from rnn_engine_server.core.handlers import Encoded, RouteTable
 from rnn_engine_server.core.routing import EVENTS, FORM, HTML, JSON, MODEL_QUERY, AppKey, Kind, Route
-from rnn_engine_server.core.schema import ErrorBody, RequestBody
+from rnn_engine_server.core.schema import ErrorBody, Only, RequestBody, only_of
 
 
 class ApiDocument(TypedDict):
@@ -88,9 +88,9 @@ def _accepted(kind: type[RequestBody], schema: Schema, unknown: Schema) -> Schem
     fields: Mapping[str, Schema] = schema.get("properties", {})
     required = schema.get("required", [])
     properties = {name: field if name in required else _or_null(field) for name, field in fields.items()}
-    properties |= {name: _without_effect(values) for name, values in kind.neutral.items() if name not in fields}
+    properties |= {name: _without_effect(only_of(each)) for name, each in kind.neutral.items() if name not in fields}
     lacking = {name: values for name, values in kind.lacking.items() if name not in fields}
-    properties |= {name: _without_effect(values) if unknown == _NULL else {} for name, values in lacking.items()}
+    properties |= {name: _without_effect(Only(values)) if unknown == _NULL else {} for name, values in lacking.items()}
     properties |= {name: {"description": "Accepted without effect."} for name in kind.ignored if name not in fields}
     properties.update({name: dict(field) for name, field in kind.unfolded.items()})
     for alias, name in kind.aliases.items():
@@ -111,8 +111,8 @@ def _require(names: Iterable[str], aliases: Mapping[str, str]) -> Schema:
     return wanted
 
 
-def _without_effect(values: Iterable[object]) -> Schema:
-    return {"enum": [*values, None], "description": "Accepted if the value has no effect."}
+def _without_effect(only: Only) -> Schema:
+    return {"enum": [*only.values, None], "description": f"Accepted if the value has no effect, since {only.because}."}
 
 
 def _bare(schema: Schema) -> Schema:

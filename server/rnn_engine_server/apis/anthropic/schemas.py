@@ -33,11 +33,11 @@ from rnn_engine_server.core.schema import (
     NULL,
     OBJECT,
     STRING,
+    Only,
     Parsed,
     RefusedError,
     RequestBody,
     Schema,
-    only,
 )
 from rnn_engine_server.core.settings import Limits
 
@@ -279,7 +279,7 @@ class AnthropicConversation(GenerationBody):
             "workspace_id",
         }
     )
-    neutral: ClassVar = {"mcp_servers": ([],), "thread": ()}
+    neutral: ClassVar = {"mcp_servers": ([],), "n": Only((1,), because="a message is one answer"), "thread": ()}
     aliases: ClassVar = {"stop_sequences": "stop"}
 
     messages: Annotated[list[AnthropicMessage], FailFast(), history(_leave_out_of)] = Field(
@@ -297,7 +297,6 @@ class AnthropicConversation(GenerationBody):
     output_config: OutputConfig = Field(
         default=OutputConfig(), description="The form of the answer, and how much to think before it."
     )
-    n: Annotated[int, only(1, because="a message is one answer")] = Field(default=1, description="Only 1.")
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
         super().model_post_init(context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NotRequired
+from typing import Any, ClassVar, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -22,7 +22,7 @@ from rnn_engine_server.core import handlers
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import Answer, Long, RouteTable
-from rnn_engine_server.core.schema import ErrorBody, PromptProgressBody, Timings, only
+from rnn_engine_server.core.schema import ErrorBody, Only, PromptProgressBody, Timings
 
 
 class LlamaCompletionRequest(CompletionRequest):
@@ -44,7 +44,11 @@ class LlamaCompletionRequest(CompletionRequest):
             "t_max_prompt_ms",
         }
     )
-    neutral: ClassVar = {"prompt_logprobs": (0,)}
+    neutral: ClassVar = {
+        "image_data": Only(([],), because="the model reads text only"),
+        "post_sampling_probs": Only((False,), because="probabilities are those that the model gives, before sampling"),
+        "prompt_logprobs": (0,),
+    }
     aliases: ClassVar = {
         "max_completion_tokens": "max_tokens",
         "n_probs": "logprobs",
@@ -56,12 +60,6 @@ class LlamaCompletionRequest(CompletionRequest):
         default=None,
         description="Return only these fields of the answer, and of a stream's last event. `generation_settings/seed` "
         "is a field within another, and is returned under that whole name. Null or empty: all.",
-    )
-    post_sampling_probs: Annotated[
-        Literal[False], only(False, because="probabilities are returned as the model gives them, before sampling")
-    ] = Field(default=False, description="Only false.")
-    image_data: Annotated[list[Any], only([], because="the model reads text only")] = Field(
-        default=[], description="Only an empty list."
     )
 
     @property
@@ -319,8 +317,8 @@ class LlamaEmbeddingRequest(EmbeddingsRequest):
     aliases: ClassVar = {"content": "input"}
 
     encoding_format: Literal["float"] = Field(default="float", description="Only numbers.")
-    embd_normalize: Annotated[int | None, only(None, -1, 2, because="vectors are scaled to length 1 or not at all")] = (
-        Field(default=None, description="2: as `normalize`; -1: without it. Null: 2, or -1 with `per_token`.")
+    embd_normalize: Literal[-1, 2] | None = Field(
+        default=None, description="2: as `normalize`; -1: without it. Null: 2, or -1 with `per_token`."
     )
     per_token: bool = Field(
         default=False,

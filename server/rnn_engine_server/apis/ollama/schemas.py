@@ -29,10 +29,8 @@ from rnn_engine_server.apis.common.messages import (
 from rnn_engine_server.apis.common.states import SavedState
 from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest
 from rnn_engine_server.apis.openai.schemas import CompletionRequest, TranslatedChat, shared_fields
-from rnn_engine_server.core.schema import NULL, OBJECT, Parsed, RefusedError, RequestBody, only
+from rnn_engine_server.core.schema import NULL, OBJECT, Only, Parsed, RefusedError, RequestBody
 from rnn_engine_server.core.settings import Limits
-
-_TEXT_ONLY = "the model reads and writes text only"
 
 ModelName: TypeAlias = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 
@@ -60,11 +58,11 @@ class OllamaOptions(GenerationBody):
             "vocab_only",
         }
     )
+    neutral: ClassVar = {"n": Only((1,), because="there is one answer")}
 
     max_tokens: Annotated[int, AfterValidator(lambda count: max(count, -1))] = Field(
         default=-1, description="The most tokens to generate; -1 and -2: as many as the limits allow."
     )
-    n: Annotated[int, only(1, because="there is one answer")] = Field(default=1, description="Only 1.")
 
 
 def _parse_format(value: object) -> Grammar | None:
@@ -79,13 +77,18 @@ def _parse_format(value: object) -> Grammar | None:
 
 
 Format: TypeAlias = Annotated[Grammar | None, Parsed(_parse_format, {"const": "json"}, OBJECT, NULL)]
-Images: TypeAlias = Annotated[list[Any], only([], because=_TEXT_ONLY)]
+_IMAGES = {"images": Only(([],), because="the model reads and writes text only")}
+_ONLY_OPENAI = "only OpenAI's routes return them"
 
 
 class OllamaGeneration(RequestBody):
     """The request fields that Ollama's chats and generations share."""
 
     ignored: ClassVar = frozenset({"keep_alive", "truncate", "shift"})
+    neutral: ClassVar = {
+        "logprobs": Only((False,), because=_ONLY_OPENAI),
+        "top_logprobs": Only((0,), because=_ONLY_OPENAI),
+    }
 
     model: ModelName = Field(default="", description="The model; the default one if it is empty.")
     stream: bool = Field(default=True, description="Send the answer as lines of JSON while it is made.")
@@ -94,12 +97,6 @@ class OllamaGeneration(RequestBody):
     think: bool | Literal["low", "medium", "high"] | None = Field(
         default=None,
         description="Whether, and how much, to think before the answer, if the chat template supports it.",
-    )
-    logprobs: Annotated[Literal[False], only(False, because="only OpenAI's routes return them")] = Field(
-        default=False, description="Only false."
-    )
-    top_logprobs: Annotated[int, only(0, because="only OpenAI's routes return them")] = Field(
-        default=0, description="Only 0."
     )
 
     def model_post_init(self, context: object) -> None:
@@ -159,6 +156,8 @@ class OllamaMessage(RequestBody):
     The fields of this server's own answers are accepted, so that a client may send them back.
     """
 
+    neutral: ClassVar = _IMAGES  # those of earlier messages and of tools' results are left out
+
     role: RoleWord = Field(description="system, user, assistant or tool.")
     content: Content = Field(default="", description="A text.")
     thinking: str | None = Field(default=None, description="The assistant's reasoning before the text.")
@@ -167,9 +166,6 @@ class OllamaMessage(RequestBody):
     )
     tool_name: str | None = Field(default=None, description="Of a tool's result: the tool.")
     tool_call_id: str | None = Field(default=None, description="Of a tool's result: the call that it answers.")
-    images: Images = Field(
-        default=[], description="Only an empty list. Those of earlier messages and of tools' results are left out."
-    )
 
     @property
     def message(self) -> Message:
@@ -215,19 +211,16 @@ class OllamaChatRequest(OllamaGeneration):
 class OllamaGenerateRequest(OllamaGeneration):
     """A request to answer a text, or with `raw` to continue it."""
 
+    neutral: ClassVar = {
+        **_IMAGES,
+        "context": Only(([],), because="a conversation goes on with /api/chat or with a state"),
+        "suffix": Only(("",), because="the model can't fill in text before an end"),
+        "template": Only(("",), because="the chat template is the model's"),
+    }
+
     prompt: str = Field(default="", description="The user's message. Without it, the model is only loaded.")
     system: str = Field(default="", description="Instructions for the model.")
     raw: bool = Field(default=False, description="Continue the prompt as it is, without the chat template.")
-    suffix: Annotated[str, only("", because="the model can't fill in text before an end")] = Field(
-        default="", description="Only an empty text."
-    )
-    template: Annotated[str, only("", because="the chat template is the model's")] = Field(
-        default="", description="Only an empty text."
-    )
-    context: Annotated[list[Any], only([], because="a conversation goes on with /api/chat or with a state")] = Field(
-        default=[], description="Only an empty list."
-    )
-    images: Images = Field(default=[], description="Only an empty list.")
 
     @cached_property
     def translated(self) -> TranslatedChat | CompletionRequest | None:

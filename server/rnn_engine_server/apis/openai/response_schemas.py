@@ -30,7 +30,7 @@ from rnn_engine_server.apis.openai.response_items import (
     messages_of,
 )
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, TranslatedChat
-from rnn_engine_server.core.schema import PromptProgressBody, RefusedError, RequestBody, Timings, only
+from rnn_engine_server.core.schema import Only, PromptProgressBody, RefusedError, RequestBody, Timings
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store.turns import Item
 
@@ -88,7 +88,13 @@ class ResponsesRequest(ProgressBody):
     """A request to continue a conversation. It has OpenAI's own fields and those of this server."""
 
     ignored: ClassVar = frozenset({"max_tool_calls", "truncation"})
-    neutral: ClassVar = {"context_management": (), "image": (), "moderation": (), "prompt": ()}
+    neutral: ClassVar = {
+        "context_management": (),
+        "image": (),
+        "moderation": (),
+        "n": Only((1,), because="a response is one answer"),
+        "prompt": (),
+    }
     aliases: ClassVar = {"max_output_tokens": "max_tokens"}
 
     input: Items = Field(
@@ -140,7 +146,6 @@ class ResponsesRequest(ProgressBody):
         "and with `stream` its events can be read from any place on.",
     )
     max_tokens: int = Field(default=4096, ge=0, description="The most tokens to generate. 0 runs only the prompt.")
-    n: Annotated[int, only(1, because="a response is one answer")] = Field(default=1, description="Only 1.")
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
         super().model_post_init(context)

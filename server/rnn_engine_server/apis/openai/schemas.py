@@ -28,13 +28,13 @@ from rnn_engine_server.apis.common.messages import Message, ToolFields, check_me
 from rnn_engine_server.apis.common.states import SavedState
 from rnn_engine_server.core.schema import (
     STRING,
+    Only,
     Parsed,
     PromptProgressBody,
     RefusedError,
     RequestBody,
     Timings,
     Usage,
-    only,
 )
 from rnn_engine_server.core.settings import Limits
 
@@ -43,6 +43,7 @@ class CompletionRequest(PromptBody):
     """A request to continue texts or tokens."""
 
     ignored: ClassVar = frozenset({"add_special_tokens", "request_id"})
+    neutral: ClassVar = {"suffix": Only(("",), because="the model can't fill in text before an end")}
 
     prompt: Prompts = Field(
         description="What to continue. A list of prompts makes a list of choices, prompt by prompt."
@@ -71,9 +72,6 @@ class CompletionRequest(PromptBody):
         max_length=8,
         description="Positions in the prompt, in tokens, whose states are kept in preference to others: the last seven "
         "before its end.",
-    )
-    suffix: Annotated[Literal[""] | None, only(None, "", because="the model can't fill in text before an end")] = Field(
-        default=None, description='Only null or "".'
     )
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
@@ -193,10 +191,12 @@ class ChatRequest(PromptBody, ToolFields):
     )
     neutral: ClassVar = {
         "add_special_tokens": (False,),
+        "audio": Only((), because=_TEXT_ONLY),
         "best_of": (1,),
         "chat_template": (),
         "detokenize": (True,),
         "documents": ([],),
+        "modalities": Only((["text"],), because=_TEXT_ONLY),
         "moderation": (),
         "separate_reasoning": (True,),
         "web_search_options": (),
@@ -280,10 +280,6 @@ class ChatRequest(PromptBody, ToolFields):
         default=False,
         description="Add `__verbose` to an answer that is not streamed: its `prompt` is the text that the model read.",
     )
-    modalities: Annotated[list[Any] | None, only(None, ["text"], because=_TEXT_ONLY)] = Field(
-        default=None, description="Only text."
-    )
-    audio: Annotated[None, only(None, because=_TEXT_ONLY)] = Field(default=None, description="Only null.")
 
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
