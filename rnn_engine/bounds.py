@@ -18,9 +18,6 @@ MAX_DRAFT: Final = 64
 DEFAULT_DRAFT: Final = 0
 """The most tokens of a draft, unless the user chose a number; 0 makes no drafts."""
 
-LONGEST_WAIT: Final = 1.0
-"""The most seconds that a batching policy may wait for further requests."""
-
 MAX_QUEUED: Final = 1024
 """The most requests that wait for a slot, unless the user chose a number."""
 

@@ -40,7 +40,7 @@ from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.requests import ANONYMOUS, Client, Event, Finished, GenerateRequest, Started
 from rnn_engine.sampling.masks import ListedTokens, ThinkingMask
-from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Questions, Scheduler, Worker, parse_policy
+from rnn_engine.scheduler import Delivery, Inboxes, Questions, Scheduler, Worker
 from rnn_engine.scheduler.inboxes import Admission
 from rnn_engine.scheduler.worker import Watchdog, stack_of
 from rnn_engine.telemetry import EngineCounters, Health, Outcome, RequestAccount, SlotUse
@@ -141,7 +141,6 @@ class Engine:
         *,
         max_queued: int = MAX_QUEUED,
         queue_seconds: float | None = None,
-        policy: BatchingPolicy = EAGER,
         grammar_seconds: float = 2.0,
     ) -> None:
         """Start an engine on a loaded model's `parts`, which `close` will close. For the other arguments see `load`."""
@@ -162,7 +161,6 @@ class Engine:
             self._tokenizer.decode_bytes,
             self._cache,
             self._info.num_slots,
-            policy,
             wake=_weakly(self._wake_worker),
             drafts=parts.drafts,
         )
@@ -198,7 +196,6 @@ class Engine:
         max_queued: int = MAX_QUEUED,
         queue_seconds: float | None = None,
         grammar_seconds: float = 2.0,
-        batching: str = "eager",
         cache: CacheConfig | None = _DEFAULT_CACHE,
         states: StateSettings = _DEFAULT_STATES,
         progress: Progress = lambda *_: None,
@@ -210,18 +207,15 @@ class Engine:
         `queue_seconds` at most (None: as long as it takes). Compiling a grammar may take `grammar_seconds` of the
         processor's time.
 
-        `batching` is eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step waits for more
-        requests. `cache` says how much is kept of prompts and answers for requests that begin alike; None keeps
-        nothing. `states` are those that requests may start from by name. `progress` is called on another thread.
+        `cache` says how much is kept of prompts and answers for requests that begin alike; None keeps nothing. `states`
+        are those that requests may start from by name. `progress` is called on another thread.
 
         Raises ModelError, TokenizerError or DeviceError. Raises StateError if a state's file does not fit the model or
-        the cache's folder can't be used. Raises InvalidRequestError for another `batching`, and for times that are
-        negative or not finite.
+        the cache's folder can't be used. Raises InvalidRequestError for times that are negative or not finite.
         """
         check_whole("num_slots", num_slots, 1, 2**31 - 1)
         check_finite("queue_seconds", queue_seconds)
         check_finite("grammar_seconds", grammar_seconds)
-        policy = parse_policy(batching)
         parts = await asyncio.to_thread(
             open_parts,
             locate_model(model_path),
@@ -236,7 +230,6 @@ class Engine:
             parts,
             max_queued=max_queued,
             queue_seconds=queue_seconds,
-            policy=policy,
             grammar_seconds=grammar_seconds,
         )
 

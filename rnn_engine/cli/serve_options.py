@@ -11,9 +11,8 @@ from typing import Any, Concatenate, Final, ParamSpec
 import click
 import cloup
 
-from rnn_engine.bounds import LONGEST_WAIT
 from rnn_engine.cli.config_file import config_option, configured_models
-from rnn_engine.cli.options import AddOption, Parsed, bad_value, find_model, make, options_of, slots_option
+from rnn_engine.cli.options import AddOption, bad_value, find_model, make, options_of, slots_option
 from rnn_engine.hub import model_name
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine_server.auth.keys import ApiKey, check_key_name, read_keys
@@ -66,32 +65,16 @@ class ServeOptions:
     models: Sequence[NamedModel]
     default_model: str | None
     slots: int
-    batching: str
     loading: LoadSettings
     cache: CacheConfig
     states: StateSettings
     settings: ServerSettings
 
 
-def _parse_batching(text: str) -> str:
-    from rnn_engine.scheduler import parse_policy
-
-    parse_policy(text)
-    return text
-
-
 _GROUPS: Final[Mapping[str, Sequence[AddOption]]] = {
     "Model and device": options_of(LoadSettings),
     "Requests": (
         slots_option(8),
-        click.option(
-            "--batching",
-            default="eager",
-            type=Parsed(_parse_batching),
-            metavar="POLICY",
-            help="How a step waits for more requests: eager (not at all), k:NUMBER (for this many), t:SECONDS, "
-            f"k-or-t:NUMBER,SECONDS, or adaptive (if waiting is likely to pay). SECONDS are at most {LONGEST_WAIT:g}.",
-        ),
         *options_of(ServerSettings, "reasoning_format", "strict"),
     ),
     "Address and process": (
@@ -152,7 +135,6 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
         models: Sequence[NamedModel],
         default_model: str | None,
         slots: int,
-        batching: str,
         api_key: str | None,
         api_key_file: Path | None,
         app_key: Sequence[str],
@@ -164,7 +146,7 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
         settings = make(ServerSettings, values, loading=loading, auth=make(AuthSettings, values, keys=keys))
         if settings.job_folder is None and states.folder is not None:
             settings = replace(settings, job_folder=states.folder / _JOBS)
-        options = ServeOptions(models, default_model, slots, batching, loading, cache, states, settings)
+        options = ServeOptions(models, default_model, slots, loading, cache, states, settings)
         serve_command(options, *arguments, **values)
 
     command: Callable[..., Any] = with_options

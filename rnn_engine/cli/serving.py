@@ -43,7 +43,6 @@ def _first_choice(options: ServeOptions) -> EngineChoice:
         options.slots,
         cache=options.cache,
         states=with_demo_state(model, options.states),
-        batching=options.batching,
         queue_seconds=limits.max_queue_seconds,
         max_queued=limits.max_queued,
         grammar_seconds=limits.max_grammar_seconds,

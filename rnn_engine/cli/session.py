@@ -34,7 +34,6 @@ class EngineChoice:
     slots: int
     cache: CacheConfig | None = None
     states: StateSettings = field(default_factory=StateSettings)
-    batching: str = "eager"
     queue_seconds: float | None = None
     max_queued: int = MAX_QUEUED
     grammar_seconds: float = 2.0
@@ -66,7 +65,6 @@ async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None
                 choice.loading,
                 name=choice.name,
                 num_slots=choice.slots,
-                batching=choice.batching,
                 queue_seconds=choice.queue_seconds,
                 max_queued=choice.max_queued,
                 grammar_seconds=choice.grammar_seconds,

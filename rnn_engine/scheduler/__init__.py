@@ -2,14 +2,11 @@
 
 from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.scheduler.inboxes import Delivery, Inbox, Inboxes
-from rnn_engine.scheduler.queue import EAGER, BatchingPolicy, parse_policy
 from rnn_engine.scheduler.scheduler import Scheduler
 from rnn_engine.scheduler.worker import Questions, Worker
 
 __all__ = [
-    "EAGER",
     "NO_DRAFTS",
-    "BatchingPolicy",
     "Delivery",
     "DraftSettings",
     "Inbox",
@@ -17,5 +14,4 @@ __all__ = [
     "Questions",
     "Scheduler",
     "Worker",
-    "parse_policy",
 ]

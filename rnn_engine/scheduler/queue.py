@@ -1,140 +1,20 @@
-"""The queue of requests that wait for slots, and the decisions when a step runs and with how many tokens of each."""
+"""The queue of requests that wait for slots, and the decision how many tokens of each sequence a step runs."""
 
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rnn_engine.bounds import LONGEST_WAIT
-from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import ANONYMOUS, Client, GenerateRequest
 from rnn_engine.scheduler.checkpoints import PromptPrefix, Wait
 from rnn_engine_states.cache.tiers.fetches import Fetch
 from rnn_engine_states.cache.tiers.shared import Inquiry
 
-# Batching policies decide when a step is run; `allocate_tokens` decides how many tokens each sequence runs in it.
-#
-# A step costs little more for many sequences than for one, so a request that arrives just before a step is served far
-# sooner than one that arrives just after its beginning. But waiting for a request delays the sequences at hand. The
-# waits of every policy are bounded, so no request starves.
-
-DEFAULT_WAIT = 0.02  # seconds to wait for a number of sequences, if not given
 _WEIGHT = 0.1  # of the latest value in a running mean
-_FORMS = "eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive"
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The data by which a batching policy decides: how many sequences can run, and how long that was delayed.
-
-    Also the most sequences that a step can run.
-    """
-
-    sequences: int  # at least 1
-    capacity: int  # the most that a step can run
-    waited: float  # seconds since it could have been run
-    now: float  # seconds
-
-
-class BatchingPolicy(ABC):
-    """Decides before each step how long to wait for more requests, perhaps by earlier arrivals and steps."""
-
-    def arrived(self, now: float) -> None:  # noqa: B027
-        """Record that a request has arrived at the time `now`."""
-
-    def stepped(self, seconds: float) -> None:  # noqa: B027
-        """Record that a step has taken `seconds`."""
-
-    @abstractmethod
-    def wait_seconds(self, load: Load) -> float:
-        """Return how many more seconds to wait, after each arrival anew; 0 means to run the step now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gather(BatchingPolicy):
-    """Waits at most `seconds` until `sequences` can run, or as many as a step can if that is less."""
-
-    sequences: int | None  # None = as many as a step can run
-    seconds: float
-
-    def wait_seconds(self, load: Load) -> float:
-        wanted = load.capacity if self.sequences is None else min(self.sequences, load.capacity)
-        return 0.0 if load.sequences >= wanted else max(self.seconds - load.waited, 0.0)
-
-
-EAGER = Gather(1, 0.0)
-
-
-class Adaptive(BatchingPolicy):
-    """A batching policy that waits for the next request only as long as that is expected to save time.
-
-    It waits for half of a step at most. If the next request is expected in `interval` seconds and a step takes `step`,
-    waiting costs `interval` for each sequence at hand and gains `step - interval` for the one that comes. So it waits
-    if `interval * (sequences + 1) < step`. It gives up after `step / (sequences + 1)`, when the wait has cost what it
-    could gain.
-    """
-
-    def __init__(self) -> None:
-        self._interval: float | None = None  # a running mean, like the next
-        self._step: float | None = None
-        self._last_arrival: float | None = None
-
-    def arrived(self, now: float) -> None:
-        if self._last_arrival is not None:
-            self._interval = running_mean(self._interval, now - self._last_arrival)
-        self._last_arrival = now
-
-    def stepped(self, seconds: float) -> None:
-        self._step = running_mean(self._step, seconds)
-
-    def wait_seconds(self, load: Load) -> float:
-        if self._interval is None or self._step is None or self._last_arrival is None:
-            return 0.0
-        longest = min(self._step / (load.sequences + 1), LONGEST_WAIT)
-        # If no request has arrived for longer than the mean interval between arrivals, the mean is too short.
-        interval = max(self._interval, load.now - self._last_arrival)
-        if load.sequences >= load.capacity or interval >= longest:
-            return 0.0
-        return max(longest - load.waited, 0.0)
-
-
-def parse_policy(text: str) -> BatchingPolicy:
-    """Return the batching policy that `text` names, such as `k:8`. Raises InvalidRequestError if it names none."""
-    name, _, rest = text.partition(":")
-    values = rest.split(",") if rest else []
-    match name, len(values):
-        case "eager", 0:
-            return EAGER
-        case "adaptive", 0:
-            return Adaptive()
-        case "k", 1:
-            return Gather(_number(text, values), DEFAULT_WAIT)
-        case "t", 1:
-            return Gather(None, _seconds(text, values))
-        case "k-or-t", 2:
-            return Gather(_number(text, values), _seconds(text, values))
-    raise InvalidRequestError("batching", text, _FORMS)
-
-
-def _number(text: str, values: Sequence[str]) -> int:
-    if not values[0].isdecimal() or int(values[0]) < 1:
-        raise InvalidRequestError("batching", text, f"{_FORMS}, with a NUMBER of at least 1")
-    return int(values[0])
-
-
-def _seconds(text: str, values: Sequence[str]) -> float:
-    try:
-        seconds = float(values[-1])
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds <= LONGEST_WAIT:  # also refuses NaN
-        raise InvalidRequestError("batching", text, f"{_FORMS}, with SECONDS above 0 and at most {LONGEST_WAIT:g}")
-    return seconds
 
 
 def running_mean(before: float | None, value: float) -> float:

@@ -20,7 +20,7 @@ from rnn_engine.scheduler.mask_threads import WAIT_SECONDS, MaskThreads
 from rnn_engine.scheduler.meter import DRAW_SECONDS, Meter, StepSeconds, StepTimes
 from rnn_engine.scheduler.phases import Prompt
 from rnn_engine.scheduler.prefixes import Prefixes
-from rnn_engine.scheduler.queue import EAGER, BatchingPolicy, Load, TokenDemand, allocate_tokens, count_rows
+from rnn_engine.scheduler.queue import TokenDemand, allocate_tokens, count_rows
 from rnn_engine.scheduler.sequence import SamplingSequence, Shared, SlotSequence
 from rnn_engine.scheduler.slots import LEAST_TOKENS, FailedStart, SlotAllocator, Slots
 from rnn_engine.scheduler.text import Halts, TokenInfos
@@ -133,7 +133,6 @@ class Scheduler:
         token_bytes: Callable[[int], bytes],
         cache: StateCache | None = None,
         num_slots: int | None = None,
-        policy: BatchingPolicy = EAGER,
         clock: Callable[[], float] = time.monotonic,
         wake: Callable[[], None] = lambda: None,
         max_draws: int = MOST_DRAWS,
@@ -143,13 +142,12 @@ class Scheduler:
     ) -> None:
         """Start without requests. `token_bytes` returns a token's bytes; `cache` saves states for later prompts.
 
-        Sequences run in the first `num_slots` of the runner's slots; None is all of them. `policy` decides whether a
-        step waits for more requests, in seconds of `clock`, which may start at any value. `wake` is called on another
-        thread when a request may start because its state was read, or may go on because its mask was made. The device
-        draws at most `max_draws` tokens of a sequence before the host sees them, as far as the runner can; with 0 the
-        host draws all. `drafts` are the settings for drafts of texts that repeat themselves. A request of a client with
-        more than its share of the slots may be suspended once it has run `least_tokens` times its client's weight. A
-        step waits `mask_seconds` for masks.
+        Sequences run in the first `num_slots` of the runner's slots; None is all of them. `clock` returns seconds, and
+        may start at any value. `wake` is called on another thread when a request may start because its state was read,
+        or may go on because its mask was made. The device draws at most `max_draws` tokens of a sequence before the
+        host sees them, as far as the runner can; with 0 the host draws all. `drafts` are the settings for drafts of
+        texts that repeat themselves. A request of a client with more than its share of the slots may be suspended once
+        it has run `least_tokens` times its client's weight. A step waits `mask_seconds` for masks.
         """
         infos = TokenInfos(token_bytes)
         self._prefixes = Prefixes(runner, cache, infos.data, wake)
@@ -158,7 +156,6 @@ class Scheduler:
         self._slots = Slots(self.capacity)
         self._steps: deque[StepInFlight] = deque()  # oldest first
         self._max_draws = max_draws
-        self._policy = policy
         self._clock = clock
         self._meter = Meter(clock)
         self.counters = self._meter.counters  # since the start; may be read on any thread
@@ -169,7 +166,6 @@ class Scheduler:
         halts = Halts(runner.shape.vocab_size, infos.data)
         self._shared = Shared(runner, infos, halts, self._meter, self._mask_threads)
         self._admission = SlotAllocator(self._shared, self._slots, self._prefixes, self._drafts, least_tokens)
-        self._ready_since: float | None = None  # since when the next step could have been run
         self._step_seconds = StepSeconds()
         self._answered = False  # the last step gave first tokens and ran no batch
         self.failure: str | None = None  # what has failed in the last step, perhaps by the device's fault
@@ -200,23 +196,15 @@ class Scheduler:
         )
 
     def wait_seconds(self) -> float | None:
-        """Return the seconds to wait before the next step, after each arrival anew; None if nothing is to run."""
-        if not self.has_work:
-            self._ready_since = None
-            self._meter.rest()
-            return None
-        if self._steps or self._slots.ready:
+        """Return 0 if the next step can run now, and None if nothing is to run."""
+        if self.has_work:
             return 0.0
-        now = self._clock()
-        if self._ready_since is None:
-            self._ready_since = now
-        sequences = self._slots.num_advancing + min(self._admission.queue.num_ready, self._slots.num_free)
-        return self._policy.wait_seconds(Load(max(sequences, 1), self.capacity, now - self._ready_since, now))
+        self._meter.rest()
+        return None
 
     def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
         """Queue a checked `request` under `key`, never used twice. `arrived` is when its client asked; None is now."""
         now = self._clock()
-        self._policy.arrived(now)
         if not request.client.is_background:
             self._background.note_foreground(now)
         self._admission.add(key, request, now if arrived is None else arrived)
@@ -315,7 +303,6 @@ class Scheduler:
         return deliveries
 
     def _step(self) -> list[Delivery]:
-        self._ready_since = None
         self._meter.resume()
         self._admission.keeps_slot_free = self._is_restrained()
         deliveries = self._suspend()
@@ -450,7 +437,6 @@ class Scheduler:
             return self._fail_step(step.live, error)
         finally:
             self._step_seconds.note(step.times, asked, self._clock())
-            self._policy.stepped(step.times.seconds)
         if readout.sound.any():
             self.failed_in_a_row = 0
         else:

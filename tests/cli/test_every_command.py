@@ -57,7 +57,7 @@ def serve(place: Place) -> None:
     config.write_text('any-model = true\ncors-origin = "https://chat.example"\n')
     groups: Mapping[str, tuple[object, ...]] = {
         "Model and device": ("--device", "cpu", "--chat-template", "world", "--speculate", 4),
-        "Requests": ("--slots", 3, "--batching", "k-or-t:2,0.01", "--no-strict"),
+        "Requests": ("--slots", 3, "--no-strict"),
         "Address and process": ("--config", config, "--port", 0, "--no-web"),
         "Several models": ("--default-model", "tiny"),
         "Kept states": ("--cache-folder", cache, "--cache-write-after", 0),

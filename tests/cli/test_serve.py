@@ -25,7 +25,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model_file: Path, cache_folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the server's output at its start, and its address. SIGTERM ends it, and it must end well."""
     options = ("--device", "cpu", "--port", 0, "--slots", 3, "--cache-folder", cache_folder)
-    with serving_process("serve", model_file, *options, "--batching", "k-or-t:2,0.01") as serving:
+    with serving_process("serve", model_file, *options) as serving:
         yield serving.said, serving.address
 
 
@@ -95,11 +95,6 @@ def test_a_cache_folder_that_another_server_uses(
     refusal = "another process uses it; expected a folder that no other process uses"
     assert said == f"Error: cache folder {cache_folder}: {refusal}\n"
     assert server[1]
-
-
-def test_batching_that_is_not_known(rnn_engine: Command, model_file: Path) -> None:
-    said = rnn_engine("serve", model_file, "--batching", "lazy", code=2)
-    assert "'lazy'; expected eager, k:NUMBER" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import GenerateRequest, SamplingParams
-from rnn_engine.scheduler import EAGER, BatchingPolicy
 from rnn_engine.types import Runner
 from rnn_engine_states.cache.cache import StateCache
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -30,11 +29,9 @@ async def running(runner: Runner, max_queued: int = 64) -> AsyncGenerator[Engine
         yield engine
 
 
-def engine_of(
-    runner: Runner, max_queued: int = 64, cache: StateCache | None = None, policy: BatchingPolicy = EAGER
-) -> Engine:
+def engine_of(runner: Runner, max_queued: int = 64, cache: StateCache | None = None) -> Engine:
     parts = assemble(runner, TOKENIZER, model="fake", device="none", weights="f32", cache=cache)
-    return Engine(parts, max_queued=max_queued, policy=policy)
+    return Engine(parts, max_queued=max_queued)
 
 
 def ask(text: str = "Hi", max_tokens: int = 20) -> GenerateRequest:
