@@ -43,14 +43,12 @@ SUBCOMMANDS: Mapping[str, Subcommand] = MappingProxyType(
         "models": Subcommand("models", "List the models on this computer, and the short names of others."),
         "inspect": Subcommand("models", "Show what a model file holds and on which devices it fits."),
         "convert": Subcommand("models", "Write a model in another file format."),
-        "logits": Subcommand("generate", "Write the logits of tokens, and the state after them, to a file."),
         "bench": Subcommand("bench", "Measure decode and prefill speed of a model on a device."),
         "tune-state": Subcommand("tune_state", "Tune a model's initial state with the examples in DATA."),
         "tune-kernels": Subcommand("bench", "Find the fastest kernels for a model's matrices on a device."),
         "key": Subcommand("setup", "Make an API key."),
     }
 )
-_OLD_NAMES: Mapping[str, str] = MappingProxyType({"tune": "tune-kernels"})
 _SERVERS = ("serve", "fleet")
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _NO_THREAD = "can't start new thread"  # Python's own message
@@ -75,7 +73,6 @@ class Commands(click.Group):
             formatter.write_dl([(name, subcommand.help) for name, subcommand in SUBCOMMANDS.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        cmd_name = _OLD_NAMES.get(cmd_name, cmd_name)
         if cmd_name not in SUBCOMMANDS:
             return None
         module = importlib.import_module(f"rnn_engine.cli.{SUBCOMMANDS[cmd_name].module}")
@@ -90,7 +87,7 @@ class Commands(click.Group):
         While the server runs, it handles such signals itself, and ends with code 0 too. Raises UsageError for an
         unknown subcommand; the message names one that is spelled alike.
         """
-        name = args[0] = _OLD_NAMES.get(args[0], args[0])
+        name = args[0]
         if not name.startswith("-") and name not in SUBCOMMANDS:
             nearest = get_close_matches(name, SUBCOMMANDS, n=1)
             advice = f"did you mean {nearest[0]}?" if nearest else "`rnn-engine --help` lists the commands"

@@ -1,4 +1,4 @@
-"""`rnn-engine generate` and `rnn-engine logits`: continue a text, and write the logits of tokens to a file."""
+"""`rnn-engine generate`: continue a text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from rnn_engine.bounds import TEXT, Kind, setting
 from rnn_engine.cli.generation_options import Starts, grammar_options, mix_options, sampling_options
 from rnn_engine.cli.options import (
     LongCommand,
-    Parsed,
-    check_outputs,
     find_model,
     loading_options,
-    model_argument,
     names_model,
     parse_tokens,
     settings_options,
 )
-from rnn_engine.loading.settings import LoadSettings, StateSettings
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -102,49 +99,3 @@ def _read_prompt() -> str:
     if not prompt:
         raise click.UsageError("nothing to continue: standard input is empty; use --prompt '' for an empty prompt")
     return prompt
-
-
-@click.command()
-@model_argument
-@click.option(
-    "--tokens", type=Parsed(parse_tokens), required=True, metavar=TOKENS.metavar, help="The ids of the tokens to run."
-)
-@settings_options(LoadSettings, "device", "weights", "device_memory", "v5_group_norm_epsilon", "loras")
-@click.option(
-    "--chunk",
-    type=click.IntRange(min=1),
-    default=64,
-    help="How many tokens a step takes; the result does not depend on it.",
-)
-@click.option(
-    "--state",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Start from the state in this file.",
-)
-@settings_options(StateSettings, "any_model")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .npz file to write."
-)
-@click.pass_context
-def logits_command(
-    context: click.Context,
-    states: StateSettings,
-    loading: LoadSettings,
-    /,
-    model: Path,
-    tokens: list[int],
-    chunk: int,
-    state: Path | None,
-    output: Path,
-) -> None:
-    """Write the logits of tokens, and the state after them, to a file.
-
-    The tokens run from an empty state unless one is given. The NumPy file holds `logits` [T, V] in f32, one row a
-    token, and the state after the last token: for each layer L the fields of the version's state, from RWKV-5 on
-    `state.L.att_shift` [D], `state.L.wkv` [H, value, key] and `state.L.ffn_shift` [D].
-    """
-    from rnn_engine.cli.generation import write_logits
-
-    check_outputs(context, {"-o": output})
-    write_logits(output, tokens, model, loading, chunk=chunk, state=state, any_model=states.any_model)

@@ -153,13 +153,6 @@ def convert(place: Place) -> None:
             assert np.allclose(after.tensor(name), before.tensor(name), rtol=1e-2, atol=1e-3), name
 
 
-def logits(place: Place) -> None:
-    output = place.folder / "out.npz"
-    rnn_engine_process("logits", place.model, "--device", "cpu", "--tokens", "1,2,3", "-o", output)
-    with np.load(output) as found:
-        assert found["logits"].shape == (3, 96)
-
-
 def bench(place: Place) -> None:
     short = ("--slots", 1, "--lengths", 2, "--repeats", 1, "--json")
     lines = json.loads(rnn_engine_process("bench", place.model, "--device", "cpu", *short))["results"]
@@ -205,7 +198,6 @@ STARTS: Mapping[str, Callable[[Place], None]] = MappingProxyType(
             models,
             inspect,
             convert,
-            logits,
             bench,
             tune_state,
             tune_kernels,

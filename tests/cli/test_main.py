@@ -29,7 +29,6 @@ COMMANDS = [
     "models",
     "inspect",
     "convert",
-    "logits",
     "bench",
     "tune-state",
     "tune-kernels",
@@ -68,7 +67,7 @@ def test_serve_has_the_defaults_that_clients_expect() -> None:
     }
 
 
-@pytest.mark.parametrize("arguments", [["bake"], ["logits", "--colour", "red"], ["serve", "--port", "70000"]])
+@pytest.mark.parametrize("arguments", [["bake"], ["generate", "--colour", "red"], ["serve", "--port", "70000"]])
 def test_wrong_usage_ends_with_code_2(rnn_engine: Command, arguments: list[str]) -> None:
     assert "Error: " in rnn_engine(*arguments, code=2)
 

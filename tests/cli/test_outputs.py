@@ -80,11 +80,13 @@ def test_a_batch_without_a_failure_deletes_nothing(
     assert json.loads((tmp_path / "out.jsonl").read_text())["custom_id"] == "a"
 
 
+SHORT = ("--device", "cpu", "--slots", 1, "--lengths", 2, "--repeats", 1)
+
+
 def commands(model: Path, data: Path, output: Path) -> dict[str, list[object]]:
     return {
         "tune-state -o": ["tune-state", model, data, "-o", output],
         "tune-state --report": ["tune-state", model, data, "-o", data.with_name("s.state"), "--report", output],
-        "logits": ["logits", model, "--tokens", "1", "-o", output],
         "bench": ["bench", model, "--report", output],
         "convert": ["convert", model, output, "--force"],
     }
@@ -115,30 +117,30 @@ def test_a_model_in_a_folder_is_not_written_over(rnn_engine: Command, model_file
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
 def test_a_pipe_and_a_device_are_written_in_place(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
-    pipe, null = tmp_path / "pipe", tmp_path / "null.npz"
+    pipe, null = tmp_path / "pipe", tmp_path / "null.html"
     os.mkfifo(pipe)
     null.symlink_to(os.devnull)
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
     reader.start()
-    rnn_engine("logits", model_file, "--tokens", "1,2", "--device", "cpu", "-o", pipe)
+    rnn_engine("bench", model_file, *SHORT, "--report", pipe)
     reader.join()
-    assert read[0].startswith(b"PK")
+    assert read[0].startswith(b"<!doctype html>")
     assert pipe.is_fifo()
-    rnn_engine("logits", model_file, "--tokens", "1,2", "--device", "cpu", "-o", null)
+    rnn_engine("bench", model_file, *SHORT, "--report", null)
     assert null.is_symlink()
     assert Path(os.devnull).is_char_device()
 
 
 def test_a_link_stays_and_its_file_is_replaced(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
-    target, link = tmp_path / "kept" / "a.npz", tmp_path / "a.npz"
+    target, link = tmp_path / "kept" / "a.html", tmp_path / "a.html"
     target.parent.mkdir()
     target.write_text("old")
     link.symlink_to(target)
-    rnn_engine("logits", model_file, "--tokens", "1", "--device", "cpu", "-o", link)
+    rnn_engine("bench", model_file, *SHORT, "--report", link)
     assert link.is_symlink()
-    assert target.read_bytes().startswith(b"PK")
-    assert [path.name for path in target.parent.iterdir()] == ["a.npz"]
+    assert target.read_bytes().startswith(b"<!doctype html>")
+    assert [path.name for path in target.parent.iterdir()] == ["a.html"]
 
 
 def test_convert_writes_into_an_empty_folder(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rnn_engine.cli.generation_options import _divide
@@ -20,7 +19,6 @@ from rnn_engine_states.frozen import freeze_state
 from tests.support.cli import Command
 from tests.support.models import TensorModel
 from tests.support.named_states import save_tuned_state, some_state
-from tests.support.reference import forward
 
 Settings = Callable[..., StateSettings]
 
@@ -84,18 +82,6 @@ def test_a_state_that_is_missing_ends_the_start(rnn_engine: Command, model_file:
     assert said.splitlines()[-1] == "Error: no.st can't be read: No such file or directory"
 
 
-def test_logits_start_from_a_state(
-    rnn_engine: Command, model_file: Path, tiny_model: TensorModel, state_file: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "out.npz"
-    rnn_engine("logits", model_file, "--tokens", "3,1,4", "--device", "cpu", "--state", state_file, "-o", output)
-    initial = tiny_model.shape.initial_state() | {"wkv": some_state(1, tiny_model.shape)["wkv"]}
-    logits, _ = forward(tiny_model, [3, 1, 4], initial)
-    with np.load(output) as file:
-        np.testing.assert_allclose(file["logits"], logits, atol=1e-3)
-        assert np.abs(file["logits"] - forward(tiny_model, [3, 1, 4])[0]).max() > 1
-
-
 def test_generate_starts_from_a_state(rnn_engine: Command, model_file: Path, state_file: Path) -> None:
     arguments = ("generate", model_file, "--tokens", "1,2,3", "--max-tokens", 8, "--temperature", 0, "--device", "cpu")
     plain, from_state = rnn_engine(*arguments), rnn_engine(*arguments, "--state", state_file)
@@ -143,14 +129,14 @@ def test_chat_starts_from_a_state(rnn_engine: Command, state: str, name: str) ->
     assert f"* {name}\n" in said
 
 
-@pytest.mark.parametrize("command", ["chat", "generate --tokens 1", "logits --tokens 1 -o OUT"])
+@pytest.mark.parametrize("command", ["chat", "generate --tokens 1"])
 def test_a_state_of_another_model_is_refused_unless_any_is_allowed(
     rnn_engine: Command, model_file: Path, tiny_model: TensorModel, tmp_path: Path, command: str
 ) -> None:
     state = tmp_path / "other.state"
     files = StateFiles(tiny_model.shape, "another")
     files.save(state, "other", freeze_state(tiny_model.shape.initial_state(), tiny_model.shape, "a state"))
-    name, *rest = command.replace("OUT", str(tmp_path / "out.npz")).split()
+    name, *rest = command.split()
     words = (name, model_file, *rest, "--device", "cpu", "--state", state)
     said = rnn_engine(*words, code=1, stdin="")
     assert "other.state: the state belongs to model another" in said

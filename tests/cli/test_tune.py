@@ -11,9 +11,7 @@ from rnn_engine.forward.tuning import MatMulClass
 from rnn_engine.forward.variants import StreamVariant
 from tests.support.cli import Command
 
-FOUND = Choice(
-    MatMulClass("f16", 64, 32), 1, StreamVariant(tokens=1, panels=2), 1e-6, 2e-6, StreamVariant(tokens=1), 5e-6
-)
+FOUND = Choice(MatMulClass("f16", 64, 32), 1, StreamVariant(tokens=1, panels=2), 2e-6, StreamVariant(tokens=1), 5e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +56,6 @@ def test_a_search_of_everything_searches_again_for_what_is_kept(
     rnn_engine("tune-kernels", model_file, "--exhaustive")
     assert [call["exhaustive"] for call in searched] == [False, True]
     assert [call["known"] for call in searched] == [set(), set()]
-
-
-def test_the_command_has_its_old_name_too(rnn_engine: Command) -> None:
-    assert rnn_engine("tune", "--help") == rnn_engine("tune-kernels", "--help")
 
 
 def test_a_damaged_record_is_named(rnn_engine: Command, folder: Path) -> None:

@@ -3,27 +3,25 @@
     python -m tools.demo_model.check
 
 The wkv operator and its gradients must agree with the plain form. The loss of a small model must fall. The widened
-model must compute the same. The logits of `rnn-engine logits` for its exported file must be those of torch. Needs torch
+model must compute the same. The logits of `rnn_engine.Model` for its exported file must be those of torch. Needs torch
 and the project itself.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+import rnn_engine
 from tools.demo_model.model import Model, Sizes, shipped_tensors
 from tools.demo_model.train import PHASES, Trainer, widened
 from tools.demo_model.vocabulary import build
@@ -83,13 +81,10 @@ def check_export(model: Model) -> None:
     """Check the engine's logits for the exported file against those of torch with the same f16 weights."""
     tokens = torch.randint(1, model.sizes.vocab, (1, TOKENS))
     with tempfile.TemporaryDirectory() as folder:
-        weights, output = Path(folder) / "model.safetensors", Path(folder) / "logits.npz"
+        weights = Path(folder) / "model.safetensors"
         save_file(shipped_tensors(model), weights)
-        ids = ",".join(map(str, tokens[0].tolist()))
-        command = [sys.executable, "-m", "rnn_engine.cli", "logits", str(weights), "--tokens", ids]
-        subprocess.run([*command, "-o", str(output)], check=True)
-        with np.load(output) as saved:
-            found = torch.from_numpy(saved["logits"])  # [T, V]
+        with rnn_engine.Model(weights, tokenizer="none") as engine:
+            found = torch.from_numpy(engine.forward(tokens[0].tolist(), all_logits=True)[0])  # [T, V]
         model.load_state_dict({name: value.float() for name, value in load_file(weights).items()})
     model.eval()
     starts = torch.zeros(1, TOKENS, dtype=torch.uint8)
