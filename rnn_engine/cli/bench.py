@@ -104,7 +104,7 @@ def tune_kernels_command(
 
     They are kept in the user's cache folder for this device, driver and version of the kernels, and every later load
     uses them. For each choice, the table shows the predicted and the measured time of a dispatch in microseconds,
-    beside those of the fixed choice. On a software device, a time is that of all processors together.
+    beside those of the fixed choice. On a software device, predicted times are those of a small GPU.
     """
     from rnn_engine.cli.benchmark import forget_choices, show_choices, tune
 

@@ -6,7 +6,7 @@ import platform
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -49,7 +49,7 @@ class Measurement:
     tokens: int  # of one sequence in one repetition
     median_ms: float  # of one repetition: a step at decode, a whole prompt at prefill
     tokens_per_second: float  # over all sequences
-    predicted_ms: float | None = None  # the same by `forward.cost`; None on the device cpu
+    predicted_ms: float | None = None  # the same by `forward.cost`; None on the processor
 
 
 def measure_decode(runner: Runner, slots: int, /, repeats: int, clock: Callable[[], float]) -> Measurement:
@@ -79,14 +79,17 @@ def measure_prefill(runner: Runner, length: int, /, repeats: int, clock: Callabl
 
 
 def predict_ms(runner: Runner, steps: Sequence[StepSize]) -> float | None:
-    """Return the predicted milliseconds of `steps` one after another, or None for a runner without kernels."""
-    if not isinstance(runner, GpuRunner):
+    """Return the predicted milliseconds of `steps` one after another, or None if `runner` has no GPU."""
+    if not isinstance(runner, GpuRunner) or runner.device.info.is_software:
         return None
     return 1e3 * sum(sum(_predict(runner, step)) for step in steps)
 
 
-def _predict(runner: GpuRunner, step: StepSize) -> Iterator[float]:
+def _predict(runner: GpuRunner, step: StepSize) -> Iterable[float]:
+    """Return the predicted seconds of each dispatch of a step; 0 on a software device, for which there are none."""
     plan = runner.plan(step.num_tokens, step.num_runs, step.num_rows)
+    if runner.device.info.is_software:
+        return [0.0] * len(plan.dispatches)
     return predict_dispatches(plan.dispatches, runner.matmuls, step, cost_on(runner.device.info))
 
 
@@ -305,7 +308,7 @@ def measure(model: Path, loading: LoadSettings, runs: Runs, *, reports_device: b
             benchmark = Benchmark(model.name, runner.shape, "cpu", plan.weights, repeats, results)
             if isinstance(runner, GpuRunner):
                 info = runner.device.info
-                cost = describe_cost(info)
+                cost = "" if info.is_software else describe_cost(info)
                 benchmark = replace(benchmark, device=info.name, weights=plan.weights, predicted_from=cost)
                 if reports_device:
                     progress("comparing the demo model with the processor", 0, 1)
@@ -428,15 +431,12 @@ def _show_record(path: Path, record: Mapping[str, Any] | None) -> None:
 
 
 def _show_choices(choices: Iterable[Choice]) -> None:
-    table = Table(
-        "matrices", "tokens", "kernel", "predicted us", "measured us", "fixed choice", "its us", "gain", box=None
-    )
+    table = Table("matrices", "tokens", "kernel", "measured us", "fixed choice", "its us", "gain", box=None)
     for choice in sorted(choices, key=lambda choice: (choice.tokens, choice.kind)):
         table.add_row(
             str(choice.kind),
             str(choice.tokens),
             str(choice.variant),
-            f"{1e6 * choice.predicted:.0f}",
             f"{1e6 * choice.measured:.0f}",
             str(choice.default),
             f"{1e6 * choice.default_measured:.0f}",

@@ -1,22 +1,21 @@
 """Predicted times of kernels: they order the search for kernels, and stand beside measured times.
 
-The search only needs the order, since it measures every variant that is predicted to be nearly the fastest. The figures
-for software devices are cycles of llvmpipe, from the trials in docs/performance.md. The prediction for hardware follows
-from a GPU's published figures, instructions counted in compiled kernels, and the assumptions named below.
+The search only needs the order, since it measures every variant that is predicted to be nearly the fastest. The
+predictions follow from a GPU's published figures, instructions counted in compiled kernels, and the assumptions named
+below.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepSize
 from rnn_engine.forward.variants import MatMulVariant, MatMulWork, StreamVariant, TiledVariant
-from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, INPUT_BLOCK, PANEL_ROWS
+from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, INPUT_BLOCK
 from rnn_engine.gpu import DeviceInfo, Dispatch
 
 # Published figures of GPUs, from which the times of kernels are predicted.
@@ -118,50 +117,6 @@ def unknown_gpu(kind: str) -> Gpu:
 
 
 _PACKED_INPUT: Final = 5 / 8  # loads of inputs in bytes for each load of inputs in f32
-
-
-@dataclass(frozen=True, slots=True)
-class SoftwareCost:
-    """Predicts the time of a matmul on a software driver, which runs threads as vector lanes, eight at once."""
-
-    seconds_a_cycle: float = 1 / 3e9
-    load: float = 70.0  # cycles to load from a place of its own for each lane, whatever the width
-    multiply: float = 1.0  # cycles of a product and a sum of all lanes
-    multiply_bytes: float = 0.3  # the same in bytes
-    store: float = 250.0  # cycles to activate and store the finished sums of all lanes
-    registers: int = 76  # vectors that can be alive before some are kept in memory
-    spilling: float = 1.7  # the factor by which loads and products are slower then
-
-    def dispatch(self, moved_bytes: int, waits: int) -> float:  # noqa: ARG002
-        """Return 0: no time is known for the dispatches that are not matmuls."""
-        return 0.0
-
-    def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
-        """Return the predicted seconds of the matmul `work` with `variant` on one core of the processor."""
-        lines, eights = work.rows / PANEL_ROWS, -(-work.columns // COLUMNS_AT_ONCE)
-        passes = -(-work.tokens // variant.tokens)
-        in_bytes = variant.number == "int8"
-        multiply = self.multiply_bytes if in_bytes else self.multiply
-        multiplied = lines * eights * COLUMNS_AT_ONCE * variant.tokens * passes
-        stored = lines * variant.tokens * passes * self.store
-        if isinstance(variant, TiledVariant):
-            each = variant.each_rows * variant.each_tokens
-            reads = (variant.each_rows + variant.each_tokens) / 4 / each
-            moved = lines * eights * passes * (2 + 2 * variant.tokens / variant.rows)
-            if in_bytes:
-                reads, moved = reads / 4, moved / 4
-            cycles = multiplied * (multiply + self.load * reads) + 8 * moved * self.load + stored
-            return cycles * self.seconds_a_cycle
-        loads: float = {"direct": 2 * variant.tokens, "broadcast": variant.tokens, "by_token": 2}[variant.inputs]
-        alive = variant.panels * (COLUMNS_AT_ONCE + variant.tokens) + COLUMNS_AT_ONCE
-        if in_bytes:
-            loads *= _PACKED_INPUT
-            alive = variant.panels * (2 + 2 * variant.tokens) + COLUMNS_AT_ONCE
-        loaded = lines * eights * passes * (1 + loads / variant.panels)
-        cycles = (loaded * self.load + multiplied * multiply) * (self.spilling if alive > self.registers else 1)
-        shared = 2 * self.load * stored / self.store * variant.splits if variant.splits > 1 else 0.0
-        return (cycles + stored + shared) * self.seconds_a_cycle
-
 
 LATENCY: Final = 5e-7
 """Seconds from a load to its value while memory is busy: an assumption."""
@@ -306,18 +261,16 @@ def _eight_bytes(work: MatMulWork) -> float:
     return work.weight_bytes / _eights(work)
 
 
-Cost: TypeAlias = SoftwareCost | HardwareCost
+def cost_on(info: DeviceInfo) -> HardwareCost:
+    """Return the object that predicts the times of kernels on the device `info`.
 
-
-def cost_on(info: DeviceInfo) -> Cost:
-    """Return the object that predicts the times of kernels on the device `info`."""
-    return SoftwareCost() if info.is_software else HardwareCost(gpu_of(info) or unknown_gpu(info.kind))
+    For a software device they are those of a small GPU, which say nothing about it.
+    """
+    return HardwareCost(gpu_of(info) or unknown_gpu(info.kind))
 
 
 def describe_cost(info: DeviceInfo) -> str:
     """Return in a sentence what the predictions for the device `info` are made from."""
-    if info.is_software:
-        return "Predicted times are those of matmuls alone, from the cycles of another processor."
     if gpu := gpu_of(info):
         return f"Predicted times follow from the published figures of the {gpu.name}."
     return (
@@ -327,18 +280,17 @@ def describe_cost(info: DeviceInfo) -> str:
 
 
 def predict_dispatches(
-    dispatches: Iterable[Dispatch], matmuls: MatMulKernels, size: StepSize, cost: Cost
+    dispatches: Iterable[Dispatch], matmuls: MatMulKernels, size: StepSize, cost: HardwareCost
 ) -> Iterator[float]:
-    """Yield the predicted seconds of each dispatch of a step; on a software device 0 for all but `matmuls`."""
+    """Yield the predicted seconds of each dispatch of a step with these `matmuls`."""
     parts = {id(group): (part, matmul.counts_rows) for matmul in matmuls.bound for part, group in matmul.parts}
     singles = {id(single.bind_group): single for matmul in matmuls.bound for single in matmul.singles}
-    processors = (os.cpu_count() or 1) if isinstance(cost, SoftwareCost) else 1
     for dispatch in dispatches:
         if found := parts.get(id(dispatch.bind_group)):
             part, counts_rows = found
             tokens = size.num_rows if counts_rows else size.num_tokens
-            yield cost.predict(part.work(tokens), matmuls.tuning.matmul(tokens, part.kind)) / processors
+            yield cost.predict(part.work(tokens), matmuls.tuning.matmul(tokens, part.kind))
         elif single := singles.get(id(dispatch.bind_group)):
-            yield cost.predict(single.loaded.work(1), single.variant) / processors
+            yield cost.predict(single.loaded.work(1), single.variant)
         else:
             yield cost.dispatch(dispatch.moved_bytes, dispatch.waits)

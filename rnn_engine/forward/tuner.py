@@ -54,7 +54,6 @@ class Choice:
     kind: MatMulClass
     tokens: int
     variant: MatMulVariant
-    predicted: float
     measured: float
     default: MatMulVariant
     default_measured: float
@@ -97,9 +96,7 @@ class _Task:
         gain = _LEAST_GAIN if len(self.measured[best]) >= _SURE else _LEAST_GAIN_UNSURE
         if median(self.measured[best]) > (1 - gain) * default:
             best = self.default
-        return Choice(
-            self.kind, self.tokens, best, self.predicted[best], median(self.measured[best]), self.default, default
-        )
+        return Choice(self.kind, self.tokens, best, median(self.measured[best]), self.default, default)
 
 
 class KernelTuner:
@@ -204,10 +201,12 @@ class KernelTuner:
     def _trials(self, tasks: list[_Task], *, exhaustive: bool) -> Iterator[tuple[MatMulVariant, list[_Task]]]:
         """Yield the kernel variants to time, the most promising first, each with the classes of matmuls to time it for.
 
+        On a software device, whose times the cost model does not predict, no variant is left out.
         Variants for steps of one sequence, of all slots and of prompts come before all others.
         Tasks that need the same kernel share its compilation.
         """
         usual = {1, rounded_count(self._runner.num_slots), rounded_count(self._runner.max_tokens)}
+        exhaustive = exhaustive or self._device.info.is_software
         promise: dict[tuple[bool, str, MatMulVariant], float] = {}
         fitting: defaultdict[tuple[bool, str, MatMulVariant], list[_Task]] = defaultdict(list)
         for task in tasks:

@@ -75,7 +75,6 @@ def test_kernels_are_timed_beside_what_the_device_reaches(
     html = page.read_text("utf-8")
     assert html.count('<td class="text">recurrence') == 2
     assert "tiny.safetensors on" in html
-    assert "Predicted times are those of matmuls alone" in html
     assert html.count("<th>predicted ms") == 3
     assert "max-storage-buffers-per-shader-stage" in html
     assert html.count('<td class="text">stream ') > 0
@@ -90,10 +89,8 @@ def test_kernels_are_timed_beside_what_the_device_reaches(
         report["profiles"][0]["kernels"][0]
     )
     assert report["peaks"]["copy"] > 0
-    assert all(line["predicted_ms"] > 0 for line in report["results"])
-    predicted = {kernel["kernel"]: kernel["predicted"] for kernel in report["profiles"][0]["kernels"]}
-    assert predicted["matmul"] > 0
-    assert predicted["wkv7"] == 0
+    assert all(line["predicted_ms"] is None for line in report["results"])  # the tests' device is software
+    assert all(kernel["predicted"] == 0 for kernel in report["profiles"][0]["kernels"])
 
 
 def test_a_report_without_a_profile_shows_whole_steps(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from rnn_engine.forward.cost import (
     UNPACKING,
     Gpu,
     HardwareCost,
-    SoftwareCost,
     cost_on,
     describe_cost,
     gpu_of,
@@ -64,11 +63,6 @@ def test_a_gpu_is_found_by_the_name_of_its_device(name: str, found: str | None) 
     assert cost.gpu.name == (found or "GeForce RTX 3060")
     assert cost.gpu.name in describe_cost(device(name))
     assert ("since" in describe_cost(device(name))) == (not found)
-
-
-def test_software_devices_have_a_cost_of_their_own() -> None:
-    assert isinstance(cost_on(device("any", "software")), SoftwareCost)
-    assert "of another processor" in describe_cost(device("any", "software"))
 
 
 @pytest.mark.parametrize("each", GPUS, ids=lambda each: each.name)

@@ -24,7 +24,7 @@ from tests.support.models import random_model, tiny_shape
 from tests.support.tuned import load_with_matmuls
 
 LIMITS = KernelLimits(can_broadcast=True)
-FAST = StreamVariant(tokens=1, groups=1, panels=4, inputs="broadcast")  # the cost model considers it no slower
+FAST = StreamVariant(tokens=1, groups=1, panels=4, inputs="broadcast")
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +123,13 @@ def test_a_search_that_is_interrupted_keeps_the_best_until_then(
     calls = itertools.count()
 
     def press_ctrl_c(variant: MatMulVariant) -> float:
-        if next(calls) == 40:
+        if next(calls) == 300:
             raise KeyboardInterrupt
         return one_fast(variant)
 
     timed = Timed(monkeypatch, press_ctrl_c)
     found = KernelTuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
-    assert len(timed.tried) == 41
+    assert len(timed.tried) == 301
     assert FAST in {choice.variant for choice in found.values()}
 
 

@@ -40,7 +40,7 @@ LIMITS = KernelLimits()
 
 
 def choice(kind: MatMulClass, variant: MatMulVariant = FAST) -> Choice:
-    return Choice(kind, 1, variant, 1e-3, 2e-3 if variant == FAST else 3e-3, FIXED, 3e-3)
+    return Choice(kind, 1, variant, 2e-3 if variant == FAST else 3e-3, FIXED, 3e-3)
 
 
 class Search:
