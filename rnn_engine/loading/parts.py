@@ -248,7 +248,7 @@ def _load_onto_device(
     """Choose a device, and load model and reranker onto it, with spare slots for drafts and for the cache."""
     num_drafting = min(num_slots, MOST_DRAFTING) if settings.speculate else 0
     size = RunnerSize(num_slots, spare_bytes=config.device_capacity + num_drafting * spare_slot_bytes(model.shape))
-    choice, plan = place_model(model, settings, size, None if config.disk is None else config.disk.folder)
+    choice, plan = place_model(model, settings, size)
     reranker = None
     with ExitStack() as undo:
         if (reranker_path := settings.reranker or find_reranker(path)) is not None:
@@ -287,9 +287,7 @@ def _load_onto_device(
     )
 
 
-def place_model(
-    model: ModelFile, settings: LoadSettings, size: RunnerSize, cache_folder: Path | None = None
-) -> tuple[DeviceChoice, MemoryPlan]:
+def place_model(model: ModelFile, settings: LoadSettings, size: RunnerSize) -> tuple[DeviceChoice, MemoryPlan]:
     """Choose the device for `model`, its weight format there, and the memory for spare slots.
 
     For the setting "auto", the device may be "cpu"; see `choose_device`. Raises as `plan_memory` does.
@@ -297,13 +295,7 @@ def place_model(
     if not cpu_has(settings.weights) and settings.device == "auto":
         choice = DeviceChoice("auto", f"cpu has no weights in {settings.weights}")
     else:
-        choice = choose_device(
-            model,
-            settings.device,
-            lambda device: _plan(model, device, settings, size).weights,
-            size.num_slots,
-            cache_folder,
-        )
+        choice = choose_device(model, settings.device)
     return choice, _plan(model, choice.device, settings, size)
 
 
