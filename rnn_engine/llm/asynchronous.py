@@ -8,34 +8,44 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Self, TypeVar, Unpack, overload
 
 import numpy as np
-from typing_extensions import TypeIs
 
-from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall
-from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
+from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool
+from rnn_engine.chat_template.answer import AnswerPart, AnswerReader
 from rnn_engine.demo import DEMO
 from rnn_engine.engine import Engine
-from rnn_engine.errors import InvalidRequestError, NotFoundError, StepError, check_list, check_whole, is_whole
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StepError, check_whole
 from rnn_engine.files import is_same_file
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.hub import locate_model
 from rnn_engine.llm.collection import AsyncCollection
+from rnn_engine.llm.completion import complete, joined
 from rnn_engine.llm.jsonl import Results, fill, read_lines
 from rnn_engine.llm.progress import completion_bar, ignore
 from rnn_engine.llm.prompts import (
     Asked,
+    CallOptions,
+    ChatCallOptions,
     ChatOptions,
     Messages,
+    OnDone,
+    Params,
     Prompt,
+    Schema,
     Start,
     StateChoice,
     answer,
     continuation,
+    is_conversation,
+    is_messages,
+    is_prompt,
+    params_of,
     parse_messages,
     prompt_tokens,
+    schema_of,
     tokens_of_each,
     tokens_of_pairs,
 )
@@ -46,10 +56,10 @@ from rnn_engine.model import LoraChoice
 from rnn_engine.operations.chat_prompt import ToolMode, prompt_after
 from rnn_engine.operations.collections import create_collection
 from rnn_engine.operations.embedding import EmbeddingSettings, embed
-from rnn_engine.operations.naming import run_tokens, settle_end
+from rnn_engine.operations.naming import run_tokens
 from rnn_engine.operations.relevance import method, relevance_prompts, score_relevance
 from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabilities, score_choices, score_pairs
-from rnn_engine.requests import Finished, Started, TextDelta, TokenInfo
+from rnn_engine.requests import TextDelta
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32, EmbeddingTask, InitialState
 from rnn_engine_states.cache.config import CacheConfig
@@ -57,34 +67,6 @@ from rnn_engine_states.documents import DocumentStore
 from rnn_engine_states.files.exchange import StateFiles
 
 T = TypeVar("T")
-
-Schema: TypeAlias = Mapping[str, object]
-"""A JSON schema."""
-
-OnDone: TypeAlias = Callable[[int, Completion], None]
-"""Called with the index of a prompt and its completion."""
-
-Params: TypeAlias = SamplingParams | Sequence[SamplingParams]
-"""The parameters of all prompts, or of each."""
-
-
-class CallOptions(TypedDict, total=False):
-    """The keywords of `AsyncLLM.generate`."""
-
-    state: StateChoice | None
-    mix: MixKind
-    keep_state: bool
-    progress: bool | None
-    on_done: OnDone
-
-
-class ChatCallOptions(CallOptions, total=False):
-    """The keywords of `AsyncLLM.chat`."""
-
-    tools: Sequence[Tool | Mapping[str, object]]
-    tool_choice: ToolMode
-    thinking: bool | None
-
 
 _MAX_QUEUED = 1 << 20  # callers of this process may wait as long as they like
 _OWNER = ""  # of all collections: a process has no API keys
@@ -191,7 +173,7 @@ class AsyncLLM:
         an `LLM` raises `GenerationInterrupted` with the completions that are done.
         """
         start = Start.of(self.engine, state, mix)
-        if _is_prompt(prompts):
+        if is_prompt(prompts):
             named = [("prompt", prompts)]
         else:
             named = [(f"prompts.{number}", prompt) for number, prompt in enumerate(prompts)]
@@ -199,11 +181,11 @@ class AsyncLLM:
         def ask() -> list[Asked]:
             return [
                 continuation(self.engine, prompt, each, start, field=field)
-                for (field, prompt), each in zip(named, _params_of(params, len(named)), strict=True)
+                for (field, prompt), each in zip(named, params_of(params, len(named)), strict=True)
             ]
 
         done = await self._complete_all(ask, start, keep_state=keep_state, progress=progress, on_done=on_done)
-        return done[0] if _is_prompt(prompts) else done
+        return done[0] if is_prompt(prompts) else done
 
     @overload
     async def chat(
@@ -240,7 +222,7 @@ class AsyncLLM:
         are separate from its text. The other arguments, and errors, are those of `generate`.
         """
         start, options = Start.of(self.engine, state, mix), ChatOptions(tools, tool_choice, thinking)
-        if _is_conversation(messages):
+        if is_conversation(messages):
             named = [("messages", messages)]
         else:
             named = [(f"messages.{number}", conversation) for number, conversation in enumerate(messages)]
@@ -248,11 +230,11 @@ class AsyncLLM:
         def ask() -> list[Asked]:
             return [
                 answer(self.engine, conversation, each, start, options, field=field)
-                for (field, conversation), each in zip(named, _params_of(params, len(named)), strict=True)
+                for (field, conversation), each in zip(named, params_of(params, len(named)), strict=True)
             ]
 
         done = await self._complete_all(ask, start, keep_state=keep_state, progress=progress, on_done=on_done)
-        return done[0] if _is_conversation(messages) else done
+        return done[0] if is_conversation(messages) else done
 
     async def stream(
         self,
@@ -271,9 +253,9 @@ class AsyncLLM:
         reader = AnswerReader(asked.form)
         async with aclosing(self.engine.generate(asked.request, wait_for_room=True)) as events:
             async for event in events:
-                if isinstance(event, TextDelta) and (text := _joined(reader.feed(event.text), AnswerPart.CONTENT)):
+                if isinstance(event, TextDelta) and (text := joined(reader.feed(event.text), AnswerPart.CONTENT)):
                     yield text
-        if text := _joined(reader.finish(), AnswerPart.CONTENT):
+        if text := joined(reader.finish(), AnswerPart.CONTENT):
             yield text
 
     @overload
@@ -311,10 +293,10 @@ class AsyncLLM:
         text before the JSON was complete. Raises pydantic's ValidationError if the text breaks a rule of the type that
         no JSON schema can express.
         """
-        described, parse = (schema, json.loads) if isinstance(schema, Mapping) else _of_type(schema)
+        described, parse = (schema, json.loads) if isinstance(schema, Mapping) else schema_of(schema)
         start = Start.of(self.engine, state)
         asked = await asyncio.to_thread(self._ask, prompt, params, start, json_grammar(described, "schema"))
-        done = await self._complete(asked, start, keep_state=False)
+        done = await complete(self.engine, asked, start, keep_state=False)
         if done.finish_reason == "length":
             raise StepError(f"the JSON was not complete after max_tokens={params.max_tokens} tokens: {done.text!r}")
         return parse(done.text)
@@ -452,7 +434,6 @@ class AsyncLLM:
         then the states after the documents are kept as well. Raises InvalidRequestError for a bad name, and StateError
         if the folder can't be used, or another process uses it.
         """
-
         place = None if folder is None else Path(folder).resolve()
         async with self._opening:
             if place not in self._stores:
@@ -472,7 +453,7 @@ class AsyncLLM:
         start = Start.of(self.engine, state).only
 
         def read() -> Sequence[int]:
-            if not _is_messages(prompt):
+            if not is_messages(prompt):
                 return prompt_tokens(self.engine, prompt)
             return prompt_after(self.engine, start, Conversation(parse_messages(prompt), answers=False)).tokens
 
@@ -511,7 +492,7 @@ class AsyncLLM:
     def _ask(
         self, prompt: Prompt | Messages, params: SamplingParams, start: Start, grammar: Grammar | None = None
     ) -> Asked:
-        if _is_messages(prompt):
+        if is_messages(prompt):
             thinking = None if grammar is None else False
             return answer(self.engine, prompt, params, start, ChatOptions(thinking=thinking), grammar)
         return continuation(self.engine, prompt, params, start, grammar)
@@ -532,7 +513,7 @@ class AsyncLLM:
 
         async def work() -> None:
             for number, each in waiting:
-                done[number] = await self._complete(each, start, keep_state=keep_state)
+                done[number] = await complete(self.engine, each, start, keep_state=keep_state)
                 report(done[number].completion_tokens)
                 on_done(number, done[number])
 
@@ -548,123 +529,8 @@ class AsyncLLM:
                 await asyncio.gather(*tasks, return_exceptions=True)
         return [done[number] for number in range(len(asked))]
 
-    async def _complete(self, asked: Asked, start: Start, *, keep_state: bool) -> Completion:
-        """Run one request to its end."""
-        request = replace(asked.request, keep_end=keep_state)
-        started, finished = Started(0, 0), None
-        text: list[str] = []
-        tokens: list[TokenInfo] = []
-        async with aclosing(self.engine.generate(request, wait_for_room=True)) as events:
-            async for event in events:
-                match event:
-                    case Started():
-                        started = event
-                    case TextDelta():
-                        text.append(event.text)
-                        tokens += event.tokens
-                    case Finished():
-                        finished = event
-        if finished is None:
-            raise StepError("the generation ended early")
-        whole = "".join(text)
-        state = None
-        if finished.end is not None:
-            frozen = await settle_end(self.engine, start.states[0][0], request, finished.end, whole.encode())
-            state = State.of(frozen, self.state_files)
-        return _completion(asked.form, whole, tokens, started, finished, state)
-
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _completion(
-    form: AnswerForm, text: str, tokens: Sequence[TokenInfo], started: Started, finished: Finished, state: State | None
-) -> Completion:
-    reader = AnswerReader(form)
-    pieces = whole_calls(reader, [*reader.feed(text), *reader.finish()])
-    calls: list[ToolCall] = []
-    for piece in pieces:
-        if piece.part is AnswerPart.CALL:
-            calls.append(ToolCall(piece.text, ""))
-        elif piece.part is AnswerPart.ARGUMENTS:
-            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + piece.text)
-    return Completion(
-        text=_joined(pieces, AnswerPart.CONTENT),
-        tokens=tuple(info.token for info in tokens),
-        finish_reason=finished.reason,
-        prompt_tokens=started.prompt_tokens,
-        cached_tokens=started.cached_tokens,
-        completion_tokens=finished.completion_tokens,
-        seed=finished.seed,
-        logprobs=tuple(tokens) if tokens and tokens[0].logprob is not None else (),
-        reasoning=_joined(pieces, AnswerPart.REASONING) or None,
-        tool_calls=tuple(calls),
-        state=state,
-    )
-
-
-def _joined(pieces: Sequence[Piece], part: AnswerPart) -> str:
-    return "".join(piece.text for piece in pieces if piece.part is part)
-
-
-def _of_type(schema: type[T]) -> tuple[Schema, Callable[[str], T]]:
-    """Return the JSON schema of a type, without further properties, and the function that parses JSON as that type."""
-    from pydantic import PydanticUserError, TypeAdapter
-
-    try:
-        adapter = TypeAdapter(schema)
-        described = adapter.json_schema()
-    except (PydanticUserError, KeyError) as error:  # KeyError: a text, which pydantic takes for a type's name
-        allowed = "a JSON schema as a dict, or a type that pydantic has a JSON schema for"
-        raise InvalidRequestError("schema", schema, allowed) from error
-    _close_objects(described)
-    return described, adapter.validate_json
-
-
-def _close_objects(schema: object) -> None:
-    """Allow no further properties in all objects of a JSON schema that lists its properties, at any depth."""
-    if isinstance(schema, list):
-        for each in schema:
-            _close_objects(each)
-    elif isinstance(schema, dict):
-        if "properties" in schema:
-            schema.setdefault("additionalProperties", False)
-        for each in schema.values():
-            _close_objects(each)
-
-
-def _params_of(params: Params, count: int) -> Sequence[SamplingParams]:
-    """Return the parameters of each of `count` prompts. Raises InvalidRequestError if there are not as many."""
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    check_list("params", params, "SamplingParams, or a list of them")
-    if len(params) != count:
-        raise InvalidRequestError("params", f"{len(params)} of them", f"one, or one for each of the {count} prompts")
-    return params
-
-
-def _is_prompt(prompts: Prompt | Sequence[Prompt]) -> TypeIs[Prompt]:
-    """Return True for a text or token ids; False for a list of prompts, also an empty one."""
-    if isinstance(prompts, str):
-        return True
-    check_list("prompts", prompts, "a text, a list of token ids, or a list of these")
-    return len(prompts) > 0 and is_whole(prompts[0])
-
-
-def _is_messages(prompt: Prompt | Messages) -> TypeIs[Messages]:
-    """Return True for the messages of a chat; False for a text or token ids."""
-    if isinstance(prompt, str):
-        return False
-    check_list("prompt", prompt, "a text, a list of token ids, or a list of messages")
-    return len(prompt) > 0 and isinstance(prompt[0], ChatMessage | Mapping)
-
-
-def _is_conversation(messages: str | Messages | Sequence[Messages]) -> TypeIs[str | Messages]:
-    """Return True for one conversation; False for a list of conversations, also an empty one."""
-    if isinstance(messages, str):
-        return True
-    check_list("messages", messages, "a text, a list of messages, or a list of these")
-    return len(messages) > 0 and isinstance(messages[0], ChatMessage | Mapping)

@@ -16,11 +16,11 @@ from typing import NoReturn, Self, TypeVar, cast
 from rnn_engine.demo import DEMO
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError
-from rnn_engine.llm.asynchronous import DEFAULT_CACHE, DEFAULT_PARAMS, AsyncLLM, OnDone
+from rnn_engine.llm.asynchronous import DEFAULT_CACHE, DEFAULT_PARAMS, AsyncLLM
 from rnn_engine.llm.blocking import Blocking, LoopThread, blocking
 from rnn_engine.llm.collection import Collection
 from rnn_engine.llm.progress import ignore, progress_bar
-from rnn_engine.llm.prompts import Messages, Prompt, StateChoice
+from rnn_engine.llm.prompts import Messages, OnDone, Prompt, StateChoice
 from rnn_engine.llm.results import Completion, GenerationInterrupted, SamplingParams
 from rnn_engine.model import LoraChoice
 from rnn_engine.sampling.params import MixKind

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, get_args
+from typing import TypeAlias, TypedDict, TypeVar, get_args
+
+from typing_extensions import TypeIs
 
 from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Conversation, Role, Tool, find_role
 from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm
-from rnn_engine.errors import InvalidRequestError, StateError, check_choice, check_list, check_token_ids
+from rnn_engine.errors import InvalidRequestError, StateError, check_choice, check_list, check_token_ids, is_whole
 from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
-from rnn_engine.llm.results import SamplingParams
+from rnn_engine.llm.results import Completion, SamplingParams
 from rnn_engine.llm.state import State
 from rnn_engine.operations.chat_prompt import ChatPrompt, ToolMode, prompt_after, tool_grammar
 from rnn_engine.requests import GenerateRequest, MixedState, StateMix, empty_prompt
 from rnn_engine.sampling.masks import Thinking
 from rnn_engine.sampling.params import MixKind
 from rnn_engine_states.frozen import FrozenState
+
+T = TypeVar("T")
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text to continue, or its token ids."""
@@ -33,6 +37,34 @@ StateChoice: TypeAlias = State | Sequence[tuple[State | None, float]]
 
 None is the empty state.
 """
+
+Schema: TypeAlias = Mapping[str, object]
+"""A JSON schema."""
+
+OnDone: TypeAlias = Callable[[int, Completion], None]
+"""Called with the index of a prompt and its completion."""
+
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams]
+"""The parameters of all prompts, or of each."""
+
+
+class CallOptions(TypedDict, total=False):
+    """The keywords of `AsyncLLM.generate`."""
+
+    state: StateChoice | None
+    mix: MixKind
+    keep_state: bool
+    progress: bool | None
+    on_done: OnDone
+
+
+class ChatCallOptions(CallOptions, total=False):
+    """The keywords of `AsyncLLM.chat`."""
+
+    tools: Sequence[Tool | Mapping[str, object]]
+    tool_choice: ToolMode
+    thinking: bool | None
+
 
 _PLAIN = AnswerForm(divides_thoughts=False, strips=False)
 
@@ -284,3 +316,63 @@ def _call(
 def _checked(engine: EngineLike, asked: Asked) -> Asked:
     asked.request.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     return asked
+
+
+def schema_of(schema: type[T]) -> tuple[Schema, Callable[[str], T]]:
+    """Return the JSON schema of a type, without further properties, and the function that parses JSON as that type."""
+    from pydantic import PydanticUserError, TypeAdapter
+
+    try:
+        adapter = TypeAdapter(schema)
+        described = adapter.json_schema()
+    except (PydanticUserError, KeyError) as error:  # KeyError: a text, which pydantic takes for a type's name
+        allowed = "a JSON schema as a dict, or a type that pydantic has a JSON schema for"
+        raise InvalidRequestError("schema", schema, allowed) from error
+    _close_objects(described)
+    return described, adapter.validate_json
+
+
+def _close_objects(schema: object) -> None:
+    """Allow no further properties in all objects of a JSON schema that lists its properties, at any depth."""
+    if isinstance(schema, list):
+        for each in schema:
+            _close_objects(each)
+    elif isinstance(schema, dict):
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+        for each in schema.values():
+            _close_objects(each)
+
+
+def params_of(params: Params, count: int) -> Sequence[SamplingParams]:
+    """Return the parameters of each of `count` prompts. Raises InvalidRequestError if there are not as many."""
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    check_list("params", params, "SamplingParams, or a list of them")
+    if len(params) != count:
+        raise InvalidRequestError("params", f"{len(params)} of them", f"one, or one for each of the {count} prompts")
+    return params
+
+
+def is_prompt(prompts: Prompt | Sequence[Prompt]) -> TypeIs[Prompt]:
+    """Return True for a text or token ids; False for a list of prompts, also an empty one."""
+    if isinstance(prompts, str):
+        return True
+    check_list("prompts", prompts, "a text, a list of token ids, or a list of these")
+    return len(prompts) > 0 and is_whole(prompts[0])
+
+
+def is_messages(prompt: Prompt | Messages) -> TypeIs[Messages]:
+    """Return True for the messages of a chat; False for a text or token ids."""
+    if isinstance(prompt, str):
+        return False
+    check_list("prompt", prompt, "a text, a list of token ids, or a list of messages")
+    return len(prompt) > 0 and isinstance(prompt[0], ChatMessage | Mapping)
+
+
+def is_conversation(messages: str | Messages | Sequence[Messages]) -> TypeIs[str | Messages]:
+    """Return True for one conversation; False for a list of conversations, also an empty one."""
+    if isinstance(messages, str):
+        return True
+    check_list("messages", messages, "a text, a list of messages, or a list of these")
+    return len(messages) > 0 and isinstance(messages[0], ChatMessage | Mapping)

@@ -122,10 +122,11 @@ class Tuner:
             self.data = read_data(
                 Path(data), self.maker, DataSettings(max_tokens, part, settings.seed, bad_lines, long_texts)
             )
+            size = TrainerSize(max_tokens, max_documents, train_shifts)
             self._trainer = load_trainer(
                 opened,
                 device,
-                TrainerSize(max_tokens, max_documents, train_shifts),
+                size,
                 weights=weights,
                 optimizer=optimizer,
                 device_memory=device_memory,
@@ -134,15 +135,7 @@ class Tuner:
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._checkpoint_seconds = checkpoint_seconds
         self._saved_at = time.monotonic()
-        self._run: Mapping[str, object] = {  # by which a checkpoint is known
-            "model": self.state_files.model,
-            "data": self.data.digest,
-            "initial state": self._start.digest,
-            "trained shifts": train_shifts,
-            "optimizer": asdict(optimizer),
-            "most tokens and documents of a call": [max_tokens, max_documents],
-            "settings": asdict(settings),
-        }
+        self._run = self._describe_run(settings, optimizer, size)
         try:
             self._tuning = Tuning(self._trainer, self.data, settings, self._start.state, rest)
             if resume and self._checkpoint is not None:
@@ -241,6 +234,18 @@ class Tuner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _describe_run(self, settings: TunerSettings, optimizer: Optimizer, size: TrainerSize) -> Mapping[str, object]:
+        """Return what makes a run what it is, by which a checkpoint is known."""
+        return {
+            "model": self.state_files.model,
+            "data": self.data.digest,
+            "initial state": self._start.digest,
+            "trained shifts": size.train_shifts,
+            "optimizer": asdict(optimizer),
+            "most tokens and documents of a call": [size.max_tokens, size.max_documents],
+            "settings": asdict(settings),
+        }
 
     def _save_checkpoint(self) -> None:
         if self._checkpoint is not None:
