@@ -14,7 +14,7 @@ from rnn_engine.reference import Array, Block, PackedRuns, Weights, sigmoid
 from rnn_engine.versions.qwen2.layout import ShapeV6Qwen2, ShapeV7Qwen2
 from rnn_engine.versions.shared.reference import BonusWkvInputs, double_exp_decay, run_blocks, silu
 from rnn_engine.versions.v6.reference import ShiftedInputs
-from rnn_engine.versions.v7.reference import TimeMix
+from rnn_engine.versions.v7.reference import TimeMix, run_wkv
 
 
 def run_layers_v6(
@@ -45,19 +45,9 @@ def _time_mix(
     r, k, v = (_project(block, name, shifted.mixed[name[0]], shape) for name in ("receptance", "key", "value"))
     k, v = (np.repeat(each, shape.heads_a_kv_head, axis=1) for each in (k, v))
     inputs = BonusWkvInputs(r / np.sqrt(x.dtype.type(shape.head_size)), decay, k * (1 - decay), v)
-    y, wkv = runs.recur(_run_wkv, inputs, state["wkv"])
+    y, wkv = runs.recur(run_wkv, inputs, state["wkv"])
     gate = sigmoid(block.matmul(shifted.mixed["g"], "att.gate.weight"))
     return block.matmul(y.reshape(x.shape) * gate, "att.output.weight"), {"wkv": wkv}
-
-
-def _run_wkv(inputs: BonusWkvInputs, wkv: Array, runs: PackedRuns) -> tuple[Array, Array]:
-    y = np.empty_like(inputs.r)
-
-    def step(s: Array, tokens: Array) -> None:
-        inputs.advance(s, tokens)
-        y[tokens] = (s @ inputs.r[tokens][..., np.newaxis])[..., 0]
-
-    return y, runs.walk(wkv.astype(y.dtype), step)
 
 
 def _project(block: Block, name: str, x: Array, shape: ShapeV6Qwen2) -> Array:

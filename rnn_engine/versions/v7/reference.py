@@ -15,6 +15,7 @@ import numpy as np
 from rnn_engine.reference import Array, Block, PackedRuns, Weights, layer_norm, sigmoid
 from rnn_engine.reference.backward import sigmoid_backward, tanh_backward
 from rnn_engine.versions.shared.reference import (
+    BonusWkvInputs,
     Pullback,
     add_bonus_backward,
     bonus,
@@ -148,8 +149,8 @@ def first_value(block: Block, x: Array, previous: Array) -> Array:
     return block.matmul(x + (previous - x) * block("att.x_v"), "att.value.weight")
 
 
-def run_wkv(inputs: WkvInputs, wkv: Array, runs: PackedRuns) -> tuple[Array, Array]:
-    """Run RWKV-7's recurrence, all runs in parallel; return y [T, H, N] and the state [B, H, value, key]."""
+def run_wkv(inputs: WkvInputs | BonusWkvInputs, wkv: Array, runs: PackedRuns) -> tuple[Array, Array]:
+    """Run a recurrence, all runs in parallel; return y = S r [T, H, N] and the state S [B, H, value, key] after it."""
     y = np.empty_like(inputs.r)
 
     def step(s: Array, tokens: Array) -> None:
