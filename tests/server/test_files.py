@@ -225,7 +225,7 @@ async def owned(store: Store, owner: str) -> list[StoredFile]:
 
 def contents(store: Store) -> list[str]:
     """Return the names of the blobs of a store."""
-    return sorted(path.name for path in store.paths("blobs/*"))
+    return sorted(path.name for path in (store.folder / "blobs").glob("*"))
 
 
 class TestStore:

@@ -368,11 +368,8 @@ class Generation(Dialect[KoboldRequest]):
         """Add the log-probabilities of the answer's next tokens, if they are wanted."""
         if self.logprobs is not None:
             self.logprobs["content"] += chat_logprobs(self.engine, tokens)["content"] or []
-            described = self._tokens.describe(tokens)
-            self.logprobs["tokens"] += described["tokens"]
-            self.logprobs["token_logprobs"] += described["token_logprobs"]
-            self.logprobs["top_logprobs"] += described["top_logprobs"]
-            self.logprobs["text_offset"] += described["text_offset"]
+            for name, entries in self._tokens.describe(tokens).items():
+                self.logprobs[name] += entries  # type: ignore[literal-required]
 
     def _stop(self, finished: Finished) -> str:
         return "" if self.body.trim_stop else stop_text(finished)

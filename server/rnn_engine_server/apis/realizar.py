@@ -173,7 +173,6 @@ async def batch_tokenize(call: Call, body: BatchTokenizeRequest) -> Long[BatchTo
 @ROUTES.post("/v1/gpu/warmup")
 async def warm_up(call: Call) -> WarmUp:
     """Run one token, so that the next request does not wait for preparations."""
-    """Run one token through the model without sampling, and report the model and the device that ran it."""
     engine = call.engine
     async with aclosing(engine.generate(GenerateRequest((engine.info.end_of_text,), max_tokens=0))) as events:
         async for _ in events:

@@ -120,10 +120,6 @@ class Store:
         """Whether the folder outlives the process."""
         return self._owned is not None and self._delete_folder is None
 
-    def paths(self, pattern: str) -> list[Path]:
-        """Return the paths in the folder whose names match `pattern`, ordered by name."""
-        return [] if self._folder is None else sorted(self._folder.glob(pattern))
-
     def readings(self) -> StoreReadings:
         """Return the present counts, for metrics. Blocks."""
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError, StateError, StorageError
 from rnn_engine.files import TEMPORARY_SUFFIX, delete_file
@@ -22,7 +23,6 @@ from rnn_engine_states.files.reading import LoadedState
 from rnn_engine_states.frozen import FrozenState
 from rnn_engine_states.named.entry import NamedState, check_new_name, parse_id
 from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
-from rnn_engine_states.named.store import KeyedLocks
 from rnn_engine_states.named.table import DEFAULT_MAX_NAMES, Change, NamedStateTable, StateUsage
 
 _QUOTA = Quota()
@@ -103,7 +103,7 @@ class LocalTable:
     ) -> None:
         """Store at most `capacity` bytes and `max_names` names; persistent ones only with a folder `saved`."""
         self.files = files
-        self.locks = KeyedLocks()
+        self.locks = WeakValueDictionary[uuid.UUID, asyncio.Lock]()
         self._saved = saved
         self._failed_writes = 0
         self._listeners: list[Callable[[str], None]] = []

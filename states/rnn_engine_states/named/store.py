@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from rnn_engine.errors import ModelNotFoundError, NotFoundError
 from rnn_engine_states.files.reading import StateForm
@@ -34,8 +33,8 @@ class TableAccess(Protocol):
     """
 
     @property
-    def locks(self) -> KeyedLocks:
-        """The locks of states that this engine changes by running the model, by id."""
+    def locks(self) -> WeakValueDictionary[uuid.UUID, asyncio.Lock]:
+        """The locks that tasks of this engine hold or wait for to change a state by running the model, by its id."""
 
     async def ask(self, question: Callable[[NamedStateTable], T], first: str = "") -> T:
         """Return what `question` returns for the table. It changes nothing.
@@ -243,9 +242,9 @@ class StateStore:
         ended = await self._access.change(lambda table: table.end_lease(self._viewer.owner(table, owner)))
         return self._viewer.shown_lease(ended)
 
-    def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
-        """Return an async context manager, the lock of a state among this engine's tasks; see `compare_and_set`."""
-        return self._access.locks.hold(str(key))
+    def lock(self, key: uuid.UUID) -> asyncio.Lock:
+        """Return the lock of a state among this engine's tasks, which get it in their order; see `compare_and_set`."""
+        return self._access.locks.setdefault(key, asyncio.Lock())
 
     def _find(self, table: NamedStateTable, name_or_id: str) -> NamedState | None:
         """Return the state with this name or id, of the viewer's own namespace first, or None if unseen."""
@@ -266,27 +265,3 @@ class StateStore:
 
     def _shown(self, table: NamedStateTable, entry: NamedState) -> NamedState:
         return self._viewer.shown(table.shown(entry))
-
-
-class KeyedLocks:
-    """asyncio locks, one for each key in use. Tasks get a key's lock in the order in which they asked for it."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._users: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def hold(self, key: str) -> AsyncIterator[None]:
-        """Hold the lock of `key` while a `with` block runs."""
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        self._users[key] += 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._users[key] -= 1
-            if self._users[key] == 0:
-                del self._users[key], self._locks[key]
-
-    def __len__(self) -> int:
-        return len(self._users)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, RnnEngineError, StorageError, UnavailableError
 from rnn_engine_states.frozen import FrozenState
 from rnn_engine_states.named.entry import NamedState, check_full_name
 from rnn_engine_states.named.local import LocalTable
 from rnn_engine_states.named.quota import Quota
-from rnn_engine_states.named.store import KeyedLocks
 from rnn_engine_states.named.table import NamedStateTable, StateUsage
 from rnn_engine_states.shared.client import StoreClient
 from rnn_engine_states.shared.entries import (
@@ -55,7 +56,7 @@ class SharedTable:
         bounds. `forget` is called with the digest of a removed state if no name stands for
         a state with this digest any more.
         """
-        self.locks = KeyedLocks()
+        self.locks = WeakValueDictionary[uuid.UUID, asyncio.Lock]()
         self._own = own
         self._client = client
         self._names = SharedNames(client, model)

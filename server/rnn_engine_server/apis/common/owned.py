@@ -37,14 +37,18 @@ def listed_owner(call: Call) -> str | None:
     return None if asked == ALL_OWNERS else asked
 
 
-def page_query(what: str, default: int, most: int) -> dict[str, str]:
-    """Return the parameters of the query that `own_page` reads for a list of `what`."""
+def cursor_query(what: str, default: int, most: int) -> dict[str, str]:
+    """Return the parameters of the query that `query_cursor` reads for a list of `what`."""
     return {
         "limit": f"How many {what} to return: {default} by default, at most {most}.",
         "order": "`desc` (the default) returns the newest first, `asc` the oldest.",
         "after": "The id of one: return only those after it.",
-        **OWNER_QUERY,
     }
+
+
+def page_query(what: str, default: int, most: int) -> dict[str, str]:
+    """Return the parameters of the query that `own_page` reads for a list of `what`."""
+    return {**cursor_query(what, default, most), **OWNER_QUERY}
 
 
 def query_cursor(call: Call, default: int, most: int) -> Cursor:

@@ -10,6 +10,7 @@ from functools import partial
 from rnn_engine_server.apis.common.owned import (
     Deleted,
     PageOf,
+    cursor_query,
     delete_own,
     own,
     own_page,
@@ -38,11 +39,7 @@ from rnn_engine_server.store.turns import Place, StoredItem, piece_bytes
 STORE = AppKey("store", Store)
 """What clients leave on the server."""
 MOST_ITEMS = 100  # of a page
-PAGE_QUERY = {
-    "limit": f"How many items to return: 20 by default, at most {MOST_ITEMS}.",
-    "order": "`desc` (the default) returns the last item first, `asc` the first.",
-    "after": "The id of an item: return only the items after it.",
-}
+PAGE_QUERY = cursor_query("items", 20, MOST_ITEMS)
 
 
 ROUTES = RouteTable(uses_model=False)

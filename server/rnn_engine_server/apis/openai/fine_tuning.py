@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -16,6 +16,7 @@ from rnn_engine_server.apis.common.owned import (
     Deleted,
     PageOf,
     PartOf,
+    cursor_query,
     delete_own,
     listed_owner,
     own,
@@ -50,11 +51,6 @@ TUNINGS = AppKey("tunings", Tunings)
 TUNING_RUNNER = AppKey("tuning_runner", TuningRunner)
 
 _MOST_LISTED = 1000
-_PAGE = {
-    "limit": f"How many to return; at most {_MOST_LISTED}.",
-    "order": "`desc` (the default) returns the newest first, `asc` the oldest.",
-    "after": "The id of one: return only those after it.",
-}
 _SENT_EVENTS = 256  # of a stream, read at a time
 _MOST_SEED = 2**31 - 1
 
@@ -153,14 +149,12 @@ class MethodParametersObject(TypedDict):
     hyperparameters: HyperparametersObject
 
 
-class StateMethodObject(TypedDict):
-    type: Literal["state"]
-    state: MethodParametersObject
+class MethodObject(TypedDict):
+    """How a job trains. Its parameters have the name of its type."""
 
-
-class SupervisedMethodObject(TypedDict):
-    type: Literal["supervised"]
-    supervised: MethodParametersObject
+    type: MethodName
+    state: NotRequired[MethodParametersObject]
+    supervised: NotRequired[MethodParametersObject]
 
 
 class JobErrorObject(TypedDict):
@@ -187,7 +181,7 @@ class FineTuningJob(TypedDict):
     trained_tokens: int | None
     error: JobErrorObject | None
     hyperparameters: HyperparametersObject
-    method: StateMethodObject | SupervisedMethodObject
+    method: MethodObject
     seed: int
     integrations: list[object]
     metadata: dict[str, str]
@@ -303,7 +297,10 @@ async def delete_job(call: Call) -> Deleted:
     "/v1/fine_tuning/jobs/{id}/events",
     answer=PartOf[FineTuningEvent],
     chunk=FineTuningEvent,
-    query={**_PAGE, "stream": "`true` sends all events, the oldest first, and further ones when they happen."},
+    query={
+        **cursor_query("events", 20, _MOST_LISTED),
+        "stream": "`true` sends all events, the oldest first, and further ones when they happen.",
+    },
 )
 async def list_events(call: Call) -> Stream | PartOf[FineTuningEvent]:
     """What has happened to a fine-tuning job."""
@@ -313,7 +310,7 @@ async def list_events(call: Call) -> Stream | PartOf[FineTuningEvent]:
     return part_of(await call.app[TUNINGS].events(job, query_cursor(call, 20, _MOST_LISTED)), _event_object)
 
 
-@ROUTES.get("/v1/fine_tuning/jobs/{id}/checkpoints", query=_PAGE)
+@ROUTES.get("/v1/fine_tuning/jobs/{id}/checkpoints", query=cursor_query("checkpoints", 10, _MOST_LISTED))
 async def list_checkpoints(call: Call) -> PageOf[FineTuningCheckpoint]:
     """The newest checkpoints of a fine-tuning job."""
     job = await own(call, call.app[TUNINGS].get)
@@ -345,8 +342,8 @@ def _job_object(call: Call, job: TuningJob) -> FineTuningJob:
     has_result = job.status == "succeeded"
     finish = call.app[TUNING_RUNNER].estimated_finish(job)
     hyperparameters = _hyperparameters_object(job.hyperparameters)
-    state: StateMethodObject = {"type": "state", "state": {"hyperparameters": hyperparameters}}
-    supervised: SupervisedMethodObject = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+    method: MethodObject = {"type": job.method}
+    method[job.method] = {"hyperparameters": hyperparameters}
     return described(
         FineTuningJob,
         job,
@@ -359,7 +356,7 @@ def _job_object(call: Call, job: TuningJob) -> FineTuningJob:
         result_files=[job.result_file] if has_result else [],
         error=None if job.error is None else described(JobErrorObject, job.error),
         hyperparameters=hyperparameters,
-        method=state if job.method == "state" else supervised,
+        method=method,
         integrations=[],
         metadata=dict(job.metadata),
     )
