@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -118,12 +117,12 @@ class Database:
     """
 
     def __init__(
-        self, what: str, find_path: Callable[[], Path] | None, schema: Sequence[Sequence[str]], *, lasting: bool
+        self, what: str, find_path: Callable[[], Path] | None, schema: Sequence[str], *, lasting: bool
     ) -> None:
         """Prepare a database at the path that `find_path` returns; it is opened when it is first used.
 
-        Messages call it `what`, such as "the folder of jobs". `schema` has for each format of the file the statements
-        that make it of the format before; the first ones make it of an empty file. Unless it is `lasting`, nothing
+        Messages call it `what`, such as "the folder of jobs". `schema` has for each format of the file the script
+        that makes it of the format before; the first one makes it of an empty file. Unless it is `lasting`, nothing
         waits for the disk. Without `find_path` it is in memory, and its one thread also reads.
         """
         self.was_damaged = False  # when it was opened; then rows may be lost
@@ -321,8 +320,8 @@ class Database:
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 connection.execute("PRAGMA journal_mode = WAL")
             if version < len(self._schema):
-                script = ";\n".join(chain.from_iterable(self._schema[version:]))
-                connection.executescript(f"BEGIN; PRAGMA user_version = {len(self._schema)}; {script}; COMMIT;")
+                script = "\n".join(self._schema[version:])
+                connection.executescript(f"BEGIN; PRAGMA user_version = {len(self._schema)}; {script}\nCOMMIT;")
             [[found]] = connection.execute("PRAGMA quick_check(1)").fetchall()
             if found != "ok":
                 raise sqlite3.DatabaseError(found)

@@ -14,12 +14,12 @@ import pytest
 from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import EngineClosedError, NotFoundError, StateError, StorageError
 
-FIRST = ("CREATE TABLE things (name TEXT)",)
-SECOND = ("ALTER TABLE things ADD COLUMN size INTEGER NOT NULL DEFAULT 3", "CREATE TABLE others (name TEXT)")
+FIRST = "CREATE TABLE things (name TEXT);  -- what there is"
+SECOND = "ALTER TABLE things ADD COLUMN size INTEGER NOT NULL DEFAULT 3; CREATE TABLE others (name TEXT);"
 LONG = "x" * 100_000
 
 
-def open_in(folder: Path, *formats: tuple[str, ...]) -> Database:
+def open_in(folder: Path, *formats: str) -> Database:
     return Database("the shop", lambda: folder / "shop.sqlite", formats, lasting=True)
 
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from importlib import resources
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Final, NamedTuple, Self, TypeAlias
@@ -35,34 +36,7 @@ _DOCUMENT_BYTES = 128  # that a document takes in the file besides texts and vec
 _PAGE_BYTES = 1 << 20  # of the texts of a page, unless one document is larger
 _PART_BYTES = 1 << 20  # of the documents that one change removes, unless one is larger: a full disk has room for it
 _PART = 1000  # ids or documents that one change looks at to remove them
-_SCHEMA = (
-    """CREATE TABLE collections (
-        number INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again
-        id TEXT NOT NULL UNIQUE,
-        owner TEXT NOT NULL,
-        name TEXT NOT NULL,
-        model TEXT NOT NULL,
-        model_name TEXT NOT NULL,
-        created REAL NOT NULL,
-        num_documents INTEGER NOT NULL DEFAULT 0,
-        num_bytes INTEGER NOT NULL DEFAULT 0,
-        changes INTEGER NOT NULL DEFAULT 0,
-        UNIQUE (owner, name)
-    )""",
-    """CREATE TABLE documents (
-        row INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again, so a search can't return another document
-        collection INTEGER NOT NULL,
-        id TEXT NOT NULL,
-        num_tokens INTEGER NOT NULL,
-        num_bytes INTEGER NOT NULL,
-        vector BLOB NOT NULL,  -- [D] f32, little-endian, of length 1; before the text, so that it is read alone
-        metadata TEXT NOT NULL,  -- JSON
-        text TEXT NOT NULL,
-        UNIQUE (collection, id)
-    )""",
-    "CREATE INDEX documents_by_collection ON documents (collection)",  # and by row
-    "CREATE TABLE deleted (collection INTEGER PRIMARY KEY)",  # collections whose documents are still there
-)
+
 AnyConnection: TypeAlias = Connection | Transaction
 Metadata: TypeAlias = Mapping[str, object]
 """What a client stores with a document: a JSON object."""
@@ -288,7 +262,8 @@ class DocumentStore:
         self._owned = None if folder is None else OwnedFolder(folder, "folder of collections", FOLDER_LOCK, _FORMER)
         find_path = None if folder is None else lambda: folder / FILE
         what = "the store of collections"
-        self.database = Database(what, find_path, [_SCHEMA], lasting=folder is not None)
+        schema = (resources.files("rnn_engine_states") / "documents.sql").read_text("utf-8")
+        self.database = Database(what, find_path, [schema], lasting=folder is not None)
         self._matrices = Matrices(self.database)
         if folder is not None:
             try:

@@ -19,21 +19,6 @@ Number: TypeAlias = float | int | None
 EventKind: TypeAlias = Literal["message", "started", "rate", "update", "judgement", "checkpoint", "early_end", "result"]
 """What an event says. All but `message` happen once to a job, or once in each of its steps."""
 
-SCHEMA: Final = (
-    """CREATE TABLE events (
-        number INTEGER PRIMARY KEY,
-        job TEXT NOT NULL,
-        id TEXT NOT NULL,
-        created REAL NOT NULL,
-        level TEXT NOT NULL,
-        message TEXT NOT NULL,
-        kind TEXT NOT NULL,
-        place REAL,  -- the step, or the learning rate
-        data TEXT  -- JSON of figures
-    )""",
-    "CREATE INDEX events_by_job ON events (job, number)",
-    "CREATE UNIQUE INDEX events_once ON events (job, kind, ifnull(place, -1)) WHERE kind != 'message'",
-)
 _COLUMNS: Final = "number, id, created, level, message, data"
 _log = logging.getLogger(__name__)
 

@@ -46,11 +46,6 @@ class StoredFile:
 
 
 FILES: Final = Table("files", TypeAdapter(StoredFile), "file")
-HELD_FILES: Final = (
-    "CREATE TABLE held_files (file TEXT NOT NULL, job TEXT NOT NULL, PRIMARY KEY (file, job)) WITHOUT ROWID",
-    "CREATE INDEX held_files_by_job ON held_files (job)",
-)
-"""The files that unfinished jobs need."""
 _NOT_HELD: Final = "NOT EXISTS (SELECT 1 FROM held_files WHERE file = id)"
 
 

@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +22,11 @@ from rnn_engine_server.core.bodies import storage_errors
 from rnn_engine_server.core.kept import KeptUsage
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.jobs.lines import LineCounts
-from rnn_engine_server.store import batches, events, histories, tunings, turns
+from rnn_engine_server.store import batches, tunings
 from rnn_engine_server.store.batches import BATCHES, Batches
 from rnn_engine_server.store.blobs import Blobs
-from rnn_engine_server.store.conversations import CONVERSATIONS, Conversations
-from rnn_engine_server.store.files import FILES, HELD_FILES, Files
+from rnn_engine_server.store.conversations import Conversations
+from rnn_engine_server.store.files import FILES, Files
 from rnn_engine_server.store.histories import EVENTS, HistoryRoom
 from rnn_engine_server.store.owners import Room, ended_in
 from rnn_engine_server.store.responses import RESPONSES, Responses
@@ -38,11 +39,8 @@ TEMPORARY_FOLDER: Final = "rnn-engine-jobs-"  # the beginning of the names of te
 _DATABASE: Final = "jobs.sqlite"
 _BLOBS: Final = "blobs"
 _FORMER: Final = ("file-*.json", "batch_*.json", "ftjob-*.json", "conversations.sqlite")  # of versions before 0.2.0
-_SCHEMA: Final = (
-    (*FILES.schema, *HELD_FILES, *BATCHES.schema, *TUNINGS.schema, *events.SCHEMA),
-    (*turns.SCHEMA, *histories.SCHEMA, *CONVERSATIONS.schema, *RESPONSES.schema),
-)
-"""What makes each format of the database of the one before."""
+_SCHEMA: Final = resources.files("rnn_engine_server.store") / "schema"
+_FORMATS: Final = ("1.sql", "2.sql")  # what makes each format of the database of the one before
 _log = logging.getLogger(__name__)
 
 
@@ -84,8 +82,9 @@ class Store:
         self._making = threading.Lock()
         self._delete_folder: Callable[[], object] | None = None
         self._room = Room(self.limits)
+        schema = [(_SCHEMA / name).read_text("utf-8") for name in _FORMATS]
         self._database = Database(
-            "the folder of jobs", lambda: self.folder / _DATABASE, _SCHEMA, lasting=folder is not None
+            "the folder of jobs", lambda: self.folder / _DATABASE, schema, lasting=folder is not None
         )
         self.blobs = Blobs(lambda: self.folder / _BLOBS)
         self.files = Files(self._database, self.blobs, self._room, clock)

@@ -17,19 +17,6 @@ THING_BYTES: Final = 1024
 """Bytes that a conversation or a response takes beside its texts."""
 EVENTS: Final = "events"
 """The ending of the blob with the events of a response, and the label of responses that have one."""
-SCHEMA: Final = (
-    """CREATE TABLE ends (
-        number INTEGER PRIMARY KEY,
-        id TEXT NOT NULL UNIQUE,  -- of a conversation or a response
-        owner TEXT NOT NULL,
-        kind TEXT NOT NULL,  -- the table that has its record
-        turn INTEGER,  -- its last one; NULL = it has no items
-        used REAL,  -- when it was used last; NULL = it does not give way
-        body BLOB,  -- JSON of all of a response but its output
-        request BLOB  -- for a response that has not ended
-    )""",
-    "CREATE INDEX ends_by_use ON ends (owner, used)",
-)
 BOUNDS: Final = {"responses": "max_responses", "conversations": "max_conversations"}
 """By table, the name of the limit on the things of an owner."""
 GONE: Final = "; it never existed, or it was deleted or dropped to make room for others"

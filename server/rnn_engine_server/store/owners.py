@@ -80,26 +80,6 @@ class Table(Generic[T]):
         self._kind = kind
         self._why_gone = why_gone
 
-    @property
-    def schema(self) -> Sequence[str]:
-        """The statements that create the table."""
-        return (
-            f"""CREATE TABLE {self.name} (
-                number INTEGER PRIMARY KEY AUTOINCREMENT,  -- in the order of creation
-                id TEXT NOT NULL UNIQUE,
-                owner TEXT NOT NULL,
-                label TEXT NOT NULL,
-                status TEXT NOT NULL,
-                expires REAL,
-                num_bytes INTEGER NOT NULL,
-                record TEXT NOT NULL,  -- JSON
-                digest INTEGER NOT NULL  -- of owner and record
-            )""",
-            f"CREATE INDEX {self.name}_by_owner ON {self.name} (owner, number)",
-            f"CREATE INDEX {self.name}_by_status ON {self.name} (status, number)",
-            f"CREATE INDEX {self.name}_by_expiry ON {self.name} (expires) WHERE expires IS NOT NULL",
-        )
-
     def put(self, transaction: Transaction, thing: T) -> None:
         """Write a new thing, or another form of one."""
         record = self._kind.dump_json(thing).decode()

@@ -32,26 +32,6 @@ _PIECE_BYTES: Final = 2 << 20  # that are read or deleted at a time, unless one 
 _PIECE_ITEMS: Final = 1000
 _NO_END: Final = 2**62
 
-SCHEMA: Final = (
-    """CREATE TABLE turns (
-        number INTEGER PRIMARY KEY AUTOINCREMENT,  -- greater than that of the turn before; never used again
-        owner TEXT NOT NULL,
-        parent INTEGER,  -- the turn before; NULL = a conversation begins with this one
-        uses INTEGER NOT NULL,  -- how many later turns, conversations and responses need it; 0 = it is deleted
-        num_items INTEGER NOT NULL,
-        num_bytes INTEGER NOT NULL
-    )""",
-    "CREATE INDEX unused_turns ON turns (number) WHERE uses = 0",
-    """CREATE TABLE items (
-        number INTEGER PRIMARY KEY AUTOINCREMENT,  -- ascending within a turn, and from turn to turn
-        turn INTEGER NOT NULL,
-        id TEXT NOT NULL,
-        type TEXT NOT NULL,
-        fields BLOB NOT NULL  -- JSON of all but the id
-    )""",
-    "CREATE INDEX items_by_turn ON items (turn, id)",
-    "CREATE TABLE owners (name TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL)",
-)
 _CHAIN: Final = """
     WITH RECURSIVE chain (number, parent, num_items, num_bytes, place) AS (
         SELECT number, parent, num_items, num_bytes, 1 FROM turns WHERE number = ?1
