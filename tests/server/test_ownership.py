@@ -51,7 +51,7 @@ STARTING: list[tuple[str, Body]] = [
     ("/", {"inputs": "Hi"}),
     ("/generate", {"inputs": "Hi"}),
     ("/generate_stream", {"inputs": "Hi"}),
-    *((path, {"prompt": "Hi"}) for path in (*KOBOLD, "/v1/fim/completions")),
+    *((path, {"prompt": "Hi"}) for path in KOBOLD),
     *((path, {"inputs": "Hi"}) for path in TEI),
     ("/v1/rerank", {"query": "a", "documents": ["b"]}),
     ("/score", {"text_1": "a", "text_2": "b"}),

@@ -42,7 +42,6 @@ GENERATIONS: dict[str, Body] = {
     "/": {"inputs": "Hi", "stream": True},
     "/generate_stream": {"inputs": "Hi"},
     "/api/extra/generate/stream": {"prompt": "Hi"},
-    "/v1/fim/completions": {"prompt": "Hi", "stream": True},
     "/api/oai/completions": {"prompt": "Hi", "stream": True},
     "/api/oai/chat/completions": {**HI, "stream": True},
 }

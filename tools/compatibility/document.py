@@ -148,7 +148,8 @@ def _system(system: System, shared: Container[tuple[str, str]]) -> Iterator[str]
         yield f"{system.about}\n"
     paths = [f"POST {path}" for path in dict.fromkeys(each.path for each in system.calls)]
     plain = [route for route, note in system.routes.items() if not note]
-    yield f"Routes: {', '.join(f'`{route}`' for route in (*paths, *plain))}.\n"
+    if paths or plain:
+        yield f"Routes: {', '.join(f'`{route}`' for route in (*paths, *plain))}.\n"
     found = {said: names for said, names in _differences(system).items() if said not in shared}
     rows = [(", ".join(names), VERDICTS[verdict], note) for (verdict, note), names in found.items()]
     rows += [(f"`{route}`", "answers", note) for route, note in system.routes.items() if note]

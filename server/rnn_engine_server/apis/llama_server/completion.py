@@ -298,9 +298,9 @@ async def completion(call: Call, body: LlamaCompletionRequest) -> Answer:
     return await LlamaDialect(prepared).answer()
 
 
-@ROUTES.post("/infill", answer=ErrorBody)
+@ROUTES.post("/infill", "/v1/fim/completions", answer=ErrorBody)
 async def infill(call: Call) -> Answer:  # noqa: ARG001
-    """Refused with 501 and the reason: RWKV models do not fill in."""
+    """Refused with 501 and the reason, as is Mistral's route: RWKV models do not fill in."""
     raise RefusalError(
         501,
         "a recurrent model reads a text from its beginning and has not learned to fill in what comes before a "
