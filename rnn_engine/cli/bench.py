@@ -103,8 +103,7 @@ def tune_kernels_command(
     """Find the fastest kernels for a model's matrices on a device.
 
     They are kept in the user's cache folder for this device, driver and version of the kernels, and every later load
-    uses them. For each choice, the table shows the predicted and the measured time of a dispatch in microseconds,
-    beside those of the fixed choice. On a software device, predicted times are those of a small GPU.
+    uses them. The table shows the measured microseconds of a dispatch for each choice, and for the fixed one.
     """
     from rnn_engine.cli.benchmark import forget_choices, show_choices, tune
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -12,12 +11,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, StateError, are_token_ids, check_range, check_token_ids
 from rnn_engine.types import (
-    DRAW_DECAYS,
-    DRAW_PENALTIES,
-    DRAW_REPEATS,
-    DRAW_TEMPERATURES,
     F32,
-    MOST_DRAW_BIASES,
     Batch,
     DrawPenalties,
     ModelShape,
@@ -52,11 +46,13 @@ def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int
 def check_draws(
     batch: Batch, vocab_size: int, max_draws: int = 0, num_penalty_slots: int = 0, max_logprobs: int = 0
 ) -> None:
-    """Raise InvalidRequestError for a draw that the runner can't make; it draws at most `max_draws` tokens."""
-    _check_draw_ranges(batch, max_draws)
+    """Raise InvalidRequestError for a draw that the runner can't make; it draws at most `max_draws` tokens.
+
+    Temperatures, penalties and the like are not checked: see `rnn_engine.sampling.samplers.choose_cuts`.
+    """
     for position, run in enumerate(batch):
         if run.draw is not None:
-            _check_draw(f"run {position}", run, run.draw, vocab_size, max_logprobs)
+            _check_draw(f"run {position}: draw", run, run.draw, vocab_size, max_draws, max_logprobs)
             if run.draw.penalties is not None:
                 _check_penalties(f"run {position}", run, run.draw.penalties, vocab_size, num_penalty_slots)
         if run.follows and (run.draw is None or len(run.tokens) > 1 or run.embeddings is not None):
@@ -164,40 +160,18 @@ def _check_run(position: int, run: TokenRun, shape: ModelShape) -> None:
         check_token_ids(f"run {position}: target", run.targets, shape.vocab_size)
 
 
-def _check_draw_ranges(batch: Batch, max_draws: int) -> None:
-    """Check the numbers of all draws of `batch`, one field of all at a time, since that is quicker."""
-    drawing = [(position, run.draw) for position, run in enumerate(batch) if run.draw is not None]
-    if drawing and max_draws == 0:
-        raise InvalidRequestError(
-            f"run {drawing[0][0]}: draw", drawing[0][1], "null, since this runner can't draw tokens"
-        )
-    for field, low, high in (
-        ("count", 1, max_draws),
-        ("seed", 0, 2**64 - 1),
-        ("index", 0, 2**32 - 1 - max_draws),
-        ("top_k", 0, 2**31 - 1),
-        ("top_p", 0.0, 1.0),
-        ("temperature", *DRAW_TEMPERATURES),
-    ):
-        value = attrgetter(field)
-        for position, draw in drawing:
-            if not low <= value(draw) <= high:
-                check_range(f"run {position}: draw {field}", value(draw), low, high)
-
-
-def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_logprobs: int) -> None:
+def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_draws: int, max_logprobs: int) -> None:
+    if max_draws == 0:
+        raise InvalidRequestError(name, draw, "null, since this runner can't draw tokens")
     if run.rows == 0 or run.masks is not None:
-        raise InvalidRequestError(f"{name}: draw", draw, "null for a run without rows or with masks")
-    if draw.min_p is not None:
-        check_range(f"{name}: draw min_p", draw.min_p, 1e-30, 1.0)
+        raise InvalidRequestError(name, draw, "null for a run without rows or with masks")
+    if not 1 <= draw.count <= max_draws:
+        check_range(f"{name} count", draw.count, 1, max_draws)
     if draw.logprobs is not None:
-        check_range(f"{name}: draw logprobs", draw.logprobs, 0, max_logprobs)
-    if draw.biases is not None:
-        check_range(f"{name}: draw biases", len(draw.biases.tokens), 0, MOST_DRAW_BIASES)
-        check_token_ids(f"{name}: draw bias", draw.biases.tokens.tolist(), vocab_size)
+        check_range(f"{name} logprobs", draw.logprobs, 0, max_logprobs)
     if draw.halts is not None and (draw.halts.dtype != np.uint32 or draw.halts.shape != (mask_words(vocab_size),)):
         expected = (mask_words(vocab_size),)
-        raise InvalidRequestError(f"{name}: draw halts", f"{draw.halts.dtype} {draw.halts.shape}", f"uint32 {expected}")
+        raise InvalidRequestError(f"{name} halts", f"{draw.halts.dtype} {draw.halts.shape}", f"uint32 {expected}")
 
 
 def _check_penalties(name: str, run: TokenRun, penalties: DrawPenalties, vocab_size: int, num_slots: int) -> None:
@@ -206,15 +180,6 @@ def _check_penalties(name: str, run: TokenRun, penalties: DrawPenalties, vocab_s
         raise InvalidRequestError(
             name, penalties, f"null, since only the first {num_slots} slots of this runner have penalties"
         )
-    for part, value, (low, high) in (
-        ("presence", penalties.presence or DRAW_PENALTIES[0], DRAW_PENALTIES),
-        ("frequency", penalties.frequency or DRAW_PENALTIES[0], DRAW_PENALTIES),
-        ("decay", penalties.decay, DRAW_DECAYS),
-        ("repeat", penalties.repeat, DRAW_REPEATS),
-        ("window", 1 if penalties.window is None else penalties.window, (1, 2**31 - 1)),
-    ):
-        if not low <= value <= high:
-            check_range(f"{name}: {part}", value, low, high)
     for part, row, dtype in (("earlier", penalties.earlier, np.float32), ("seen", penalties.seen, np.uint32)):
         if row is not None and (row.dtype != dtype or row.shape != (vocab_size,)):
             expected = f"{np.dtype(dtype)} {(vocab_size,)}"
