@@ -293,10 +293,6 @@ class _DraftInFlight(Draft):
     def take(self, sequence: SamplingSequence, run: TokenRun, rows: RunRows) -> list[Event]:
         return _drafting(sequence).take_draft(run, rows)
 
-    def check(self, sequence: SamplingSequence) -> None:
-        super().check(sequence)
-        assert _drafting(sequence).drafter.spare is not None
-
 
 def _drafting(sequence: SlotSequence) -> DraftingSequence:
     assert isinstance(sequence, DraftingSequence), "only such a sequence has these phases"

@@ -69,10 +69,6 @@ class Phase(Generic[Of]):
         """
         raise NotImplementedError
 
-    def check(self, sequence: Of) -> None:
-        """Raise AssertionError if the sequence breaks an invariant of this phase between two steps. For tests."""
-        raise NotImplementedError
-
 
 AnyPhase: TypeAlias = "Phase[Any]"
 
@@ -177,10 +173,6 @@ class Prompt(Phase["SlotSequence"]):
         events = sequence.take_rows(rows)
         return [*progress, *events] if progress else events
 
-    def check(self, sequence: SlotSequence) -> None:
-        assert sequence.submitted < sequence.prompt_length
-        assert len(sequence.generated) == 0
-
 
 def _count_scored(request: GenerateRequest, start: int, end: int) -> int:
     """Return how many logit rows of the prompt from `start` to `end` are needed to score the tokens after them."""
@@ -205,9 +197,6 @@ class Decode(Phase[Of]):
         sequence.position += 1
         return sequence.take_rows(rows)
 
-    def check(self, sequence: Of) -> None:
-        assert sequence.submitted == sequence.end - (0 if sequence.in_flight else 1)
-
 
 class TakeIn(Decode["SlotSequence"]):
     """The phase in which the last token is run for its state alone: a mix draws the next, or the text is over."""
@@ -220,11 +209,6 @@ class AwaitSequences(Phase["SlotSequence"]):
 
     def can_run(self, sequence: SlotSequence) -> bool:
         return False
-
-    def check(self, sequence: SlotSequence) -> None:
-        assert not sequence.in_flight
-        assert sequence.row is not None
-        assert sequence.position == sequence.end
 
 
 class HostDecode(Decode["SamplingSequence"]):
@@ -283,10 +267,6 @@ class DeviceDecode(HostDecode):
         run.draw.logprobs = sequence.request.logprobs
         self.num_drawing += count
 
-    def check(self, sequence: SamplingSequence) -> None:
-        assert (self.num_drawing > 0) == (len(sequence.in_flight) > 0)
-        assert sequence.in_flight or sequence.submitted == sequence.end - 1
-
 
 class Given(Phase["SamplingSequence"]):
     """The phase in which a sequence runs tokens of its answer that are known without a draw, up to position `end`.
@@ -333,19 +313,12 @@ class Given(Phase["SamplingSequence"]):
             info.logprob = rows.target_logit(index) - row.logsumexp
             info.top = top_logprobs(row, sequence.request.logprobs or 0)
 
-    def check(self, sequence: SamplingSequence) -> None:
-        assert sequence.position < self._end <= sequence.end
-
 
 class Closing(Given):
     """The phase in which a sequence whose text has ended runs the last tokens, for the state after them."""
 
     def demand(self, sequence: SamplingSequence) -> TokenDemand:
         return TAKE_IN if self._end - sequence.submitted == 1 else super().demand(sequence)
-
-    def check(self, sequence: SamplingSequence) -> None:
-        super().check(sequence)
-        assert sequence.answer.ending is not None
 
 
 class AwaitMask(Phase["SamplingSequence"]):
@@ -358,10 +331,6 @@ class AwaitMask(Phase["SamplingSequence"]):
     def can_run(self, sequence: SamplingSequence) -> bool:
         return False
 
-    def check(self, sequence: SamplingSequence) -> None:
-        assert not sequence.in_flight
-        assert sequence.position == sequence.end
-
 
 class Done(Phase["SlotSequence"]):
     """The last phase of a sequence: its text has ended, and nothing more is run."""
@@ -369,15 +338,9 @@ class Done(Phase["SlotSequence"]):
     def can_run(self, sequence: SlotSequence) -> bool:
         return False
 
-    def check(self, sequence: SlotSequence) -> None:
-        raise AssertionError("a sequence that is done holds no slot")
-
 
 class Draft(Phase["SamplingSequence"]):
     """The phase of a sequence while a run with drafted tokens is in flight; see `drafts.py`."""
-
-    def check(self, sequence: SamplingSequence) -> None:
-        assert list(sequence.in_flight) == [self]
 
 
 FOLLOWS: Mapping[type[AnyPhase], tuple[type[AnyPhase], ...]] = {

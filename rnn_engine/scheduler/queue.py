@@ -224,10 +224,6 @@ class Queue:
         return itertools.chain.from_iterable(self._lines.values())
 
     @property
-    def num_ready(self) -> int:
-        return sum(queued.num_slots for queued in self if queued.ready)
-
-    @property
     def keys(self) -> list[int]:
         return list(self._clients)
 

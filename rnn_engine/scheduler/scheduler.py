@@ -267,11 +267,6 @@ class Scheduler:
             logger.exception("the device can't run a single token")
             return False
 
-    def check(self) -> None:
-        """Raise AssertionError if an invariant of the scheduler between two steps does not hold. For tests."""
-        assert len(self._steps) <= 2
-        self._slots.check()
-
     def close(self) -> None:
         """End the threads that compute token masks. No request may hold a slot."""
         self._mask_threads.close()

@@ -181,16 +181,6 @@ class SlotSequence(ABC):
         """Return a function that makes the masks of the next run's rows, or None if there are none."""
         return None
 
-    def check(self) -> None:
-        """Raise AssertionError if an invariant of the sequence between two steps does not hold. For tests."""
-        assert not self.released
-        assert self.draws is None
-        assert 0 <= self.position <= self.submitted
-        assert (self.position < self.submitted) == (len(self.in_flight) > 0)
-        assert len(self.in_flight) <= 2
-        assert len(self.generated) <= self.request.max_tokens
-        self.phase.check(self)
-
 
 @dataclass(slots=True, eq=False)
 class Shared:

@@ -145,18 +145,6 @@ class Slots:
         if client.is_background:
             self.num_background += num_slots
 
-    def check(self) -> None:
-        """Raise AssertionError if an invariant of the slots between two steps does not hold. For tests."""
-        held = [sequence.slot for live in self.live.values() for sequence in live.sequences]
-        assert sorted(held) == sorted(self._sequences)
-        assert not set(held) & set(self._free)
-        assert self.held.total() == len(held)
-        assert self.num_background == sum(count for client, count in self.held.items() if client.is_background)
-        assert self._late == {key for key, live in self.live.items() if live.awaits_mask}
-        assert self._paused | self._leaving <= self.live.keys()
-        for sequence in self._sequences.values():
-            sequence.check()
-
     def _taking_part(self, runnable: list[SlotSequence]) -> list[SlotSequence]:
         if not self._paused and not self._leaving:
             return runnable

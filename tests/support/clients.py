@@ -33,6 +33,7 @@ from rnn_engine_states.cache.cache import StateCache
 from tests.support.fake_runner import FakeRunner, Logits, Tokens
 from tests.support.mixed_rows import mixed_logits
 from tests.support.plain_search import first_stop
+from tests.support.scheduler_books import check_scheduler
 
 
 @dataclass
@@ -116,7 +117,7 @@ class Clients:
 
     def step(self) -> list[Delivery]:
         deliveries = self.scheduler.step()
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         self.take(deliveries)
         return deliveries
 

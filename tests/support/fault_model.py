@@ -33,6 +33,7 @@ from tests.support.fake_runner import FakeRunner, Tokens, table_logits
 from tests.support.fault_runner import Fault, FaultRunner, Faults
 from tests.support.models import tiny_shape
 from tests.support.named_states import BlockingStates, make_states
+from tests.support.scheduler_books import check_scheduler
 from tests.support.scheduler_model import TOKEN_BYTES, VOCAB_SIZE, random_request
 
 NUM_SLOTS = 3
@@ -180,7 +181,7 @@ class FaultModel:
             self.scheduler.submit(-1 - number, GenerateRequest([1], initial_state=start, max_tokens=0), self.now)
         self._fake.batches.clear()
         self.scheduler.step()
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         assert {run.slot for run in self._fake.batches[-1]} == set(range(NUM_SLOTS))
         self.parts.close()
 
