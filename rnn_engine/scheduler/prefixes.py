@@ -65,10 +65,6 @@ class Prefixes:
         """Use `runner`, another one of the same model; the cache's owner connects the cache with it."""
         self._runner = runner
 
-    @property
-    def num_leads(self) -> int:
-        return len(self._flights)
-
     def prefix(self, request: GenerateRequest) -> PromptPrefix:
         """Return the part of a request's prompt whose states other requests may use, with its initial state."""
         packed = pack(request.prompt[: _limit(request)])

@@ -180,15 +180,6 @@ class Scheduler:
         return len(self._admission.queue)
 
     @property
-    def num_late(self) -> int:
-        """The number of requests that take part in no step until the masks of their next tokens are computed."""
-        return self._slots.num_late
-
-    @property
-    def num_leads(self) -> int:
-        return self._prefixes.num_leads
-
-    @property
     def has_work(self) -> bool:
         """True if `step` would do something: not if all are paused, or await masks or states to be read."""
         return (

@@ -49,10 +49,6 @@ class Slots:
         return len(self._sequences) - self.num_background
 
     @property
-    def num_late(self) -> int:
-        return len(self._late)
-
-    @property
     def ready(self) -> list[SamplingSequence]:
         """The live requests that waited for the masks of their next tokens and can continue now."""
         return [self.live[key] for key in sorted(self._late) if self.live[key].can_go_on]

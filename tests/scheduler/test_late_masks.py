@@ -19,6 +19,7 @@ from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits
+from tests.support.scheduler_books import count_late
 from tests.support.token_masks import Forms, Residues
 
 TOKENIZER = ByteTokenizer()
@@ -99,7 +100,7 @@ def test_nothing_is_left_to_do_while_only_a_mask_is_awaited() -> None:
     late = clients.send(ask(lambda: Gated(gate, 0)))
     while clients.scheduler.has_work:
         clients.step()
-    assert (clients.scheduler.num_late, clients.scheduler.wait_seconds()) == (1, None)
+    assert (count_late(clients.scheduler), clients.scheduler.wait_seconds()) == (1, None)
     assert isinstance(clients.heard[late].events[0], Started)
     gate.set()
     clients.run()
@@ -161,7 +162,7 @@ def test_a_request_that_awaits_its_mask_can_be_cut_and_cancelled() -> None:
     clients.take(clients.scheduler.expire(cut, TimeLimitError("its time is up")))
     step_until_ended(clients, cut)
     assert (clients.heard[cut].finished.reason, clients.heard[cut].finished.completion_tokens) == ("length", 3)
-    assert (clients.scheduler.num_live, clients.scheduler.num_late) == (0, 0)
+    assert (clients.scheduler.num_live, count_late(clients.scheduler)) == (0, 0)
     gate.set()
     assert clients.ask(ask(None)).finished.completion_tokens == 9
 

@@ -13,6 +13,7 @@ from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits
+from tests.support.scheduler_books import count_leads
 
 TOKENIZER = ByteTokenizer()
 LOGITS = random_logits(TOKENIZER.size)
@@ -38,7 +39,7 @@ def tokens_run(clients: Clients) -> int:
 def expect_right(clients: Clients, *keys: int) -> None:
     for key in keys:
         assert_heard(clients.heard[key], run_alone(clients.requests[key], LOGITS, TOKENIZER.decode_bytes))
-    assert clients.scheduler.num_leads == 0
+    assert count_leads(clients.scheduler) == 0
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 8])
@@ -180,7 +181,7 @@ def test_leaders_and_waiters_end_together_where_all_end() -> None:
     clients.step()
     clients.take(clients.scheduler.abort(lambda: EngineClosedError("bye")))
     assert [str(clients.heard[key].error) for key in keys] == ["bye"] * 3
-    assert clients.scheduler.num_leads == 0
+    assert count_leads(clients.scheduler) == 0
 
 
 def test_prompts_are_not_run_one_after_the_other_where_nothing_can_be_kept() -> None:

@@ -33,7 +33,7 @@ from rnn_engine_states.cache.cache import StateCache
 from tests.support.fake_runner import FakeRunner, Logits, Tokens
 from tests.support.mixed_rows import mixed_logits
 from tests.support.plain_search import first_stop
-from tests.support.scheduler_books import check_scheduler
+from tests.support.scheduler_books import check_scheduler, count_late
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Clients:
         """Step until there is no request; return the number of steps."""
         for steps in range(max_steps):
             if not self.scheduler.has_work:
-                if self.scheduler.num_waiting == 0 and self.scheduler.num_late == 0:
+                if self.scheduler.num_waiting == 0 and count_late(self.scheduler) == 0:
                     return steps
                 self.wait_for_fetch()
             self.step()

@@ -33,7 +33,7 @@ from tests.support.fake_runner import FakeRunner, Tokens, table_logits
 from tests.support.fault_runner import Fault, FaultRunner, Faults
 from tests.support.models import tiny_shape
 from tests.support.named_states import BlockingStates, make_states
-from tests.support.scheduler_books import check_scheduler
+from tests.support.scheduler_books import check_scheduler, count_leads
 from tests.support.scheduler_model import TOKEN_BYTES, VOCAB_SIZE, random_request
 
 NUM_SLOTS = 3
@@ -155,7 +155,7 @@ class FaultModel:
         scheduler = self.scheduler
         assert scheduler.num_live + scheduler.num_waiting == len(self._sent)
         assert scheduler.num_live <= scheduler.capacity == NUM_SLOTS
-        assert scheduler.num_leads <= scheduler.num_live
+        assert count_leads(scheduler) <= scheduler.num_live
         records = self.cache.checkpoints()
         assert sum(record.locks for record in records) <= scheduler.num_waiting  # those whose states are being read
         check_books(records, self.cache.stats())

@@ -23,6 +23,16 @@ def check_scheduler(scheduler: Scheduler) -> None:
     _check_slots(scheduler._slots)
 
 
+def count_late(scheduler: Scheduler) -> int:
+    """Return the number of requests that take part in no step until the masks of their next tokens are computed."""
+    return len(scheduler._slots._late)
+
+
+def count_leads(scheduler: Scheduler) -> int:
+    """Return the number of requests whose prompts others wait for."""
+    return len(scheduler._prefixes._flights)
+
+
 def _check_slots(slots: Slots) -> None:
     held = [sequence.slot for live in slots.live.values() for sequence in live.sequences]
     assert sorted(held) == sorted(slots._sequences)

@@ -25,6 +25,7 @@ from tests.support.cache_books import check_books
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, Tokens, table_logits
 from tests.support.models import tiny_shape
+from tests.support.scheduler_books import count_leads
 
 TOKEN_BYTES = (b"", b"a", b"b", b"ab", b"\n", b"\xc3", b"\xa9", b"\xff")
 VOCAB_SIZE = len(TOKEN_BYTES)
@@ -163,7 +164,7 @@ class SchedulerModel:
         scheduler = self.clients.scheduler
         assert scheduler.num_live + scheduler.num_waiting == len(self.open)
         assert 0 <= scheduler.num_live <= scheduler.capacity
-        assert scheduler.num_leads <= (scheduler.capacity if self.may_mix else scheduler.num_live)
+        assert count_leads(scheduler) <= (scheduler.capacity if self.may_mix else scheduler.num_live)
         if self.cache is not None:
             records = self.cache.checkpoints()
             assert not any(record.locks for record in records)
@@ -216,7 +217,7 @@ class SchedulerModel:
             assert len(batch) >= num_running, "a request in a slot does not advance"
             return
         assert len(batch) == num_running, "a request in a slot does not advance"
-        assert scheduler.num_live == scheduler.capacity or scheduler.num_waiting == 0 or scheduler.num_leads > 0, (
+        assert scheduler.num_live == scheduler.capacity or scheduler.num_waiting == 0 or count_leads(scheduler) > 0, (
             "a request waits for nobody"
         )
 
@@ -241,7 +242,7 @@ class SchedulerModel:
 
     def _expect_nothing_held(self) -> None:
         scheduler = self.clients.scheduler
-        assert (scheduler.num_live, scheduler.num_waiting, scheduler.num_leads) == (0, 0, 0)
+        assert (scheduler.num_live, scheduler.num_waiting, count_leads(scheduler)) == (0, 0, 0)
         self.check()
 
     def _expect_all_slots_serve(self) -> None:
