@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
 from rnn_engine.errors import InvalidRequestError
@@ -52,25 +51,15 @@ def check_optimizer(optimizer: Optimizer) -> None:
             raise InvalidRequestError(f"optimizer {name}", value, "a finite number greater than 0")
 
 
-def check_documents(
-    documents: Sequence[TrainingDocument], shape: ModelShape, max_documents: int, max_tokens: int
-) -> None:
-    """Raise InvalidRequestError if a document is invalid, or if there are none, too many or too long ones."""
+def check_documents(documents: Sequence[TrainingDocument], max_documents: int, max_tokens: int) -> None:
+    """Raise InvalidRequestError if there are no documents, too many, or too long ones together."""
     if len(documents) == 0:
         raise InvalidRequestError("documents", list(documents), "at least one document")
     if len(documents) > max_documents:
         raise InvalidRequestError("documents", len(documents), f"at most {max_documents} documents in one call")
-    for position, document in enumerate(documents):
-        _check_document(f"document {position}", document, shape.vocab_size)
     num_inputs = sum(document.num_inputs for document in documents)
     if num_inputs > max_tokens:
         raise InvalidRequestError("tokens", num_inputs, f"at most {max_tokens} inputs over all documents of one call")
-
-
-def check_scale(scale: float) -> None:
-    """Raise InvalidRequestError unless `scale`, the factor of a gradient, is finite."""
-    if not math.isfinite(scale):
-        raise InvalidRequestError("scale", scale, "a finite number")
 
 
 def check_training_state(state: TrainingState, shape: ModelShape, trained: Sequence[str]) -> None:
@@ -86,37 +75,13 @@ def check_training_state(state: TrainingState, shape: ModelShape, trained: Seque
         raise InvalidRequestError("num_updates", state.num_updates, "at least 0")
 
 
-def _check_document(name: str, document: TrainingDocument, vocab_size: int) -> None:
-    tokens, weights = document.tokens, document.weights
-    if tokens.ndim != 1 or len(tokens) < 2 or not np.issubdtype(tokens.dtype, np.integer):
-        raise InvalidRequestError(f"{name}: tokens", _describe(tokens), "at least two integers, on one axis")
-    unknown = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
-    if len(unknown):
-        first = int(unknown[0])
-        raise InvalidRequestError(
-            f"{name}: token {first}", int(tokens[first]), f"a token id from 0 to {vocab_size - 1}"
-        )
-    if weights.shape != tokens.shape:
-        raise InvalidRequestError(f"{name}: weights", _describe(weights), f"{len(tokens)} numbers, one for each token")
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if len(wrong):
-        first = int(wrong[0])
-        raise InvalidRequestError(f"{name}: weight {first}", float(weights[first]), "a finite number of at least 0")
-    if weights[0] != 0:
-        raise InvalidRequestError(f"{name}: weight 0", float(weights[0]), "0, since nothing predicts the first token")
-
-
 def _check_arrays(name: str, arrays: State, shape: ModelShape, fields: Sequence[str]) -> None:
     if set(arrays) != set(fields):
         raise InvalidRequestError(name, sorted(arrays), f"the fields {sorted(fields)}")
     sizes = {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
     for field, values in arrays.items():
         if values.shape != sizes[field] or values.dtype != np.float32:
-            raise InvalidRequestError(f"{name} {field}", _describe(values), f"float32 {sizes[field]}")
+            raise InvalidRequestError(f"{name} {field}", f"{values.dtype} {values.shape}", f"float32 {sizes[field]}")
         if not np.isfinite(values).all():
             bad = float(values[~np.isfinite(values)][0])
             raise InvalidRequestError(f"{name} {field}", bad, "finite numbers")
-
-
-def _describe(array: NDArray[np.generic]) -> str:
-    return f"{array.dtype} {array.shape}"

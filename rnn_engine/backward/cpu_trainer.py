@@ -11,7 +11,6 @@ from rnn_engine.backward.contract import (
     PackedDocuments,
     check_documents,
     check_optimizer,
-    check_scale,
     check_training_state,
     trained_fields,
 )
@@ -66,7 +65,6 @@ class CpuTrainer:
 
     @np.errstate(over="ignore", invalid="ignore")
     def accumulate(self, documents: Sequence[TrainingDocument], scale: float) -> float:
-        check_scale(scale)
         weights, packed = self._start(documents)
         states = self._initial_states(packed)
         residuals = [embed(weights, packed.inputs)]  # the input of each layer, and at last the output [T, D]
@@ -123,7 +121,7 @@ class CpuTrainer:
         self._weights = None
 
     def _start(self, documents: Sequence[TrainingDocument]) -> tuple[Weights, PackedDocuments]:
-        check_documents(documents, self.shape, self.max_documents, self.max_tokens)
+        check_documents(documents, self.max_documents, self.max_tokens)
         if self._weights is None:
             raise StepError("the trainer is closed")
         return self._weights, PackedDocuments.of(documents)

@@ -17,7 +17,6 @@ from rnn_engine.backward.contract import (
     PackedDocuments,
     check_documents,
     check_optimizer,
-    check_scale,
     check_training_state,
     trained_fields,
 )
@@ -96,7 +95,6 @@ class GpuTrainer:
             return self._run_rows(packed, step, has_gradient=False)
 
     def accumulate(self, documents: Sequence[TrainingDocument], scale: float) -> float:
-        check_scale(scale)
         packed = self._start(documents)
         with _step_errors():
             step = self._run_forward(packed, keeps=True)
@@ -151,7 +149,7 @@ class GpuTrainer:
             self._memory.close()
 
     def _start(self, documents: Sequence[TrainingDocument]) -> PackedDocuments:
-        check_documents(documents, self.shape, self.max_documents, self.max_tokens)
+        check_documents(documents, self.max_documents, self.max_tokens)
         self._check_open()
         return PackedDocuments.of(documents)
 

@@ -14,6 +14,20 @@ from tests.support.models import tiny_shape
 WIDTH = 16
 
 
+def _check_document(document: TrainingDocument, vocab_size: int) -> None:
+    """Check what all trainers rely on."""
+    tokens, weights = document.tokens, document.weights
+    assert tokens.ndim == 1
+    assert len(tokens) >= 2
+    assert np.issubdtype(tokens.dtype, np.integer)
+    assert tokens.min() >= 0
+    assert tokens.max() < vocab_size
+    assert weights.shape == tokens.shape
+    assert np.isfinite(weights).all()
+    assert weights.min() >= 0
+    assert weights[0] == 0
+
+
 def _target(document: TrainingDocument) -> float:
     return float(document.tokens.mean()) / 10
 
@@ -44,7 +58,9 @@ class FakeTrainer:
         return self._training.state["wkv"]
 
     def loss(self, documents: Sequence[TrainingDocument]) -> float:
-        check_documents(documents, self.shape, self.max_documents, self.max_tokens)
+        check_documents(documents, self.max_documents, self.max_tokens)
+        for document in documents:
+            _check_document(document, self.shape.vocab_size)
         if np.abs(self._wkv).max() > self._breaks_above:
             return float("nan")
         return float(
