@@ -257,10 +257,15 @@ class GpuRunner:
         return Trace(np.frombuffer(logits, np.float32).reshape(num_rows, shape.row_size), hidden)
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
-        """Compile kernels by steps in slot 0, which is reset then: of `token_counts`, with a mask, and with a draw."""
+        """Compile kernels by steps in slot 0, which is reset then: of `token_counts`, with a mask, and with a draw.
+
+        Raises DeviceError if the device fails.
+        """
         self._make_plans(Plan.once_each)
         try:
             self._run_kernels(token_counts, progress)
+        except StepError as error:
+            raise DeviceError(f"the kernels can't be compiled: {error}") from error
         finally:
             self._make_plans()
         progress("compiled", len(token_counts), len(token_counts))
@@ -354,18 +359,17 @@ class GpuRunner:
 
     def _finish(self, step: _Step) -> None:
         """Wait until the device has executed `step`, and store the results or the error in `step`."""
-        if step.download is None:
-            self._recorder.wait(step.submission)
-        else:
-            try:
-                answer = step.download.take()
-            except DeviceError as error:
-                step.error = error
+        try:
+            if step.download is None:
+                self._recorder.wait(step.submission)
             else:
+                answer = step.download.take()
                 readout_bytes = 4 * sum(run.rows for run in step.batch) * self._limits.readout_words
                 step.answer = answer[:readout_bytes]
                 if len(answer) > readout_bytes:
                     step.drawn = decode_draws(answer[readout_bytes:], step.batch, self._limits)
+        except DeviceError as error:
+            step.error = error
         self._open.close(step.ticket, step.batch, step.drawn)
 
     def _finish_open(self, slots: Iterable[int]) -> None:

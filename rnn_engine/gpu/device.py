@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rnn_engine.errors import DeviceError
+from rnn_engine.gpu import native
 from rnn_engine.gpu.kernels import Kernels
 from rnn_engine.gpu.memory import Memory, device_errors, is_lost
-from rnn_engine.gpu.native import load_wgpu
 
 if TYPE_CHECKING:
     import wgpu
@@ -20,7 +21,6 @@ logger = logging.getLogger(__name__)
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _KINDS = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "software", "Unknown": "other"}
 _PREFERENCE = ("discrete", "integrated", "other", "software")
-_listing = threading.Lock()  # wgpu ends the process if two threads list adapters at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,8 @@ def _fitting(choice: str) -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
 
 
 def _list_adapters() -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
-    with _listing:
-        load_wgpu()
-        import wgpu
-
-        adapters = wgpu.gpu.enumerate_adapters_sync()
     found: list[tuple[DeviceInfo, wgpu.GPUAdapter]] = []
-    for adapter in adapters:
+    for adapter in native.list_adapters():
         info = adapter.info
         if info["backend_type"] in _BACKENDS:
             kind = _KINDS.get(info["adapter_type"], "other")
@@ -122,11 +117,7 @@ class Device:
         self.has_timestamps = "timestamp-query" in features
         self.has_f16 = "shader-f16" in features
         with device_errors(f"device {info.name!r} can't be opened"):
-            self.wgpu_device = adapter.request_device_sync(
-                label="rnn-engine",
-                required_features=features,
-                required_limits={name: adapter.limits[name] for name in _LIMITS},
-            )
+            self.wgpu_device = native.open_device(adapter, features, {name: adapter.limits[name] for name in _LIMITS})
         limits = self.wgpu_device.limits
         most = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"], _MOST_BINDING_BYTES)
         self.max_binding_bytes: int = most // 16 * 16  # since buffers have such sizes
@@ -149,14 +140,20 @@ class Device:
             return sum(group.allocated_bytes for group in self._groups)
 
     def allocate(self) -> Memory:
+        """Return an empty group of buffers, which the caller closes. Raises DeviceError if the device is lost."""
         memory = Memory(self.wgpu_device, self.info.name, self.max_binding_bytes, self._remove)
         with self._lock:
+            if native.is_known_as_lost(self.wgpu_device):  # and perhaps freed
+                raise DeviceError(f"device {self.info.name!r} is lost")
             self._groups.add(memory)
         return memory
 
     def _remove(self, memory: Memory) -> None:
         with self._lock:
-            self._groups.discard(memory)
+            if memory in self._groups:
+                self._groups.remove(memory)
+                if not self._groups and native.is_known_as_lost(self.wgpu_device):
+                    native.free_lost(self.wgpu_device)
 
 
 _opened: dict[tuple[DeviceInfo, bool], Device] = {}
@@ -169,6 +166,7 @@ def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
     with _opening:
         device = _opened.get((info, checked))
         if device is None or device.is_retired or device.is_lost:
+            gc.collect()  # what a lost device still holds is freed with the last of its objects
             device = _opened[info, checked] = Device(info, adapter, checked=checked)
         return device
 

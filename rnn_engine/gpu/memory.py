@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -26,12 +26,11 @@ def wait_for_mapping(device: wgpu.GPUDevice, mapping: native.Mapping, submission
 
 
 def is_lost(device: wgpu.GPUDevice) -> bool:
-    """Return True if `device`, an open GPU, was reset or removed.
-
-    Check this before calls for which wgpu-native would end the process if the device is lost.
-    """
+    """Return True if `device`, an open GPU, is known to be lost, because it was reset or removed."""
+    if native.is_known_as_lost(device):
+        return True
     try:
-        device.create_buffer(size=16, usage="COPY_DST").destroy()
+        device.create_bind_group_layout(entries=[])  # takes no memory of the device
     except native.gpu_errors:
         return True
     return False
@@ -43,7 +42,13 @@ def device_errors(what: str) -> Iterator[None]:
     try:
         yield
     except native.gpu_errors + (RuntimeError,) as error:  # noqa: RUF005  # mypy knows no starred tuple here
-        raise DeviceError(f"{what}: {error}") from error
+        raise DeviceError(f"{what}: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the message of an error of wgpu without its headings, on one line and without a full stop."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return ": ".join(line for line in lines if line not in ("", "Validation Error", "Caused by:")).removesuffix(".")
 
 
 Buffer: TypeAlias = "wgpu.GPUBuffer"
@@ -54,6 +59,20 @@ _UPLOAD_BYTES = 4 << 20
 _MOST_STAGED_BYTES = 16 << 20
 _READ_BACK = "COPY_DST|MAP_READ"
 _STORAGE = "COPY_DST|COPY_SRC|STORAGE"
+
+
+def read_buffer(device: wgpu.GPUDevice, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
+    """Wait for all submitted work, and return `num_bytes` bytes of `buffer`. Raises DeviceError or a wgpu error."""
+    target = device.create_buffer(size=num_bytes, usage=_READ_BACK)
+    try:
+        encoder = device.create_command_encoder()
+        encoder.copy_buffer_to_buffer(buffer, offset, target, 0, num_bytes)
+        submission = native.submit(device, encoder.finish())
+        mapping = native.Mapping(target, num_bytes)
+        wait_for_mapping(device, mapping, submission)
+        return mapping.take()
+    finally:
+        target.destroy()
 
 
 class Memory:
@@ -98,7 +117,7 @@ class Memory:
             held = self.allocated_bytes / 1e6
             raise DeviceMemoryError(
                 f"{label}: no room for {size / 1e6:.1f} MB on {self._device_name}, on which this model already takes"
-                f" {held:.1f} MB: {error}. Use fewer slots, or a smaller model"
+                f" {held:.1f} MB: {_in_one_line(error)}. Use fewer slots, or a smaller model"
             ) from error
         self._buffers[use].append(buffer)
         return buffer
@@ -121,7 +140,7 @@ class Memory:
         """Wait until the device has done the group's uploads, if the driver's copies exceed `most_staged` bytes."""
         if self._staged_bytes > most_staged:
             self._staged_bytes = 0
-            self._device.queue.submit([])
+            native.submit(self._device)
             native.wait_until_idle(self._device)
 
     def leave_uploads(self) -> None:
@@ -131,17 +150,9 @@ class Memory:
     def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
         """Wait for all submitted work, and return `num_bytes` bytes of a device buffer, from byte `offset` on."""
         with device_errors(f"{buffer.label}: {num_bytes} bytes can't be read"):
-            target = self._device.create_buffer(size=num_bytes, usage=_READ_BACK)
-            encoder = self._device.create_command_encoder()
-            encoder.copy_buffer_to_buffer(buffer, offset, target, 0, num_bytes)
-            submission = native.submit(self._device, encoder.finish())
-            mapping = native.Mapping(target, num_bytes)
-            wait_for_mapping(self._device, mapping, submission)
-            self.leave_uploads()
-            try:
-                return mapping.take()
-            finally:
-                target.destroy()
+            data = read_buffer(self._device, buffer, offset, num_bytes)
+        self.leave_uploads()
+        return data
 
     def close(self) -> None:
         """Free all buffers of the group and wait until the device has released them. Idempotent."""
@@ -149,7 +160,8 @@ class Memory:
             for buffer in buffers:
                 buffer.destroy()
             buffers.clear()
-        if not is_lost(self._device):  # a lost one holds nothing
-            self._device.queue.submit([])  # the last uploads keep their buffers until a submission
-            native.wait_until_idle(self._device)
+        if not is_lost(self._device):
+            with suppress(DeviceError):  # it is lost now
+                native.submit(self._device)  # the last uploads keep their buffers until a submission
+                native.wait_until_idle(self._device)
         self._on_close(self)

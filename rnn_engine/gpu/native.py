@@ -6,6 +6,11 @@ Its mapping wakes a thread that waits for all submitted work, and meanwhile no o
 starts no thread.
 The version of wgpu is pinned, since it does not promise to keep these names.
 
+If a device is lost while wgpu-native submits to it, waits for it or polls it, wgpu-native calls abort(). By then
+wgpu-core has returned, so no lock is held. `contained` makes an exception of that. Two more calls would end the process
+later. Opening a device polls all devices of its instance, so a loss makes a new instance. For the other, the release of
+a lost device, see `free_lost`.
+
 wgpu is imported when devices are listed, so that the device `cpu` works without it.
 """
 
@@ -13,14 +18,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rnn_engine.errors import DeviceError
+from rnn_engine.gpu.contained import AbortedError, call_on_aborted_thread, contained
 
 if TYPE_CHECKING:
     import wgpu
+
+T = TypeVar("T")
 
 _api: Any  # these have values from `load_wgpu` on
 ffi: Any
@@ -45,15 +55,33 @@ def load_wgpu() -> None:
         import wgpu
         from wgpu.backends.wgpu_native import _api
         from wgpu.backends.wgpu_native._ffi import ffi, lib
-        from wgpu.backends.wgpu_native.extras import set_instance_extras
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: wgpu's own, if its library can't be loaded
         raise DeviceError(f"the package wgpu can't be loaded: {error}. The device 'cpu' works without it") from error
     if "XDG_RUNTIME_DIR" not in os.environ:  # Mesa would write errors that it finds no desktop
         os.environ.setdefault("NODEVICE_SELECT", "1")
     with suppress(RuntimeError):  # a program that uses wgpu itself has opened its instance already
-        set_instance_extras(backends=["Primary"])  # OpenGL is not used, and may write errors on the console
+        _open_instance()
     _on_mapped = ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", _settle_mapping)
     gpu_errors = (wgpu.GPUError,)
+
+
+def list_adapters() -> list[wgpu.GPUAdapter]:
+    """Return the adapters of all backends. Raises DeviceError if wgpu can't be imported."""
+    with _instance_lock:
+        load_wgpu()
+        import wgpu
+
+        adapters: list[wgpu.GPUAdapter] = wgpu.gpu.enumerate_adapters_sync()
+        return adapters
+
+
+_instance_lock = threading.Lock()  # wgpu ends the process if two threads list adapters at once
+
+
+def _open_instance() -> None:
+    from wgpu.backends.wgpu_native.extras import set_instance_extras
+
+    set_instance_extras(backends=["Primary"])  # OpenGL is not used, and may write errors on the console
 
 
 def handle(wgpu_object: object) -> Handle:
@@ -91,10 +119,67 @@ def record(compute_pass: wgpu.GPUComputePassEncoder, dispatches: Iterable[RawDis
         dispatch(encoder, x, y, 1)
 
 
-def submit(device: wgpu.GPUDevice, commands: wgpu.GPUCommandBuffer) -> int:
-    """Submit `commands` to the device, after all pending writes. Return the submission's index, which `wait` takes."""
-    commands_array = ffi.new("WGPUCommandBuffer[]", [handle(commands)])
-    return int(_api.libf.wgpuQueueSubmitForIndex(handle(device.queue), 1, commands_array))
+def open_device(adapter: wgpu.GPUAdapter, features: list[str], limits: dict[str, int]) -> wgpu.GPUDevice:
+    """Open a device. Raises wgpu.GPUError or RuntimeError if it can't be opened, or another one is lost just now."""
+    request = partial(
+        adapter.request_device_sync, label="rnn-engine", required_features=features, required_limits=limits
+    )
+    try:
+        with _instance_lock:
+            return contained(request)
+    except AbortedError as error:
+        raise RuntimeError("another device was lost") from error
+
+
+_lost: weakref.WeakSet[wgpu.GPUDevice] = weakref.WeakSet()
+
+
+def is_known_as_lost(device: wgpu.GPUDevice) -> bool:
+    """Return True if a call of this module has found that `device` is lost."""
+    return device in _lost
+
+
+def _call(device: wgpu.GPUDevice, function: Callable[..., T], *arguments: object) -> T:
+    """Return `function(*arguments)`, a native call on `device`. Raises DeviceError if that is lost, before or now."""
+    if device not in _lost:
+        try:
+            return contained(partial(function, *arguments))
+        except AbortedError:
+            _lose(device)
+    raise DeviceError("the device is lost")
+
+
+def _lose(device: wgpu.GPUDevice) -> None:
+    """Take note that `device` is lost, and open others in a new instance."""
+    from wgpu.backends.wgpu_native import _helpers
+
+    with _instance_lock:
+        if device not in _lost:
+            _lost.add(device)
+            instance, _helpers._the_instance = _helpers._the_instance, None
+            _open_instance()
+            lib.wgpuInstanceRelease(instance)  # it lives as long as one of its devices
+
+
+def free_lost(device: wgpu.GPUDevice) -> None:
+    """Free what a device known as lost has allocated. No thread may use `device` any more; its buffers are destroyed.
+
+    wgpu-native would wait for the device before its release, and end the process, except on a thread that has called
+    abort() before. Once that has released its part of the queue, the release of the other part frees all buffers.
+    """
+    device._poller.stop()
+    device_handle, device._internal = handle(device), None
+    queue_handle, device.queue._internal = handle(device.queue), None
+    call_on_aborted_thread(partial(lib.wgpuDeviceRelease, device_handle))
+    with suppress(AbortedError):
+        contained(partial(lib.wgpuQueueRelease, queue_handle))
+
+
+def submit(device: wgpu.GPUDevice, *commands: wgpu.GPUCommandBuffer) -> int:
+    """Submit `commands`, after all pending writes. Return the submission's index, for `wait`. Raises DeviceError."""
+    commands_array = ffi.new("WGPUCommandBuffer[]", [handle(command) for command in commands])
+    function: Callable[..., int] = _api.libf.wgpuQueueSubmitForIndex
+    return _call(device, function, handle(device.queue), len(commands), commands_array)
 
 
 def timestamp_period(device: wgpu.GPUDevice) -> float:
@@ -103,21 +188,24 @@ def timestamp_period(device: wgpu.GPUDevice) -> float:
 
 
 def wait(device: wgpu.GPUDevice, submission: int) -> None:
-    """Block until the device has executed `submission` and all earlier ones, but not later ones.
+    """Block until the device has executed `submission` and all earlier ones, but not later ones. Raises DeviceError.
 
     It may return earlier: wgpu-core bounds such a wait (CLEANUP_WAIT_MS), and wgpu-native does not tell.
     """
-    lib.wgpuDevicePoll(handle(device), True, ffi.new("WGPUSubmissionIndex *", submission))
+    _call(device, lib.wgpuDevicePoll, handle(device), True, ffi.new("WGPUSubmissionIndex *", submission))
 
 
 def wait_until_idle(device: wgpu.GPUDevice) -> None:
-    """Block until the device has executed all submitted work."""
-    lib.wgpuDevicePoll(handle(device), True, ffi.NULL)
+    """Block until the device has executed all submitted work. Raises DeviceError."""
+    _call(device, lib.wgpuDevicePoll, handle(device), True, ffi.NULL)
 
 
 def poll(device: wgpu.GPUDevice) -> None:
-    """Have wgpu-native mark each `Mapping` whose work the device has executed as ready. Does not block."""
-    lib.wgpuDevicePoll(handle(device), False, ffi.NULL)
+    """Have wgpu-native mark each `Mapping` whose work the device has executed as ready. Does not block for that.
+
+    Raises DeviceError.
+    """
+    _call(device, lib.wgpuDevicePoll, handle(device), False, ffi.NULL)
 
 
 class Mapping:

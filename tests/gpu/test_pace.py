@@ -69,8 +69,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     indices: list[int] = []
     submit = native.submit
 
-    def noted(device: GPUDevice, commands: GPUCommandBuffer) -> int:
-        indices.append(submit(device, commands))
+    def noted(device: GPUDevice, *commands: GPUCommandBuffer) -> int:
+        indices.append(submit(device, *commands))
         return indices[-1]
 
     monkeypatch.setattr(native, "submit", noted)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tools.setup.device import find_device
 from tools.setup.environment import Environment
-from tools.setup.programs import BROWSER, STORE, see_to_fleet
+from tools.setup.programs import BROWSER, COMPILER, STORE, see_to_fleet
 from tools.setup.shell import SetupError, Shell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ def main() -> int:
         choices=["required", "preferred"],
         help="also install a driver for the GPU if there is none; if that fails, fail (required) or print cpu",
     )
-    parser.add_argument("--programs", action="store_true", help="also install a browser, a store and Ray for the tests")
+    parser.add_argument("--programs", action="store_true", help="also install the tests' browser, gcc, store and Ray")
     options = parser.parse_args()
     shell = Shell()
     lock = os.open(ROOT, os.O_RDONLY)  # held until the process ends, so that two makes don't install at once
@@ -37,6 +37,7 @@ def main() -> int:
         environment.ensure("dev" if options.dev else "run")
         if options.programs:
             BROWSER.see_to(shell)
+            COMPILER.see_to(shell)
             STORE.see_to(shell)
             see_to_fleet(environment, shell)
         if options.device is not None:

@@ -1,4 +1,4 @@
-"""Install programs of other projects that the tests need: a browser, a store that servers share, and Ray."""
+"""Install programs of other projects that the tests need: a browser, gcc, a store that servers share, and Ray."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class Program:
 _SERVERS = ("valkey-server", "redis-server")
 
 BROWSER = Program("Chromium", "the web page is", ("chromium", "chromium-browser", "google-chrome"), ("chromium",))
+COMPILER = Program("gcc", "lost GPUs are", ("gcc", "cc"), ("build-essential",))
 STORE = Program("Valkey or Redis", "shared states are", _SERVERS, _SERVERS)
 
 
