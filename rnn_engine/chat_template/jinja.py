@@ -10,6 +10,7 @@ import json
 import re
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
@@ -410,15 +411,9 @@ def _prefix_lengths(conversation: Conversation) -> list[int]:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts, comparing ever shorter slices."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """Return the length of the common prefix of two texts."""
+    lengths = range(1, min(len(one), len(other)) + 1)
+    return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length])
 
 
 def _roles(conversation: Conversation) -> str:

@@ -10,6 +10,8 @@ background sequences take part in every step.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from rnn_engine.scheduler.meter import Meter, StepCosts, StepTimes
 
 LENGTHENING = 0.15  # of steps with foreground requests, in the mean: a share of their time
@@ -85,11 +87,4 @@ class BackgroundShare:
 
     def _fitting(self, foreground: int, wanted: int, seconds: float) -> int:
         """Return how many of `wanted` tokens can be added to `foreground` in a step of at most `seconds`."""
-        low, high = 0, wanted  # `low` fits
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._costs.estimate(foreground + middle) <= seconds:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_right(range(1, wanted + 1), seconds, key=lambda more: self._costs.estimate(foreground + more))
