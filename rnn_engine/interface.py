@@ -28,6 +28,16 @@ class EmbeddingInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicePart:
+    """The layers of a model that lie on one device."""
+
+    device: str
+    first_layer: int
+    last_layer: int
+    num_bytes: int | None = None  # that they take there; None on the CPU
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Facts about a loaded engine that clients may see, such as its model and device; they never change."""
 
@@ -40,7 +50,8 @@ class EngineInfo:
     tokenizer: str
     created: int  # Unix time of the load, seconds
     blocks: Mapping[str, int] = field(default_factory=dict)  # matrices kept as in the file, by type, most first
-    device_memory: DeviceMemory | None = None  # that the model takes on the device; None on the CPU
+    device_memory: DeviceMemory | None = None  # that the model takes on its devices; None on the CPU
+    parts: tuple[DevicePart, ...] = ()  # of a model on several devices
     folders: Mapping[str, Path] = field(default_factory=dict)  # that it writes to, if any: `cache` and `states`
     loras: tuple[LoraChoice, ...] = ()  # that are merged into the model, in this order
     chat_template: ChatTemplate = field(default_factory=WorldTemplate)  # makes prompts of conversations

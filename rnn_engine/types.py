@@ -463,6 +463,10 @@ class Runner(Protocol):
     def num_penalty_slots(self) -> int:
         """The number of slots, from the first on, in which the device can apply penalties when it draws tokens."""
 
+    @property
+    def steps_at_once(self) -> int:
+        """How many steps are computed at the same time, if their sequences differ: 2 for layers on several devices."""
+
     def submit(self, batch: Batch) -> Ticket:
         """Have the device run every token of `batch` and advance its slots' states; return without waiting for it.
 

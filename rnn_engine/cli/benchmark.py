@@ -290,7 +290,7 @@ def measure(model: Path, loading: LoadSettings, runs: Runs, *, reports_device: b
             plan = plan_memory(opened, loading.device, room, weights=loading.weights, device_memory=memory)
             runner = load_runner(
                 opened,
-                loading.device,
+                plan.device,
                 weights=plan.weights,
                 num_slots=max(slots),
                 tune=TuneOrder(loading.tune_seconds),
@@ -305,7 +305,7 @@ def measure(model: Path, loading: LoadSettings, runs: Runs, *, reports_device: b
             for step, measure_step, _, size in steps:
                 progress(step, len(results), len(steps))
                 results.append(measure_step(runner, size, repeats, time.perf_counter))
-            benchmark = Benchmark(model.name, runner.shape, "cpu", plan.weights, repeats, results)
+            benchmark = Benchmark(model.name, runner.shape, plan.device, plan.weights, repeats, results)
             if isinstance(runner, GpuRunner):
                 info = runner.device.info
                 cost = "" if info.is_software else describe_cost(info)

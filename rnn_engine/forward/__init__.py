@@ -3,7 +3,8 @@
 from rnn_engine.forward.cpu import CpuRunner
 from rnn_engine.forward.forward_pass import Progress, no_progress
 from rnn_engine.forward.gpu_runner import GpuRunner
+from rnn_engine.forward.split_runner import SplitRunner
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import WeightFormat
 
-__all__ = ["CpuRunner", "GpuRunner", "Progress", "WeightChoice", "WeightFormat", "no_progress"]
+__all__ = ["CpuRunner", "GpuRunner", "Progress", "SplitRunner", "WeightChoice", "WeightFormat", "no_progress"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,17 @@ from rnn_engine_shaders import Constant, Include
 
 
 @dataclass(frozen=True, slots=True)
+class CarriedRows:
+    """The place of vectors [T, D] that each layer reads and that are not its state, in a device buffer of activations.
+
+    Where a model is cut, they go from the device with the layers before the cut to the one with the layers after it.
+    """
+
+    buffer: Buffer
+    start: int = 0  # its first float
+
+
+@dataclass(frozen=True, slots=True)
 class BuildContext:
     """The parts from which a model's stages are built: model, device memory, compiled kernels and shared buffers."""
 
@@ -34,6 +45,17 @@ class BuildContext:
     buffers: StepBuffers
     state_layout: StateLayout
     states: Sequence[Buffer]  # for each layer [slots, state_layout.stride] f32
+    carried: list[CarriedRows] = field(default_factory=list)  # besides the residual stream
+
+    @property
+    def has_embedding(self) -> bool:
+        """True unless the model is a part of one, after the first."""
+        return self.model.has(self.model.shape.tensor_names.embedding)
+
+    @property
+    def has_head(self) -> bool:
+        """True unless the model is a part of one, before the last."""
+        return self.model.has(f"{self.model.shape.tensor_names.head_norm}.weight")
 
     @property
     def kernels(self) -> Kernels:

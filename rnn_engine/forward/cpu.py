@@ -72,7 +72,10 @@ def _logsumexp(logits: F32) -> F32:
 
 
 class CpuRunner:
-    """A `Runner` on the processor, in numpy and f32 except for the matmuls of its `Weights`."""
+    """A `Runner` on the processor, in numpy and f32 except for the matmuls of its `Weights`.
+
+    It may have a part of a model (see `rnn_engine.forward.split_runner`).
+    """
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class CpuRunner:
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.max_draws = self.max_draw_logprobs = self.num_penalty_slots = 0  # it draws no tokens
+        self.steps_at_once = 1
         self._run_layers = run_layers
         self._num_candidates = min(num_candidates, self.shape.row_size)
         self._weights: Weights | None = weights
@@ -97,27 +101,31 @@ class CpuRunner:
         self._numbers = itertools.count()
         self._in_flight: dict[Ticket, Readout] = {}
         self._live = {name: np.stack([values] * num_slots) for name, values in self._initial.items()}  # [S, L, ...]
+        self._carried: list[F32] = []
 
     @np.errstate(over="ignore", invalid="ignore")  # the read-out says whose rows are not finite
-    def submit(self, batch: Batch) -> Ticket:
+    def submit(self, batch: Batch, carried: Sequence[F32] = ()) -> Ticket:
         check_draws(batch, self.shape.vocab_size)
-        logits = self._run(batch, ignore_layer)
+        logits = self._run(batch, ignore_layer, carried)
         masks = make_masks(batch, self.shape.vocab_size)
         ticket = Ticket(next(self._numbers))
         self._in_flight[ticket] = read_out(batch, masks, logits, self._num_candidates, lambda row: logits[row].copy())
         return ticket
 
+    def carry(self, num_tokens: int) -> list[F32]:
+        return [rows[:num_tokens] for rows in self._carried]
+
     @np.errstate(over="ignore", invalid="ignore")
-    def trace(self, batch: Batch, layers: Collection[int]) -> Trace:
+    def trace(self, batch: Batch, layers: Collection[int], carried: Sequence[F32] = ()) -> Trace:
         hidden: dict[int, F32] = {}
 
         def watch(layer: int, x: F32) -> None:
             if layer in layers:
                 hidden[layer] = x
 
-        return Trace(self._run(batch, watch), hidden)
+        return Trace(self._run(batch, watch, carried), hidden)
 
-    def _run(self, batch: Batch, watch: Watch) -> F32:
+    def _run(self, batch: Batch, watch: Watch, carried: Sequence[F32]) -> F32:
         """Run the tokens of `batch`, advance the states of its slots, and return the logits of its rows [R, V]."""
         check_batch(batch, self.shape, self.num_slots, self.max_tokens, self.max_rows)
         if self._weights is None:
@@ -132,12 +140,16 @@ class CpuRunner:
         chosen = slice(first, end) if slots == [*range(first, end)] else slots  # a slice copies nothing
         before = {name: values[chosen] for name, values in self._live.items()}  # [B, L, ...]
         with matmul_threads(self.shape):
-            hidden, after = self._run_layers(weights.watched(watch), tokens, lengths, before)  # [T, D]
+            weights = weights.watched(watch).carrying(carried)
+            hidden, after = self._run_layers(weights, tokens, lengths, before)  # [T, D]
             for name, layers in after.items():
                 for layer, values in enumerate(layers):
                     self._live[name][chosen, layer] = values
             ends = np.cumsum(lengths).tolist()  # a run's rows belong to its last `rows` tokens
             rows = np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])
+            self._carried = [hidden, *(weights.kept or ())]
+            if not len(rows):
+                return np.empty((0, self.shape.row_size), np.float32)
             logits: F32 = project_to_logits(self._weights, hidden[rows])
         return logits
 

@@ -244,6 +244,16 @@ class _SymbolStates:
         return self._record.input(self._name, key[1], (_RUNS, *self._sizes))
 
 
+class _SymbolCarried:
+    """What the part of the model before has put out, of which each array that the pass reads is an input."""
+
+    def __init__(self, record: _Record, width: int) -> None:
+        self._record, self._width = record, width
+
+    def __getitem__(self, which: int | slice) -> Symbol | tuple[()]:
+        return () if isinstance(which, slice) else self._record.input("carried", which, (_TOKENS, self._width))
+
+
 Values: TypeAlias = dict[str, Array]
 """What a step has computed so far, by the names of symbols."""
 Run: TypeAlias = Callable[[Values, PackedRuns], None]
@@ -253,20 +263,27 @@ Run: TypeAlias = Callable[[Values, PackedRuns], None]
 class GraphLayers:
     """A version's pass over all layers in sessions; it is called as `rnn_engine.reference.RunLayers` is."""
 
-    def __init__(self, run_layers: RunLayers, matrices: Matrices) -> None:
-        """Record the pass `run_layers`, and start its sessions. They hold all weights but tables of rows."""
+    def __init__(self, run_layers: RunLayers, matrices: Matrices, *, is_later_part: bool) -> None:
+        """Record the pass `run_layers`, and start its sessions. They hold all weights but tables of rows.
+
+        The model may be a part of one that is not its first (`is_later_part`).
+        """
         record, shape = _Record(), matrices.shape
         outputs: list[Symbol] = []  # of the layers
         weights = _SymbolWeights(record, matrices).watched(lambda _layer, x: outputs.append(x))  # type: ignore[arg-type]
+        carried: Any = _SymbolCarried(record, shape.width) if is_later_part else ()
+        weights = weights.carrying(carried)
         states: Any = {each.name: _SymbolStates(record, each.name, each.shape) for each in shape.state_fields}
         none = np.zeros(0, np.intp)
         after: Any = run_layers(weights, none, _SymbolRuns(none, none, record), states)[1]
         self._after = {name: [each.name for each in layers] for name, layers in after.items()}
         self._outputs = [each.name for each in outputs]
+        kept: Any = weights.kept
+        self._kept = [each.name for each in kept]
         self._inputs = {symbol.name: key for key, symbol in record.inputs.items()}
         self._num_threads = matrices.num_threads
         self._multiples = {1}  # of tokens in a step
-        wanted = {*self._outputs, *(name for layers in self._after.values() for name in layers)}
+        wanted = {*self._outputs, *self._kept, *(name for layers in self._after.values() for name in layers)}
         with ThreadPoolExecutor(self._num_threads) as pool:
             self._parts = list(pool.map(lambda part: (part[0](), part[1]), self._plan(record.ops, wanted, matrices)))
         record.ops.clear()  # they and their symbols would hold the weights until the garbage collector finds them
@@ -352,6 +369,8 @@ class GraphLayers:
         for name, (kind, which) in self._inputs.items():
             if kind == "rows":
                 values[name] = weights.rows(str(which), ids)
+            elif kind == "carried":
+                values[name] = np.pad(weights.carried[int(which)], ((0, len(ids) - num_tokens), (0, 0)))
             else:
                 values[name] = places[str(which)] if kind == "places" else states[kind][:, int(which)]
         for part, read_last in self._parts:
@@ -360,5 +379,7 @@ class GraphLayers:
                 del values[name]
         for layer, name in enumerate(self._outputs):
             weights.watch(layer, values[name][:num_tokens])
+        for name in self._kept:
+            weights.keep(values[name][:num_tokens])
         after = {name: [values[each] for each in layers] for name, layers in self._after.items()}
         return values[self._outputs[-1]][:num_tokens], after

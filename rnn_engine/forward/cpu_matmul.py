@@ -65,7 +65,7 @@ def load_layers(
     others are f32.
     """
     matrices = _Matrices(model, format_of, in_bytes=in_bytes, num_threads=num_threads)
-    layers = GraphLayers(run_layers, matrices)
+    layers = GraphLayers(run_layers, matrices, is_later_part=not model.has(model.shape.tensor_names.embedding))
     rest = [name for name in model.names if name not in matrices.read]
     head = model.shape.tensor_names.head
     matmuls = {head: matrices.matmul(head)} if head in rest and model.shape.has_head else {}

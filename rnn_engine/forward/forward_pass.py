@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rnn_engine.errors import DeviceError
-from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.context import BuildContext, CarriedRows, PackedVectors
 from rnn_engine.forward.draws import Following
 from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels
 from rnn_engine.forward.segments import Matrix, create_weight_buffers, upload_rows
@@ -241,7 +241,7 @@ def check_width(shape: ModelShape) -> None:
 
 
 class ForwardPass:
-    """A model loaded onto a device. Its methods return plans: lists of the kernel dispatches of a step."""
+    """A model, or a part of one, loaded onto a device. Its methods return plans: lists of the dispatches of a step."""
 
     def __init__(
         self,
@@ -274,17 +274,22 @@ class ForwardPass:
             state_layout=self.state_layout,
             states=self.states,
         )
-        embedding = Embedding(context)
-        self.given = embedding.given()
-        self._body: list[Stage] = [Following(context), *embedding.stages, self.given]
+        self.has_head = context.has_head
+        self.given: GivenEmbeddings | None = None
+        self._body: list[Stage] = []
+        if context.has_embedding:
+            embedding = Embedding(context)
+            self.given = embedding.given()
+            self._body = [Following(context), *embedding.stages, self.given]
         self._layer_ends: list[int] = []  # for each layer, how many stages of the body run up to its end
         progress("loading layers", 0, num_parts)
         for done, stages in enumerate(load_layers(context), 1):
             self._body += stages
             self._layer_ends.append(len(self._body))
             progress("loading layers" if done < shape.num_layers else "loading the head", done, num_parts)
-        head = Head(context)
-        self._heads = tuple(head.bind(outputs) for outputs in self.outputs)
+        self.carried = (CarriedRows(self.buffers.x), *context.carried)
+        head = Head(context) if self.has_head else None
+        self._heads = () if head is None else tuple(head.bind(outputs) for outputs in self.outputs)
         memory.finish_uploads()
         progress("loaded", num_parts, num_parts)
 

@@ -122,7 +122,9 @@ class _Step:
 
 
 class GpuRunner:
-    """A `Runner` on a GPU. It frees its device memory at `close`; other models may use the same device.
+    """A `Runner` on a GPU of a model, or of a part of one (see `rnn_engine.forward.split_runner`).
+
+    It frees its device memory at `close`; other models may use the same device.
 
     The buffers that the device writes and the host reads, logits and answer, exist twice.
     The buffers that the host writes exist once: uploads and submissions run in the order of the calls, so a step's
@@ -156,6 +158,7 @@ class GpuRunner:
         self.max_draws = limits.max_draws
         self.max_draw_logprobs = limits.max_logprobs
         self.num_penalty_slots = limits.num_penalty_slots
+        self.steps_at_once = 1
         self._memory = memory
         self._limits = limits
         self._closed = False
@@ -195,7 +198,7 @@ class GpuRunner:
         size = StepSize(num_tokens, num_runs, num_rows, has_masks, has_draws=has_draws, has_following=has_following)
         return self._plan(size, side=0)
 
-    def submit(self, batch: Batch) -> Ticket:
+    def submit(self, batch: Batch, carried: Sequence[F32] = ()) -> Ticket:
         check_batch(batch, self.shape, self.num_slots, self.max_tokens, self.max_rows)
         check_draws(
             batch, self.shape.vocab_size, self.max_draws, self.num_penalty_slots, max_logprobs=self.max_draw_logprobs
@@ -208,7 +211,7 @@ class GpuRunner:
             self._finish(self._unfinished.popleft())
         ticket = Ticket(self._num_submitted)
         try:
-            step = self._submit(ticket, list(batch))
+            step = self._submit(ticket, list(batch), carried)
         except DeviceError as error:
             raise StepError(f"the device failed in a step: {error}") from error
         self._memory.leave_uploads()
@@ -228,14 +231,22 @@ class GpuRunner:
             raise StepError(f"the device failed in a step: {step.error}") from step.error
         return decode_readout(step.answer, step.batch, self._limits, partial(self._read_row, step), step.drawn)
 
-    def trace(self, batch: Batch, layers: Collection[int]) -> Trace:
+    def carry(self, num_tokens: int) -> list[F32]:
+        memory, row_bytes = self._memory, 4 * self.shape.width
+        try:
+            found = [memory.read(rows.buffer, 4 * rows.start, num_tokens * row_bytes) for rows in self._forward.carried]
+        except DeviceError as error:
+            raise StepError(f"the device failed in a step: {error}") from error
+        return [np.frombuffer(rows, np.float32).reshape(num_tokens, -1) for rows in found]
+
+    def trace(self, batch: Batch, layers: Collection[int], carried: Sequence[F32] = ()) -> Trace:
         check_batch(batch, self.shape, self.num_slots, self.max_tokens, self.max_rows)
         if self._closed:
             raise StepError("the runner is closed")
         while self._unfinished:
             self._finish(self._unfinished.popleft())
         try:
-            traced = self._trace(batch, layers)
+            traced = self._trace(batch, layers, carried)
         except DeviceError as error:
             raise StepError(f"the device failed in a step: {error}") from error
         for run in batch:
@@ -243,9 +254,10 @@ class GpuRunner:
             self._states.advance(run.slot)
         return traced
 
-    def _trace(self, batch: Batch, layers: Collection[int]) -> Trace:
+    def _trace(self, batch: Batch, layers: Collection[int], carried: Sequence[F32]) -> Trace:
         memory, forward, shape = self._memory, self._forward, self.shape
         memory.upload(forward.buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides, shape.vocab_size))
+        self._upload_carried(carried)
         num_tokens, num_rows = sum(len(run.tokens) for run in batch), sum(run.rows for run in batch)
         hidden: dict[int, F32] = {}
         for layer, plan in forward.traced_plans(StepSize(num_tokens, len(batch), num_rows), layers):
@@ -274,8 +286,8 @@ class GpuRunner:
     def _run_kernels(self, token_counts: Collection[int], progress: Progress) -> None:
         for done, count in enumerate(token_counts):
             progress("compiling kernels", done, len(token_counts))
-            run_step(self, [TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
-        if self.shape.has_head:
+            run_step(self, [TokenRun(0, [0] * count, rows=min(count, self.max_rows) if self._forward.has_head else 0)])
+        if self.shape.has_head and self._forward.has_head:
             all_allowed = np.full((1, mask_words(self.shape.vocab_size)), 2**32 - 1, np.uint32)
             run_step(self, [TokenRun(0, [0], rows=1, masks=lambda: all_allowed)])
             run_step(self, [TokenRun(0, [0], rows=1, draw=TokenDraw(0, 0, 1, 1.0, 1.0))])
@@ -320,7 +332,11 @@ class GpuRunner:
             self._states.close()
             self._memory.close()
 
-    def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
+    def _upload_carried(self, carried: Sequence[F32]) -> None:
+        for place, rows in zip(self._forward.carried, carried, strict=False):
+            self._memory.upload(place.buffer, 4 * place.start, rows)
+
+    def _submit(self, ticket: Ticket, batch: Batch, carried: Sequence[F32]) -> _Step:
         """Upload the inputs of `batch`, submit its dispatches, and start the download of its read-outs and draws.
 
         Masks are made while the device computes the logits. If several tokens are drawn after each run, this submits
@@ -329,7 +345,8 @@ class GpuRunner:
         side, memory, limits, vocab_size = ticket.number % 2, self._memory, self._limits, self.shape.vocab_size
         num_rows, num_draws = sum(run.rows for run in batch), count_draws(batch)
         memory.upload(self._forward.buffers.batch, 0, encode_batch(batch, limits, self._states.sides, vocab_size))
-        if (given := given_rows(batch)) is not None:
+        self._upload_carried(carried)
+        if (given := given_rows(batch)) is not None and self._forward.given is not None:
             self._forward.given.upload(given)
         if num_draws:
             self._draws.upload(batch)

@@ -89,7 +89,7 @@ class Model:
             self._tokenizer = load_tokenizer(tokenizer, path, opened.shape.vocab_size)
             self._runner = load_runner(
                 opened,
-                device,
+                plan.device,
                 weights=plan.weights,
                 num_slots=max_sequences,
                 max_tokens=max_tokens,

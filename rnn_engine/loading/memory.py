@@ -6,10 +6,11 @@ import bisect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import psutil
 
@@ -20,11 +21,14 @@ from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import WeightChoice, has_kept_blocks
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice, allocated_on, list_devices
+from rnn_engine.loading.placement import cut, devices_of, is_placement, with_layers
 from rnn_engine.loading.runner import RunnerSize, measure_runner
-from rnn_engine.model import ModelFile
+from rnn_engine.model import ModelFile, ModelPart
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.files.reading import is_time_state
+
+_UNKNOWN: Final = 1 << 40  # bytes, as which the memory of a device counts if it is unknown
 
 Measure: TypeAlias = Callable[[str, RunnerSize], int]
 """A function from a weight format and a runner's size to the bytes of device memory that the runner takes."""
@@ -38,12 +42,15 @@ class MemoryPlan:
 
     weights: str
     spare_bytes: int
+    device: str  # as asked for; of several devices with the number of layers of each
 
 
 def plan_memory(
     model: ModelFile, device: str, size: RunnerSize, *, weights: str | None, device_memory: int | None = None
 ) -> MemoryPlan:
     """Choose a weight format for a model on a device, and the bytes for spare slots, so that all fits into its memory.
+
+    If `device` names several without numbers of layers, these are chosen, too: see `_divide`.
 
     `weights` is kept if it is a format; None selects `usual_weights`, and `AUTO` the best format that fits. `device` is
     as `load_runner` has it; for "cpu" see `cpu_weights`. `device_memory` is the device's number of bytes, for devices
@@ -56,14 +63,16 @@ def plan_memory(
     """
     if device == "cpu":
         check_cpu_weights(weights)
-        return MemoryPlan(cpu_weights(model, weights), size.spare_bytes)
+        return MemoryPlan(cpu_weights(model, weights), size.spare_bytes, device)
     usual = usual_weights(model)
     weights = usual if weights is None else weights
+    if is_placement(device):
+        return _plan_placement(model, device, size, weights=weights, device_memory=device_memory)
     like = SizingDevice.like(device)
     available = free_memory(like.info, device_memory)
     if available is None:
         check_unknown_memory(weights, like.info)
-        return MemoryPlan(weights, size.spare_bytes)
+        return MemoryPlan(weights, size.spare_bytes, device)
     choices = (usual, *AUTO_FORMATS[1:])
     measure, without = measure_on(like, model), replace(size, spare_bytes=0)
     for name in choices if weights == AUTO else (weights,):
@@ -76,7 +85,9 @@ def plan_memory(
             True,
             key=lambda count: measure(name, replace(without, num_slots=count)) > available,
         )
-        ways = [*(f"--weights {each}" for each in fitting), *([f"--slots {slots}"] if slots else [])]
+        ways = [f"--weights {each} ({in_words(measure(each, without))})" for each in fitting]
+        ways += [f"--slots {slots}"] if slots else []
+        ways += _placements_that_fit(model, like.info, without, weights=name, device_memory=device_memory)
         raise DeviceMemoryError(
             f"the model needs {in_words(needed)} with weights {name} and "
             f"{'1 slot' if size.num_slots == 1 else f'{size.num_slots} slots'}, {in_words(needed - available)} more "
@@ -85,7 +96,141 @@ def plan_memory(
         )
     spare_bytes = min(size.spare_bytes, available - needed)
     excess = measure(name, replace(size, spare_bytes=spare_bytes)) - available
-    return MemoryPlan(name, max(0, spare_bytes - max(0, excess)))  # a slot takes a little more than its state
+    return MemoryPlan(name, max(0, spare_bytes - max(0, excess)), device)  # a slot takes more than its state
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A device for a part of a model, and the memory that it has for it."""
+
+    device: str
+    like: SizingDevice | None  # None for "cpu", whose memory is not counted
+    available: int | None  # None = unknown
+
+    @classmethod
+    def of(cls, device: str, device_memory: int | None) -> _Place:
+        if device == "cpu":
+            return cls(device, None, None)
+        like = SizingDevice.like(device)
+        return cls(device, like, free_memory(like.info, device_memory))
+
+    def measure(self, part: ModelPart, size: RunnerSize, weights: str) -> int:
+        return 0 if self.like is None else measure_runner(part, self.like, size, weights=weights).total
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """A model on several devices, and the bytes that its parts need there."""
+
+    device: str  # with the number of layers of each device
+    parts: Sequence[ModelPart]
+    places: Sequence[_Place]
+    needs: Sequence[int]
+
+    @classmethod
+    def plan(cls, model: UnreadModel, device: str, size: RunnerSize, weights: str, memory: int | None) -> _Placement:
+        """Place `model` as `device` says, with as many layers for each device as fit if it has no numbers."""
+        places = [_Place.of(each, memory) for each in devices_of(device)]
+        placed = device if ":" in device else _divide(model, places, size, weights)
+        parts = [part for part, _ in cut(model, placed)]
+        needs = [place.measure(part, size, weights) for place, part in zip(places, parts, strict=True)]
+        return cls(placed, parts, places, needs)
+
+    def room(self) -> Iterator[tuple[_Place, ModelPart, int, int | None]]:
+        """Yield each GPU, its part, the bytes that are needed there, and those that are free, if they are known."""
+        for place, part, need in zip(self.places, self.parts, self.needs, strict=True):
+            if place.like is not None:
+                yield place, part, need, place.available
+
+    @property
+    def fits(self) -> bool:
+        return all(free is None or need <= free for *_, need, free in self.room())
+
+    def __str__(self) -> str:
+        return " and ".join(
+            f"{in_words(need)} on device {place.device}{'' if free is None else f' of {in_words(free)}'}"
+            for place, _, need, free in self.room()
+        )
+
+
+def _plan_placement(
+    model: ModelFile, device: str, size: RunnerSize, *, weights: str, device_memory: int | None
+) -> MemoryPlan:
+    """Plan a model on several devices; see `plan_memory`."""
+    unread, without = UnreadModel(model.shape, model.tensors), replace(size, spare_bytes=0)
+    for name in (usual_weights(model), *AUTO_FORMATS[1:]) if weights == AUTO else (weights,):
+        placement = _Placement.plan(unread, device, without, name, device_memory)
+        if placement.fits:
+            break
+    else:
+        raise DeviceMemoryError(
+            f"the model does not fit on --device {placement.device} with weights {name}: it needs {placement};"
+            f" expected weights of fewer bits, other numbers of layers, or cpu as one more device"
+        )
+    spare_bytes = size.spare_bytes
+    for _, part, need, free in placement.room():
+        if free is not None:
+            spare_bytes = min(spare_bytes, (free - need) * model.shape.num_layers // part.shape.num_layers)
+    return MemoryPlan(name, spare_bytes, placement.device)
+
+
+def _divide(model: UnreadModel, places: Sequence[_Place], size: RunnerSize, weights: str) -> str:
+    """Return the placement that fills the same share of each device's memory, or before "cpu" as much as there is.
+
+    Devices of unknown memory count as equally large. Raises InvalidRequestError if that of one beside "cpu" is unknown.
+    """
+    devices, num_layers = [place.device for place in places], model.shape.num_layers
+    if num_layers < len(places):
+        raise InvalidRequestError("device", ",".join(devices), f"at most {num_layers} devices, one for each layer")
+    fixed, of_layer = [], []
+    for number, place in enumerate(places):
+        ends = {"has_embedding": number == 0, "has_head": number == len(places) - 1}
+        one, two = (place.measure(ModelPart(model, range(count), **ends), size, weights) for count in (1, 2))
+        fixed.append(2 * one - two)
+        of_layer.append(max(two - one, 1))
+
+    def counts(share: float) -> list[int]:
+        """Return how many layers each device takes if this share of its memory is filled, at least one each."""
+        chosen, left = list[int](), num_layers
+        for number, place in enumerate(places):
+            most = left - (len(places) - 1 - number)
+            if place.like is not None:
+                room = share * (place.available or _UNKNOWN)
+                most = max(1, min(int((room - fixed[number]) // of_layer[number]), most))
+            chosen.append(most)
+            left -= most
+        return chosen
+
+    share = 1.0
+    if "cpu" in devices:
+        for place in places:
+            if place.like is not None and place.available is None:
+                message = (
+                    f"--device {','.join(devices)} needs --split or --device-memory,"
+                    f" since the memory of {place.like.info.name} is unknown"
+                )
+                raise InvalidRequestError("device", ",".join(devices), "a number of layers for each device", message)
+    else:  # the least share with which all layers have room
+        least = 0.0
+        for _ in range(50):
+            middle = (least + share) / 2
+            least, share = (least, middle) if sum(counts(middle)) >= num_layers else (middle, share)
+    chosen = counts(share)
+    chosen[-1] += num_layers - sum(chosen)
+    return with_layers(devices, chosen)
+
+
+def _placements_that_fit(
+    model: ModelFile, device: DeviceInfo, size: RunnerSize, *, weights: str, device_memory: int | None
+) -> Iterator[str]:
+    """Yield the options with which a model that is too large for `device` fits, beside another or the processor."""
+    unread = UnreadModel(model.shape, model.tensors)
+    others = [str(each.index) for each in list_devices() if each != device and each.kind == device.kind]
+    for other in (*others[:1], "cpu"):
+        with suppress(InvalidRequestError):
+            placement = _Placement.plan(unread, f"{device.index},{other}", size, weights, device_memory)
+            if placement.fits:
+                yield f"--device {placement.device} ({placement})"
 
 
 def check_unknown_memory(weights: str, device: DeviceInfo) -> None:

@@ -17,15 +17,17 @@ from rnn_engine.bounds import AUTO, STORED
 from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.demo import find_reranker
 from rnn_engine.errors import ModelError
-from rnn_engine.forward import GpuRunner, Progress
+from rnn_engine.forward import GpuRunner, Progress, SplitRunner
 from rnn_engine.forward.onnx_graph import has_onnxruntime
+from rnn_engine.forward.split_runner import PartRunner
 from rnn_engine.forward.weight_choice import count_kept, parse_weights
 from rnn_engine.hub import model_name
-from rnn_engine.interface import EmbeddingInfo, EngineInfo
+from rnn_engine.interface import DevicePart, EmbeddingInfo, EngineInfo
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.device_choice import DeviceChoice, choose_device
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import MemoryPlan, cpu_has, plan_memory
+from rnn_engine.loading.placement import devices_of, split_device
 from rnn_engine.loading.reranker import Reranker
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model, spare_slot_bytes
 from rnn_engine.loading.settings import LoadSettings, StateSettings
@@ -60,10 +62,11 @@ MOST_DRAFTING = 4  # sequences of a step; each takes a spare slot
 _log = logging.getLogger(__name__)
 _ON_PROCESSOR = ("the processor, with numpy alone (faster after pip install 'rnn-engine[cpu]')", "the processor")
 
-LoadRunner: TypeAlias = Callable[[Progress], Runner]
-"""A function that loads an engine's model again, on the same device and with the same settings.
+LoadRunner: TypeAlias = Callable[[Progress, Sequence[PartRunner | None]], Runner]
+"""A function that loads an engine's model again, on the same devices and with the same settings.
 
-Raises ModelError or DeviceError.
+Of a model on several devices it loads the parts that are None; there are no parts if all are to be loaded. Raises
+ModelError or DeviceError.
 """
 
 
@@ -87,6 +90,7 @@ class EngineParts:
     def reopen(self, check: Callable[[], None]) -> Runner:
         """Close the runner (the model on its device), open the device again, and return a new runner of the model.
 
+        If some of several devices are lost, only these are opened again; the others keep their weights.
         Only the thread that owns the runner may call this. The states that the cache stores on the device are lost; its
         other states and all other parts stay. `check` is called repeatedly while the model is loaded and may raise an
         exception to stop. Raises ModelError if the model's file is gone or was replaced, DeviceError if the device
@@ -96,15 +100,18 @@ class EngineParts:
             return self.runner
         if self.cache is not None:
             self.cache.lose_device()
-        if isinstance(self.runner, GpuRunner):
-            self.runner.device.retire()
-        for loaded in (self.runner, self.reranker):
+        kept = _kept_parts(self.runner)
+        closing = [part for part in _runners(self.runner) if part not in kept]
+        for part in closing:
+            if isinstance(part, GpuRunner):
+                part.device.retire()
+        for loaded in (*closing, self.reranker):
             try:
                 if loaded is not None:
                     loaded.close()
             except Exception:
                 _log.exception("the memory of a device that failed could not be freed")
-        self.runner = self.load_runner(lambda *_: check())
+        self.runner = self.load_runner(lambda *_: check(), kept)
         if self.reranker is not None:
             self.reranker.reopen(lambda *_: check())
         if self.cache is not None:
@@ -165,11 +172,11 @@ def open_parts(
         named_states = share_names(store, own_states, fingerprint, states)
         undo.pop_all()
 
-    def load_again(progress: Progress) -> Runner:
+    def load_again(progress: Progress, kept: Sequence[PartRunner | None]) -> Runner:
         with open_file() as again:
             if again.fingerprint != fingerprint:
                 raise ModelError(f"{path}: the weights have changed since they were loaded; restart the server")
-            return loaded.load(again, loaded.device, progress)
+            return loaded.load(again, loaded.device, progress, kept)
 
     _log.info(
         "%s: device %s, weights %s%s, %d slots. Why this device: %s",
@@ -188,6 +195,7 @@ def open_parts(
         weights=loaded.weights,
         blocks=_kept_blocks(model, loaded),
         device_memory=loaded.memory,
+        parts=loaded.parts,
         num_slots=num_slots,
         own_states=own_states,
         cache=kept,
@@ -219,18 +227,33 @@ class _Loaded:
     reason: str  # why this device, in words for the log
     weights: str
     drafts: DraftSettings
-    load: Callable[[ModelFile, str, Progress], Runner]  # loads the model onto a device with the same settings
+    load: Callable[..., Runner]  # (model, device, progress, kept): loads it with the same settings
 
     @property
     def device_name(self) -> str:
-        return self.runner.device.info.name if isinstance(self.runner, GpuRunner) else self.device
+        return " + ".join(dict.fromkeys(_device_name(runner) for runner in _runners(self.runner)))
+
+    @property
+    def parts(self) -> tuple[DevicePart, ...]:
+        """The parts of a model on several devices; none if it is on one."""
+        if not isinstance(self.runner, SplitRunner):
+            return ()
+        return tuple(
+            DevicePart(
+                _device_name(runner),
+                layers.start,
+                layers.stop - 1,
+                runner.memory.total if isinstance(runner, GpuRunner) else None,
+            )
+            for runner, layers in zip(self.runner.parts, self.runner.layers, strict=True)
+        )
 
     @property
     def memory(self) -> DeviceMemory | None:
-        """The device's memory that both take; None on the CPU."""
-        if not isinstance(self.runner, GpuRunner):
+        """The memory of devices that both take; None on the CPU."""
+        taken = [runner.memory for runner in _gpu_runners(self.runner)]
+        if not taken:
             return None
-        taken = [self.runner.memory]
         if self.reranker is not None and self.reranker.memory is not None:
             taken.append(self.reranker.memory)
         return DeviceMemory.sum(taken)
@@ -240,6 +263,26 @@ class _Loaded:
             both.callback(self.runner.close)
             if self.reranker is not None:
                 both.callback(self.reranker.close)
+
+
+def _runners(runner: Runner) -> tuple[Runner, ...]:
+    """Return the runners on each of a model's devices."""
+    return runner.parts if isinstance(runner, SplitRunner) else (runner,)
+
+
+def _gpu_runners(runner: Runner) -> list[GpuRunner]:
+    return [each for each in _runners(runner) if isinstance(each, GpuRunner)]
+
+
+def _kept_parts(runner: Runner) -> list[PartRunner | None]:
+    """Return the parts of a model on several devices, with None for each on a lost device; nothing if none is lost."""
+    parts = runner.parts if isinstance(runner, SplitRunner) else ()
+    kept = [None if isinstance(part, GpuRunner) and part.device.is_lost else part for part in parts]
+    return kept if None in kept else []
+
+
+def _device_name(runner: Runner) -> str:
+    return runner.device.info.name if isinstance(runner, GpuRunner) else "cpu"
 
 
 def _load_onto_device(
@@ -252,13 +295,14 @@ def _load_onto_device(
     reranker = None
     with ExitStack() as undo:
         if (reranker_path := settings.reranker or find_reranker(path)) is not None:
+            first = devices_of(plan.device)[0]
             reranker = Reranker(
-                reranker_path, model.shape, choice.device, weights=plan.weights, num_slots=num_slots, progress=progress
+                reranker_path, model.shape, first, weights=plan.weights, num_slots=num_slots, progress=progress
             )
             undo.callback(reranker.close)
             plan = _plan(model, choice.device, settings, size)  # in the memory that is left
 
-        def load(opened: ModelFile, device: str, progress: Progress) -> Runner:
+        def load(opened: ModelFile, device: str, progress: Progress, kept: Sequence[PartRunner | None] = ()) -> Runner:
             return load_runner(
                 opened,
                 device,
@@ -269,11 +313,12 @@ def _load_onto_device(
                 tune=TuneOrder(settings.tune_seconds),
                 threads=settings.threads,
                 progress=progress,
+                kept=kept,
             )
 
-        runner = load(model, choice.device, progress)
+        runner = load(model, plan.device, progress)
         undo.pop_all()
-    device = choice.device
+    device = plan.device
     if device == "auto" and isinstance(runner, GpuRunner):
         device = runner.device.info.name
     return _Loaded(
@@ -295,7 +340,8 @@ def place_model(model: ModelFile, settings: LoadSettings, size: RunnerSize) -> t
     if not cpu_has(settings.weights) and settings.device == "auto":
         choice = DeviceChoice("auto", f"cpu has no weights in {settings.weights}")
     else:
-        choice = choose_device(model, settings.device)
+        device = split_device(settings.device, settings.split, model.shape.num_layers)
+        choice = choose_device(model, device)
     return choice, _plan(model, choice.device, settings, size)
 
 
@@ -312,6 +358,7 @@ def assemble(
     weights: str,
     blocks: Mapping[str, int] | None = None,
     device_memory: DeviceMemory | None = None,
+    parts: tuple[DevicePart, ...] = (),
     num_slots: int | None = None,
     own_states: LocalTable | None = None,
     cache: StateCache | None = None,
@@ -342,6 +389,7 @@ def assemble(
         created=int(time.time()),
         blocks=blocks or {},
         device_memory=device_memory,
+        parts=parts,
         folders={use: folder.path for use, folder in (folders or {}).items()},
         loras=tuple(loras),
         chat_template=chat_template or WorldTemplate(),

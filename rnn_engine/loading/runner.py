@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, ModelError
-from rnn_engine.forward import CpuRunner, GpuRunner, Progress, no_progress
+from rnn_engine.forward import CpuRunner, GpuRunner, Progress, SplitRunner, no_progress
 from rnn_engine.forward.cpu_matmul import count_threads, load_layers
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.onnx_graph import has_onnxruntime
 from rnn_engine.forward.slot_states import StateLayout
+from rnn_engine.forward.split_runner import PartRunner
 from rnn_engine.forward.step import StepLimits, slot_penalty_bytes
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, has_bytes, parse_weights
 from rnn_engine.gpu import Device, SizingDevice, open_device
 from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, kernel_limits
-from rnn_engine.model import LoraChoice, ModelFile
+from rnn_engine.loading.placement import cut, is_placement
+from rnn_engine.model import LoraChoice, ModelFile, ModelPart
 from rnn_engine.reference import Weights
 from rnn_engine.types import DeviceMemory, Model, ModelShape, TracingRunner
 from rnn_engine.versions.table import VERSIONS, VersionTable
@@ -77,54 +79,86 @@ def load_runner(
     warm_up: bool = False,
     tune: TuneOrder = FIXED,
     threads: int | None = None,
+    kept: Sequence[PartRunner | None] = (),
     progress: Progress = no_progress,
     versions: VersionTable = VERSIONS,
 ) -> TracingRunner:
     """Load `model` onto `device` and return its runner, which runs steps there. The model may then be closed.
 
-    `device` is "auto", an index, a part of a name, or "cpu". There floats are f32, blocks too unless activations are
-    int8, and `threads` multiply. `weights` is the format of matrices as `WeightChoice.parse` reads it, or a function
-    from each matrix to its format; with a function, products are in f32. The `num_slots` are followed by spare slots,
-    which the runner's `num_slots` includes: as many as `spare_bytes` and the device have room for, at most 64.
+    `device` is "auto", an index, a part of a name, or "cpu"; or several of them, as `is_placement` reads them, among
+    which the layers are divided. On "cpu", floats are f32, blocks too unless activations are int8, and `threads`
+    multiply. `weights` is the format of matrices as `WeightChoice.parse` reads it, or a function from each matrix to
+    its format; with a function, products are in f32. The `num_slots` are followed by spare slots, which the runner's
+    `num_slots` includes: as many as `spare_bytes` and the device have room for, at most 64.
     `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every index. `tune` sets how
     the kernels are chosen. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first
-    run. Models on one device share it, and free their own memory when they are closed. May be called from any thread.
+    run. Of several devices, those are not loaded whose runner is `kept`; the others are None there, or it is empty.
+    Models on one device share it, and free their own memory when they are closed. May be called from any thread.
 
     Raises DeviceError if there is no such device, DeviceMemoryError if it has no room, and InvalidRequestError for
     activations in int8 if no weights are bytes; nothing is held then.
     """
-    size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows)
-    format_of, activations = parse_weights(weights, model.shape)
-    if device == "cpu":
-        return _load_cpu_runner(model, size, versions, format_of, in_bytes=activations == "int8", threads=threads)
-    if activations == "int8" and not has_bytes(model, format_of):
+    format_of, activations = _formats(weights, model)
+    if activations == "int8" and device != "cpu" and not has_bytes(model, format_of):
         message = "activations=int8 needs a matrix in int8 or q8_0, and this model has none with these weights"
         raise InvalidRequestError("weights", weights, "activations=f32", message)
-    for line in describe_blocks(model, format_of):
-        logger.info("%s", line)
 
-    def load(size: RunnerSize) -> GpuRunner:
-        opened = open_device(device, checked=checked)
-        limits = kernel_limits(opened)
-        tuning = tuning_for(opened.info, can_broadcast=limits.can_broadcast)
-        with ExitStack() as undo:
-            runner, matmuls = _load_gpu_runner(
-                model, opened, tuning, size, format_of, progress, versions, activations=activations
-            )
-            undo.callback(runner.close)
-            choose_kernels(tune, runner, matmuls, limits, progress)
-            if warm_up:
-                runner.warm_up(matmuls.tuning.token_counts(runner.max_tokens), progress)
-            undo.pop_all()
-        return runner
+    def load_part(part: Model, own: str, *, in_bytes: bool) -> GpuRunner | CpuRunner:
+        """Load `part`, the model or a part of it, onto the device `own`; blocks are multiplied `in_bytes` there."""
+        size = RunnerSize(
+            num_slots, spare_bytes * part.shape.num_layers // model.shape.num_layers, max_tokens, max_rows
+        )
+        format_of, _ = _formats(weights, part)
+        if own == "cpu":
+            return _load_cpu_runner(part, size, versions, format_of, in_bytes=in_bytes, threads=threads)
+        for line in describe_blocks(part, format_of):
+            logger.info("%s", line)
 
-    try:
-        return load(size)
-    except DeviceMemoryError as error:
-        if spare_bytes == 0:
-            raise
-        logger.warning("loading again without spare slots: %s", error)
-    return load(replace(size, spare_bytes=0))
+        def load(size: RunnerSize) -> GpuRunner:
+            opened = open_device(own, checked=checked)
+            limits = kernel_limits(opened)
+            tuning = tuning_for(opened.info, can_broadcast=limits.can_broadcast)
+            with ExitStack() as undo:
+                runner, matmuls = _load_gpu_runner(
+                    part, opened, tuning, size, format_of, progress, versions, activations=activations
+                )
+                undo.callback(runner.close)
+                choose_kernels(tune, runner, matmuls, limits, progress)
+                if warm_up:
+                    runner.warm_up(matmuls.tuning.token_counts(runner.max_tokens), progress)
+                undo.pop_all()
+            return runner
+
+        try:
+            return load(size)
+        except DeviceMemoryError as error:
+            if size.spare_bytes == 0:
+                raise
+            logger.warning("loading again without spare slots: %s", error)
+        return load(replace(size, spare_bytes=0))
+
+    in_bytes = activations == "int8"
+    if not is_placement(device):
+        return load_part(model, device, in_bytes=in_bytes)
+    in_bytes |= isinstance(weights, str) and "activations=" not in weights  # as `cpu_weights` has it
+    runners: list[PartRunner] = []
+    with ExitStack() as undo:
+        for number, (part, own) in enumerate(cut(model, device)):
+            if kept and (runner := kept[number]) is not None:
+                runners.append(runner)
+            else:
+                runners.append(load_part(part, own, in_bytes=in_bytes))
+                undo.callback(runners[-1].close)
+        undo.pop_all()
+    return SplitRunner(model.shape, runners)
+
+
+def _formats(weights: str | FormatOf, model: Model) -> tuple[FormatOf, str]:
+    """Return the format of each matrix of `model`, which may be a part of a model, and that of activations."""
+    if not isinstance(model, ModelPart):
+        return parse_weights(weights, model.shape)
+    format_of, activations = parse_weights(weights, model.model.shape)
+    return (lambda name: format_of(model.name_in_model(name))), activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +181,11 @@ class RunnerSize:
         return max(self.num_slots, min(64, _LOGITS_BYTES // (4 * shape.row_size)))
 
 
-def measure_runner(model: UnreadModel, device: SizingDevice, size: RunnerSize, *, weights: str) -> DeviceMemory:
+def measure_runner(
+    model: UnreadModel | ModelPart, device: SizingDevice, size: RunnerSize, *, weights: str
+) -> DeviceMemory:
     """Return the memory of a runner on a device like `device`, loaded without weights. Raises DeviceError."""
-    format_of, activations = parse_weights(weights, model.shape)
+    format_of, activations = _formats(weights, model)
     tuning = tuning_for(device.info, can_broadcast=False)
     runner, _ = _load_gpu_runner(model, device, tuning, size, format_of, no_progress, VERSIONS, activations=activations)
     return runner.memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,12 @@ def _parse_weights(text: str) -> str:
     return text
 
 
+def _parse_split(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
+        raise InvalidRequestError("split", text, "numbers of layers with commas between them, such as 20,12")
+    return tuple(map(int, text.split(",")))
+
+
 def _parse_lora(text: str) -> LoraChoice:
     from rnn_engine.model import LoraChoice
 
@@ -65,8 +72,9 @@ def _parse_tune_seconds(text: str) -> float | None:
 class LoadSettings(Settings):
     """The settings for loading a model: its tokenizer, template and LoRAs, the device, weight format and drafting."""
 
-    device: str = setting("auto", Kind(metavar="auto|INDEX|NAME|cpu")).help(
-        "auto, cpu (the processor), or the index or a part of the name of a device that `rnn-engine devices` lists."
+    device: str = setting("auto", Kind(metavar="auto|INDEX|NAME|cpu|INDEX,INDEX...")).help(
+        "auto, cpu (the processor), or the index or a part of the name of a device that `rnn-engine devices` lists. "
+        "Among several, such as 0,1 or 0,cpu, the layers are divided."
     )
     tokenizer: str = setting("auto", Kind(metavar="auto|world|none|FILE")).help(
         "auto finds the tokenizer that fits the model; none takes only token ids; FILE is a tokenizer.json or a "
@@ -86,6 +94,9 @@ class LoadSettings(Settings):
         f"file, {STORED} takes the place of {AUTO_FORMATS[0]}. On cpu, floats are f32, and blocks are multiplied "
         "with inputs in bytes unless activations=f32.  [default: f16, but stored for a quantised file; on cpu f32, but "
         "stored for a quantised file]"
+    )
+    split: Sequence[int] | None = setting(None, Kind(metavar="LAYERS,LAYERS...", parse=_parse_split)).help(
+        "How many layers each of several devices gets.  [default: as many as fit]"
     )
     threads: int | None = setting(None, Kind(int, "N", low=1, high=1024)).help(
         "How many threads multiply matrices on cpu.  [default: the physical "

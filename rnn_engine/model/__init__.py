@@ -2,5 +2,6 @@
 
 from rnn_engine.model.lora import LoraChoice
 from rnn_engine.model.model_file import ModelFile
+from rnn_engine.model.part import ModelPart
 
-__all__ = ["LoraChoice", "ModelFile"]
+__all__ = ["LoraChoice", "ModelFile", "ModelPart"]

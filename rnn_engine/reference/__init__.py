@@ -48,6 +48,8 @@ class Weights:
         self._transposed: dict[str, Array] = {}
         self._more_rows: Mapping[str, Array] = {}
         self.watch: Watch = ignore_layer
+        self.carried: Sequence[Array] = ()
+        self.kept: list[Array] | None = None
 
     @classmethod
     def read(cls, model: Model, dtype: DTypeLike = np.float32) -> Self:
@@ -113,6 +115,21 @@ class Weights:
         watching.watch = watch
         return watching
 
+    def carrying(self, carried: Sequence[Array]) -> Self:
+        """Return a copy of these weights, of a part of a model, with what the part before it puts out.
+
+        `carried` are the residual stream x and what its layers keep for later ones, [T, D] each; nothing for the first
+        part. The pass adds what its own layers keep to `kept`.
+        """
+        part = copy(self)
+        part.carried, part.kept = carried, list(carried[1:])
+        return part
+
+    def keep(self, rows: Array) -> None:
+        """Keep `rows` [T, D], which later layers read besides x, for the next part of the model."""
+        if self.kept is not None:
+            self.kept.append(rows)
+
     def block(self, layer: int) -> Block:
         return Block(self, layer)
 
@@ -158,7 +175,12 @@ class Block:
 
 
 def embed(weights: Weights, ids: NDArray[np.integer[Any]]) -> Array:
-    """Return the embeddings [T, D] of the token ids [T], normalised if the model does so: the first layer's input."""
+    """Return the first layer's input [T, D]: the embeddings of the token ids [T], normalised if the model does so.
+
+    Of a part of a model, it is what the part before has put out.
+    """
+    if weights.carried:
+        return weights.carried[0]
     names = weights.shape.tensor_names
     rows = weights.rows(names.embedding, ids)
     return rows if names.embedding_norm is None else norm(rows, weights, names.embedding_norm, weights.shape.norm)

@@ -312,7 +312,10 @@ class Scheduler:
         Return nothing if the step in flight yields a token that the host must see: its sequence would have to wait for
         two steps. Return nothing either if steps are long, since a request that arrives would wait for both, or if the
         next step is likely to have a draft. Nor does the next request wait for two steps of requests in the background.
+        None of this holds for devices that compute different steps.
         """
+        if self._shared.runner.steps_at_once > len(self._steps) > 0:
+            return self._slots.runnable()
         live = self._slots.runnable_ahead() if len(self._steps) == 1 else []
         urgent = _foreground(live) if self._is_restrained() else live
         if not urgent or awaits_draft(self._drafts, urgent):
@@ -329,6 +332,8 @@ class Scheduler:
         """Submit a step of the sequences `live`. If that fails, end their requests; return the errors' deliveries."""
         if not live:
             return []
+        if (at_once := self._shared.runner.steps_at_once) > 1:  # the sequences are divided among the steps in flight
+            live = live[: max(1, -(-self._slots.num_advancing // at_once))]
         begun, runnable = self._clock(), live
         live, demands, counts = self._divide_step(runnable)
         num_draws = self._count_draws(live)

@@ -47,7 +47,7 @@ def parts_on(path: Path, faults: Faults) -> EngineParts:
     assert load is not None
     assert parts.cache is not None
     parts.runner = FaultRunner(parts.runner, faults)
-    parts.load_runner = lambda progress: FaultRunner(load(progress), faults)
+    parts.load_runner = lambda *given: FaultRunner(load(*given), faults)
     parts.cache.use_device(parts.runner, SlotPool(parts.runner, 2, parts.runner.num_slots - 2))
     return parts
 

@@ -139,7 +139,7 @@ async def test_a_request_that_waits_may_leave_and_the_engine_close_while_the_mod
     loading, go_on = threading.Event(), threading.Event()
     parts_loaded: list[int] = []
 
-    def load(progress: Progress) -> FakeRunner:
+    def load(progress: Progress, *_: object) -> FakeRunner:
         loading.set()
         assert go_on.wait(WAIT_SECONDS)
         for part in range(3):
@@ -165,7 +165,7 @@ async def test_a_request_that_waits_may_leave_and_the_engine_close_while_the_mod
 
 
 async def test_a_model_that_is_gone_ends_the_engine_at_once() -> None:
-    def load(_progress: Progress) -> FakeRunner:
+    def load(*_: object) -> FakeRunner:
         raise ModelError("model.st: No such file or directory")
 
     faults = Faults(on_step=lambda number: setattr(faults, "lost", number > 0))

@@ -61,7 +61,7 @@ def test_weights_that_were_asked_for_are_not_given_up_for_speed(
     devices(monkeypatch, SOFTWARE)
     settings = LoadSettings(weights=weights)
     choice, plan = place_model(model, settings, RunnerSize(1))
-    assert (choice.device, plan) == (device, MemoryPlan(weights, 0))
+    assert (choice.device, plan) == (device, MemoryPlan(weights, 0, device))
 
 
 @pytest.mark.parametrize(

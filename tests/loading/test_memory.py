@@ -90,7 +90,7 @@ def needed(opened: ModelFile, weights: str, size: RunnerSize = SIZE) -> int:
 @pytest.mark.parametrize("weights", AUTO_FORMATS)
 def test_auto_takes_the_best_format_that_fits(opened: ModelFile, weights: str) -> None:
     plan = plan_memory(opened, "auto", SIZE, weights="auto", device_memory=needed(opened, weights))
-    assert plan == MemoryPlan(weights, 0)
+    assert plan == MemoryPlan(weights, 0, "auto")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_quantised_file_is_kept_as_it_is_and_others_are_f16(opened: ModelFile,
         assert little < enough < needed(quantised, "int8")
         assert plan_memory(quantised, "auto", SIZE, weights="auto", device_memory=enough).weights == "stored"
         assert plan_memory(quantised, "auto", SIZE, weights="auto", device_memory=little).weights == "int4"
-        with pytest.raises(DeviceMemoryError, match="it fits with --weights stored or --weights int4"):
+        with pytest.raises(DeviceMemoryError, match=r"it fits with --weights stored \(.* MB\) or --weights int4 \("):
             plan_memory(quantised, "auto", SIZE, weights="f16", device_memory=enough)
 
 
@@ -126,12 +126,14 @@ def test_what_does_not_fit_is_refused_with_what_would(opened: ModelFile) -> None
     missing = (needed(opened, "f16") - most) / 1e6
     assert "with weights f16 and 8 slots" in message
     assert f"{missing:.1f} MB more than the {most / 1e6:.1f} MB that" in message
-    assert "it fits with --weights int8 or --weights int4" in message
+    assert f"it fits with --weights int8 ({most / 1e6:.1f} MB) or --weights int4 (" in message
 
 
 def test_fewer_slots_are_offered_where_they_fit(opened: ModelFile) -> None:
     three = needed(opened, "int4", replace(SIZE, num_slots=3))
-    with pytest.raises(DeviceMemoryError, match=r"it fits with --slots 3$"):
+    with pytest.raises(
+        DeviceMemoryError, match=r"it fits with --slots 3 or --device 0:1,cpu:1 \(1.. MB on device 0 of .* MB\)$"
+    ):
         plan_memory(opened, "auto", SIZE, weights="auto", device_memory=three)
 
 
@@ -151,7 +153,7 @@ def test_a_device_of_unknown_memory_needs_a_word_for_auto(opened: ModelFile, mon
     monkeypatch.setattr("rnn_engine.loading.memory.find_memory", lambda _: None)
     with pytest.raises(InvalidRequestError, match="--weights auto needs --device-memory, since the memory of"):
         plan_memory(opened, "auto", SIZE, weights="auto")
-    assert plan_memory(opened, "auto", SIZE, weights="f16") == MemoryPlan("f16", 0)
+    assert plan_memory(opened, "auto", SIZE, weights="f16") == MemoryPlan("f16", 0, "auto")
 
 
 def test_the_memory_of_a_software_device_is_the_computers() -> None:
@@ -163,7 +165,7 @@ def test_the_memory_of_a_software_device_is_the_computers() -> None:
 
 @pytest.mark.parametrize("weights", [None, "auto", "f32", "stored"])
 def test_on_the_cpu_weights_are_f32(opened: ModelFile, weights: str | None) -> None:
-    assert plan_memory(opened, "cpu", SIZE, weights=weights) == MemoryPlan("f32", 0)
+    assert plan_memory(opened, "cpu", SIZE, weights=weights) == MemoryPlan("f32", 0, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_on_the_cpu_weights_are_f32(opened: ModelFile, weights: str | None) -> N
 def test_on_the_cpu_blocks_are_multiplied_in_bytes_unless_the_user_says_otherwise(
     opened: ModelFile, weights: str, planned: str
 ) -> None:
-    assert plan_memory(opened, "cpu", SIZE, weights=weights) == MemoryPlan(planned, 0)
+    assert plan_memory(opened, "cpu", SIZE, weights=weights) == MemoryPlan(planned, 0, "cpu")
 
 
 def test_on_the_cpu_a_quantised_file_keeps_its_blocks(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from rnn_engine.forward import CpuRunner
 from rnn_engine.reference import Weights
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.scheduler import Scheduler
-from rnn_engine.types import Batch, Ticket
+from rnn_engine.types import F32, Batch, Ticket
 from rnn_engine.versions.v7 import run_layers
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.upkeep import make_cache
@@ -31,9 +32,9 @@ class CountingRunner(CpuRunner):
         super().__init__(Weights.read(MODEL), run_layers, num_slots=num_slots)
         self.tokens_run = 0
 
-    def submit(self, batch: Batch) -> Ticket:
+    def submit(self, batch: Batch, carried: Sequence[F32] = ()) -> Ticket:
         self.tokens_run += sum(len(run.tokens) for run in batch)
-        return super().submit(batch)
+        return super().submit(batch, carried)
 
 
 @dataclass

@@ -63,7 +63,7 @@ async def client(through: Through, device: Device) -> AsyncIterator[Client]:
         device="none",
         weights="f32",
         cache=cache,
-        load_runner=lambda _: device.open(device.fake),
+        load_runner=lambda *_: device.open(device.fake),
     )
     async with client_over(await through(Engine(parts))) as client:
         yield client

@@ -94,6 +94,7 @@ class FakeRunner:
     max_draws: int = 0
     max_draw_logprobs: int = 3
     num_penalty_slots: int = 0
+    steps_at_once: int = 1
     num_candidates: int = 8
     fail_when: Callable[[Batch], bool] = lambda batch: False
     on_step: Callable[[Batch], None] = lambda batch: None

@@ -268,7 +268,7 @@ class FaultModel:
             num_slots=NUM_SLOTS,
             own_states=make_states(shape=shape).table,
             cache=cache,
-            load_runner=lambda _: self._reopen(),
+            load_runner=lambda *_: self._reopen(),
         )
 
     def _reopen(self) -> FaultRunner:

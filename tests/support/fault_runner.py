@@ -119,6 +119,10 @@ class FaultRunner:
     def num_penalty_slots(self) -> int:
         return self.inner.num_penalty_slots
 
+    @property
+    def steps_at_once(self) -> int:
+        return self.inner.steps_at_once
+
     def submit(self, batch: Batch) -> Ticket:
         faults = self._faults
         faults.steps += 1

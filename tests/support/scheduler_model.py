@@ -53,6 +53,7 @@ class Setting:
     draws: int = 0  # the most that the device draws after a run; see `FakeRunner`
     clients: int = 1  # that share it; the first sends most. More than one suspend each other's requests
     least_tokens: int = 3  # that a request runs before it may be suspended
+    steps_at_once: int = 1  # that the runner computes
 
 
 class SchedulerModel:
@@ -70,6 +71,7 @@ class SchedulerModel:
             num_candidates=setting.candidates,
             max_draws=setting.draws,
             num_penalty_slots=2 if setting.draws else 0,
+            steps_at_once=setting.steps_at_once,
             fail_when=lambda batch: self._failing,
             on_step=self._look_on,
         )
@@ -212,6 +214,8 @@ class SchedulerModel:
             return
         if self.num_clients > 1:  # a running request may soon be suspended, and a paused one may have been
             return
+        if self.runner.steps_at_once > 1:  # the requests are divided among the steps in flight
+            return
         num_running = scheduler.num_live - len(self.paused)
         if self.may_mix:  # a member may wait for the others, and a request for several slots
             assert len(batch) >= num_running, "a request in a slot does not advance"
@@ -250,8 +254,10 @@ class SchedulerModel:
             start = replace(self.clients.after((number,)), root=f"slot {number}")
             self.clients.send(GenerateRequest([1], initial_state=start, max_tokens=0))
         self.runner.batches.clear()
-        self.clients.step()
-        assert {run.slot for run in self.runner.batches[-1]} == set(range(self.clients.scheduler.capacity))
+        for _ in range(self.runner.steps_at_once):
+            self.clients.step()
+        slots = [run.slot for batch in self.runner.batches for run in batch]
+        assert sorted(slots) == list(range(self.clients.scheduler.capacity))
 
 
 @contextmanager

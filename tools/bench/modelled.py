@@ -101,6 +101,7 @@ class ModelledRunner:
     """
 
     max_draws = max_draw_logprobs = num_penalty_slots = 0
+    steps_at_once = 1
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ def run_layers_v7(
 ) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of an ARWKV; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV7Qwen2)
-    return run_blocks(weights, ids, lengths, states, TimeMix(weights.shape), _channel_mix)
+    return run_blocks(weights, ids, lengths, states, TimeMix(weights), _channel_mix)
 
 
 def _time_mix(

@@ -42,6 +42,11 @@ class LayerBuilder:
         self.width = context.model.shape.width
         self.plane = context.limits.max_tokens * self.width
 
+    @property
+    def is_first(self) -> bool:
+        """True for the first layer of the whole model, also where parts of it are loaded."""
+        return self.layer == 0 and self.context.has_embedding
+
     def label(self, what: str) -> str:
         return f"layer {self.layer} {what}"
 

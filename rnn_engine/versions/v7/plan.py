@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, Self
 from numpy.typing import NDArray
 
 from rnn_engine.backward.context import BackwardContext, BackwardLayer
-from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
+from rnn_engine.forward.context import BuildContext, CarriedRows, NormShift, PackedVectors
 from rnn_engine.forward.matmul import BoundMatMul, NormedMatMul
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
@@ -113,6 +113,7 @@ class Scratch:
         self.projected = create("projected", 4 * place)  # r, k, v [3, T, D], then w, a, g, v's inner vectors [T, R]
         self.gates = create("gates", 4 * 4 * tokens * width)  # decay, a, g, v gate: [4, T, D]
         self.v_first = create("v_first", 4 * tokens * width)  # [T, D]
+        context.carried.append(CarriedRows(self.v_first))
         self.mixed = create("mixed", 4 * tokens * width)  # [T, D]
         ffn_floats = ffn_floats or tokens * round_up(shape.ffn_width, 8)
         self.ffn_hidden = create("ffn hidden", 4 * ffn_floats)  # [T, F]
@@ -219,12 +220,12 @@ class Layer(LayerBuilder):
         """Return the layer's adapters: layer 0 has no value residual, and an ARWKV may have no gate."""
         has, att = self.context.model.has, f"blocks.{self.layer}.att"
         own = (adapter for adapter in _ADAPTERS if has(f"{att}.{adapter.name}1"))
-        return tuple(adapter for adapter in own if adapter.name != "v" or self.layer > 0)
+        return tuple(adapter for adapter in own if adapter.name != "v" or not self.is_first)
 
     def _recurrence(self, gates: BoundMatMul, traced: Buffer | None) -> GatedRecurrence:
         scratch = self._scratch
         has_gate = any(adapter.name == "g" for adapter in self._adapters())
-        constants = {"IS_FIRST_LAYER": self.layer == 0, "HAS_GATE": has_gate, **self.key_constants()}
+        constants = {"IS_FIRST_LAYER": self.is_first, "HAS_GATE": has_gate, **self.key_constants()}
         buffers = {"projected": scratch.projected, "v_first": scratch.v_first, "mixed": scratch.mixed}
         stored = head_stage(self, self._shape, "wkv7", constants, {**buffers, "gates": scratch.gates}, traced)
         if traced is not None or not can_compute_gates(self.context, gates):

@@ -37,15 +37,17 @@ def run_layers(
 ) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of RWKV-7; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV7)
-    return run_blocks(weights, ids, lengths, states, TimeMix(weights.shape), channel_mix)
+    return run_blocks(weights, ids, lengths, states, TimeMix(weights), channel_mix)
 
 
 class TimeMix:
     """The time mix of RWKV-7 in numpy. One instance runs all layers: later ones use the value of the first."""
 
-    def __init__(self, shape: ShapeV7) -> None:
-        self._shape = shape
-        self._v_first: Array | None = None  # [T, D]
+    def __init__(self, weights: Weights) -> None:
+        assert isinstance(weights.shape, ShapeV7)
+        self._shape = weights.shape
+        self._keep = weights.keep
+        self._v_first: Array | None = weights.carried[1] if weights.carried else None  # [T, D]
 
     def __call__(
         self, block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
@@ -54,6 +56,7 @@ class TimeMix:
         activations = Activations.compute(self._shape, block, x, previous, self._v_first, state["wkv"], runs)
         if self._v_first is None:
             self._v_first = activations.v
+            self._keep(activations.v)
         return activations.out, {"wkv": activations.wkv}
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.forward.context import BuildContext, NormShift
+from rnn_engine.forward.context import BuildContext, CarriedRows, NormShift
 from rnn_engine.forward.forward_pass import table_stages
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
@@ -39,8 +39,8 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     scratch = _DeepEmbedScratch(context, shape)
     keep = _keep_embedding(context, scratch)
     for layer in range(shape.num_layers):
-        stages = _Layer(context, scratch, shape, layer).stages()
-        yield (keep, *stages) if layer == 0 else stages
+        builder = _Layer(context, scratch, shape, layer)
+        yield (keep, *builder.stages()) if builder.is_first else builder.stages()
 
 
 class _DeepEmbedScratch(Scratch):
@@ -53,6 +53,7 @@ class _DeepEmbedScratch(Scratch):
         self.matrix_start = self.inner_start + tokens * SIDE
         super().__init__(context, shape, num_mixes=_NUM_PLANES, ffn_floats=self.matrix_start + tokens * MATRIX_SIZE)
         self.scaled = context.memory.create_buffer("scaled inner vectors", 4 * tokens * SIDE)  # [T, S]
+        context.carried.append(CarriedRows(self.mixes, _EMBEDDED * tokens * shape.width))
 
 
 def _keep_embedding(context: BuildContext, scratch: _DeepEmbedScratch) -> KernelStage:

@@ -21,8 +21,11 @@ def run_layers(
 ) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of RWKV-7 with DeepEmbed; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV7DeepEmbed)
-    time_mix = TimeMix(weights.shape)
-    return run_blocks(weights, ids, lengths, states, time_mix, partial(channel_mix, ids, embed(weights, ids)))
+    embedded = weights.carried[2] if weights.carried else embed(weights, ids)
+    after = run_blocks(weights, ids, lengths, states, TimeMix(weights), partial(channel_mix, ids, embedded))
+    if not weights.carried:
+        weights.keep(embedded)
+    return after
 
 
 def channel_mix(ids: Array, embedded: Array, block: Block, x: Array, previous: Array) -> Array:

@@ -395,7 +395,8 @@ class TuningRunner:
         memory = loading.device_memory
         if memory is not None:
             memory = max(0, memory - sum(each.device_bytes or 0 for each in self._models.infos()))
-        return replace(loading, device=info.device, weights=weights, device_memory=memory)
+        device = info.parts[0].device if info.parts else info.device
+        return replace(loading, device=device, split=None, weights=weights, device_memory=memory)
 
     # What the process answers. A run that goes on repeats what came after its checkpoint, which has events already.
 

@@ -40,10 +40,20 @@ class EmbeddingMeta(TypedDict):
     reranker: str | None
 
 
+class DevicePartEntry(TypedDict):
+    """The layers on one of a model's devices, and the bytes that they take there; null on the processor."""
+
+    device: str
+    first_layer: int
+    last_layer: int
+    num_bytes: int | None
+
+
 class ModelMeta(TypedDict):
     """Properties of a model: its sizes, which depend on its version, its tokenizer, and the device that it runs on.
 
     `state_bytes` are those of one sequence. `blocks` counts the matrices that stay in the blocks of the file, by type.
+    `parts` are empty unless the model lies on several devices.
     An `unloaded` model is loaded at the next request for it, unless an admin has unloaded it.
     """
 
@@ -56,6 +66,7 @@ class ModelMeta(TypedDict):
     vocab_size: int
     device: str
     device_bytes: int | None
+    parts: list[DevicePartEntry]
     weights: str
     blocks: dict[str, int]
     num_slots: int
@@ -138,6 +149,7 @@ def model_entry(model: ServedModel, limits: Limits) -> ModelEntry:
         **info.shape.sizes,
         "device": info.device,
         "device_bytes": info.device_bytes,
+        "parts": [asdict(part) for part in info.parts],
         "weights": info.weights,
         "blocks": dict(info.blocks),
         "num_slots": info.num_slots,

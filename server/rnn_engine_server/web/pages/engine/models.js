@@ -113,12 +113,17 @@ function factsOf(meta) {
     [t("engine.version"), `RWKV ${meta.version}`],
     [t("engine.layers"), `${meta.num_layers} × ${formatNumber(meta.width)}`],
     [t("engine.weights"), [meta.weights, ...Object.keys(meta.blocks)].join(", ")],
-    [t("engine.device"), meta.device],
+    [t("engine.device"), meta.parts.map(partName).join(", ") || meta.device],
     [t("engine.slots"), formatNumber(meta.num_slots)],
     [t("engine.state_size"), formatBytes(meta.state_bytes)],
     [t("engine.device_memory"), meta.device_bytes === null ? "–" : formatBytes(meta.device_bytes)],
     [t("engine.loras"), loras || "–"],
   ];
+}
+
+/** @param {{device: string, first_layer: number, last_layer: number, num_bytes: number | null}} part */
+function partName({ device, first_layer, last_layer, num_bytes }) {
+  return `${first_layer}–${last_layer}: ${device}${num_bytes === null ? "" : ` (${formatBytes(num_bytes)})`}`;
 }
 
 /** @param {string} status */

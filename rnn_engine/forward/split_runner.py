@@ -1,0 +1,140 @@
+"""The runner of a model whose layers lie on several devices: a runner of each part, and what they hand on.
+
+A step runs device after device. What crosses a cut is a few vectors a token: the residual stream, and what a version's
+layers read besides it. States stay where their layers are. While the last device computes a step, the others compute
+the next one, so that two steps in flight keep two devices busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from rnn_engine.forward.contract import check_batch, check_draws, check_slot, check_state
+from rnn_engine.types import (
+    F32,
+    Batch,
+    ModelShape,
+    PendingState,
+    Readout,
+    Runner,
+    State,
+    Ticket,
+    Trace,
+)
+
+
+class PartRunner(Runner, Protocol):
+    """A runner of some layers of a model that follow one another.
+
+    Only the first part takes embeddings, and only the last has rows. Each other one takes what the part before it has
+    `carried` on, [T, D] each: the residual stream first.
+    """
+
+    def submit(self, batch: Batch, carried: Sequence[F32] = ()) -> Ticket: ...
+
+    def carry(self, num_tokens: int) -> list[F32]:
+        """Wait for the last submitted step, which had `num_tokens` tokens, and return what the next part takes."""
+
+    def trace(self, batch: Batch, layers: Collection[int], carried: Sequence[F32] = ()) -> Trace: ...
+
+
+class SplitRunner:
+    """A `Runner` of a model whose parts are on several devices. The host draws all tokens."""
+
+    def __init__(self, shape: ModelShape, parts: Sequence[PartRunner]) -> None:
+        """Run a model of this `shape` with `parts`, in the order of their layers, which `close` closes."""
+        self.shape = shape
+        self.parts = tuple(parts)
+        ends = np.cumsum([part.shape.num_layers for part in parts]).tolist()
+        self.layers = tuple(map(range, [0, *ends], ends))  # of each part
+        self.num_slots = min(part.num_slots for part in parts)
+        self.max_tokens = min(part.max_tokens for part in parts)
+        self.max_rows = parts[-1].max_rows
+        self.max_draws = self.max_draw_logprobs = self.num_penalty_slots = 0
+        self.steps_at_once = 2
+
+    def submit(self, batch: Batch) -> Ticket:
+        """See `Runner`. Waits until all devices but the last have computed the step."""
+        self._check(batch)
+        carried: Sequence[F32] = ()
+        for part in self.parts[:-1]:
+            part.collect(part.submit(_without_rows(batch, is_first=part is self.parts[0]), carried))
+            carried = part.carry(sum(len(run.tokens) for run in batch))
+        return self.parts[-1].submit(_without_embeddings(batch), carried)
+
+    def collect(self, ticket: Ticket) -> Readout:
+        return self.parts[-1].collect(ticket)
+
+    def trace(self, batch: Batch, layers: Collection[int]) -> Trace:
+        self._check(batch)
+        carried: Sequence[F32] = ()
+        hidden: dict[int, F32] = {}
+        for part, own in zip(self.parts, self.layers, strict=True):
+            is_last = part is self.parts[-1]
+            runs = _without_embeddings(batch) if is_last else _without_rows(batch, is_first=part is self.parts[0])
+            traced = part.trace(runs, [layer - own.start for layer in layers if layer in own], carried)
+            hidden.update({layer + own.start: x for layer, x in traced.hidden.items()})
+            if not is_last:
+                carried = part.carry(sum(len(run.tokens) for run in batch))
+        return Trace(traced.logits, hidden)
+
+    def write_state(self, slot: int, state: State | None) -> None:
+        check_slot(slot, self.num_slots)
+        if state is not None:
+            check_state(state, self.shape)
+        for part, own in zip(self.parts, self.layers, strict=True):
+            layers = slice(own.start, own.stop)
+            part.write_state(slot, None if state is None else {name: each[layers] for name, each in state.items()})
+
+    def start_read(self, slot: int) -> PendingState:
+        check_slot(slot, self.num_slots)
+        return _SplitState([part.start_read(slot) for part in self.parts])
+
+    def read_state(self, slot: int) -> dict[str, F32]:
+        return self.start_read(slot).result()
+
+    def copy_state(self, source: int, target: int) -> None:
+        check_slot(source, self.num_slots, "source slot")
+        check_slot(target, self.num_slots, "target slot")
+        for part in self.parts:
+            part.copy_state(source, target)
+
+    def close(self) -> None:
+        with ExitStack() as all_parts:
+            for part in self.parts:
+                all_parts.callback(part.close)
+
+    def _check(self, batch: Batch) -> None:
+        check_batch(batch, self.shape, self.num_slots, self.max_tokens, self.max_rows)
+        check_draws(batch, self.shape.vocab_size)
+
+
+def _without_rows(batch: Batch, *, is_first: bool) -> Batch:
+    """Return the runs of `batch` for a part that is not the last."""
+    return [
+        replace(run, rows=0, targets=None, masks=None, embeddings=run.embeddings if is_first else None) for run in batch
+    ]
+
+
+def _without_embeddings(batch: Batch) -> Batch:
+    """Return the runs of `batch` for the last part."""
+    return [run if run.embeddings is None else replace(run, embeddings=None) for run in batch]
+
+
+class _SplitState:
+    """A `PendingState` of all parts."""
+
+    def __init__(self, parts: Sequence[PendingState]) -> None:
+        self._parts = parts
+
+    def done(self) -> bool:
+        return all(part.done() for part in self._parts)
+
+    def result(self) -> dict[str, F32]:
+        found = [part.result() for part in self._parts]
+        return {name: np.concatenate([layers[name] for layers in found]) for name in found[0]}
