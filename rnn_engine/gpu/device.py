@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
 from rnn_engine.gpu.kernels import Kernels
-from rnn_engine.gpu.memory import Memory, device_errors, is_lost
+from rnn_engine.gpu.memory import Memory, device_errors
 
 if TYPE_CHECKING:
     import wgpu
@@ -128,7 +128,7 @@ class Device:
 
     @property
     def is_lost(self) -> bool:
-        return is_lost(self.wgpu_device)
+        return native.is_lost(self.wgpu_device)
 
     def retire(self) -> None:
         """Mark the device as faulty, so that `open_device` opens it anew. Loaded models stay on this object."""

@@ -21,19 +21,8 @@ def wait_for_mapping(device: wgpu.GPUDevice, mapping: native.Mapping, submission
     """Wait for `submission` until `mapping` is ready, or the device is lost, also if wgpu waits less long."""
     while not mapping.is_ready:
         native.wait(device, submission)
-        if mapping.wait(_REPORT_SECONDS) or is_lost(device):
+        if mapping.wait(_REPORT_SECONDS) or native.is_lost(device):
             return
-
-
-def is_lost(device: wgpu.GPUDevice) -> bool:
-    """Return True if `device`, an open GPU, is known to be lost, because it was reset or removed."""
-    if native.is_known_as_lost(device):
-        return True
-    try:
-        device.create_bind_group_layout(entries=[])  # takes no memory of the device
-    except native.gpu_errors:
-        return True
-    return False
 
 
 @contextmanager
@@ -160,7 +149,7 @@ class Memory:
             for buffer in buffers:
                 buffer.destroy()
             buffers.clear()
-        if not is_lost(self._device):
+        if not native.is_lost(self._device):
             with suppress(DeviceError):  # it is lost now
                 native.submit(self._device)  # the last uploads keep their buffers until a submission
                 native.wait_until_idle(self._device)

@@ -139,12 +139,25 @@ def is_known_as_lost(device: wgpu.GPUDevice) -> bool:
     return device in _lost
 
 
+def is_lost(device: wgpu.GPUDevice) -> bool:
+    """Return True if wgpu knows that `device`, an open GPU, was reset or removed."""
+    if device in _lost:
+        return True
+    try:
+        device.create_bind_group_layout(entries=[])  # takes no memory of the device
+    except gpu_errors:
+        return True
+    return False
+
+
 def _call(device: wgpu.GPUDevice, function: Callable[..., T], *arguments: object) -> T:
     """Return `function(*arguments)`, a native call on `device`. Raises DeviceError if that is lost, before or now."""
     if device not in _lost:
         try:
             return contained(partial(function, *arguments))
         except AbortedError:
+            if not is_lost(device):
+                os.abort()  # for another reason, after which the process may be damaged
             _lose(device)
     raise DeviceError("the device is lost")
 

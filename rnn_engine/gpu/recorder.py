@@ -18,7 +18,7 @@ from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
 from rnn_engine.gpu.device import Device
 from rnn_engine.gpu.kernels import BindGroup, Kernel
-from rnn_engine.gpu.memory import Buffer, device_errors, is_lost, wait_for_mapping
+from rnn_engine.gpu.memory import Buffer, device_errors, wait_for_mapping
 
 if TYPE_CHECKING:
     import wgpu
@@ -126,7 +126,7 @@ class ReadBack:
         """Wait and return the bytes, once; the buffer is then free. Raises DeviceError if they can't be read."""
         wait_for_mapping(self._device, self._mapping, self.submission)
         self._on_end(self.submission)
-        if is_lost(self._device):  # the mapping may have succeeded then, but there are no bytes
+        if native.is_lost(self._device):  # the mapping may have succeeded then, but there are no bytes
             raise DeviceError(f"{self._label} can't be read: the device is lost")
         with device_errors(f"{self._label} can't be read"):
             return self._mapping.take()

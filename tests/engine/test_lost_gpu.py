@@ -117,6 +117,8 @@ async def lose_while_serving(layer: FaultLayer, path: Path) -> Facts:
                 layer.arm(call, after)
             prompts = [[number] * (150 if name == "in a prefill" else 3) for number in (10, 11, 12)]
             outcomes = await asyncio.gather(*(ask(engine, replace(KEPT, prompt=prompt)) for prompt in prompts))
+            while layer.struck < struck + len(faults):
+                await settle(engine)
             await settle(engine)
             facts[name] = {
                 "outcomes": outcomes,
@@ -151,7 +153,7 @@ async def lose_at_random(layer: FaultLayer, path: Path) -> Facts:
                     await asyncio.gather(*(ask(engine, replace(KEPT, prompt=prompt)) for prompt in prompts))
                 )
                 sent += len(prompts)
-                await settle(engine)
+            await settle(engine)
             wrong += (await ask_kept(engine))[1:] != expected
         reopened = engine.counters().device_reopens
     return {"outcomes": outcomes, "sent": sent, "wrong": wrong, "struck": layer.struck, "reopened": reopened}
