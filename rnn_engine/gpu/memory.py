@@ -57,7 +57,7 @@ def read_buffer(device: wgpu.GPUDevice, buffer: Buffer, offset: int, num_bytes: 
         encoder = device.create_command_encoder()
         encoder.copy_buffer_to_buffer(buffer, offset, target, 0, num_bytes)
         submission = native.submit(device, encoder.finish())
-        mapping = native.Mapping(target, num_bytes)
+        mapping = native.Mapping(device, target, num_bytes)
         wait_for_mapping(device, mapping, submission)
         return mapping.take()
     finally:

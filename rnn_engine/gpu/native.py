@@ -225,14 +225,16 @@ class Mapping:
     """A read in progress or done of the first `num_bytes` of a device buffer that the host can map.
 
     It is ready once the device has done all work submitted before it was made, and some thread has polled the device or
-    waited for it. No submission may use the buffer until `take` has returned.
+    waited for it. No submission may use the buffer until then.
     """
 
-    def __init__(self, buffer: wgpu.GPUBuffer, num_bytes: int) -> None:
+    def __init__(self, device: wgpu.GPUDevice, buffer: wgpu.GPUBuffer, num_bytes: int) -> None:
+        self._device = device
         self._buffer = buffer
         self._num_bytes = num_bytes
         self._settled = threading.Event()
-        self._error: str | None = "it is not ready"
+        self._data = b""
+        self._error: str | None = "the device is lost"
         self._key = ffi.new_handle(self)
         _mappings[self._key] = self
         info = ffi.new("WGPUBufferMapCallbackInfo *")
@@ -255,16 +257,22 @@ class Mapping:
         return self._settled.wait(seconds)
 
     def take(self) -> bytes:
-        """Return the bytes and unmap the buffer, once, when it is ready. Raises RuntimeError if that failed."""
+        """Return the bytes, when it is ready or the device lost. Raises DeviceError if they could not be read."""
         if self._error is not None:
-            raise RuntimeError(f"the buffer can't be mapped: {self._error}")
-        try:
-            return copy_mapped(self._buffer, self._num_bytes)
-        finally:
-            _api.libf.wgpuBufferUnmap(handle(self._buffer))
+            raise DeviceError(self._error)
+        return self._data
 
     def _settle(self, status: int, message: str) -> None:
-        self._error = None if status == lib.WGPUMapAsyncStatus_Success else f"status {status}, {message}"
+        """Read the bytes, on the thread that polls, where wgpu may end the process if the device is lost meanwhile."""
+        if status != lib.WGPUMapAsyncStatus_Success:
+            self._error = f"the buffer can't be mapped: status {status}, {message}"
+        elif not is_lost(self._device):  # if it is, the buffer was mapped perhaps, but there are no bytes
+            try:
+                self._data, self._error = copy_mapped(self._buffer, self._num_bytes), None
+            except Exception as error:  # wgpu-native takes none
+                self._error = str(error)
+            finally:
+                _api.libf.wgpuBufferUnmap(handle(self._buffer))
         self._settled.set()
 
 

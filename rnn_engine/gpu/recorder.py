@@ -113,7 +113,7 @@ class ReadBack:
         self._on_end = on_end
         self._label = buffer.label
         with device_errors(f"{self._label} can't be read"):
-            self._mapping = native.Mapping(buffer, num_bytes)
+            self._mapping = native.Mapping(device, buffer, num_bytes)
 
     @property
     def is_ready(self) -> bool:
@@ -124,12 +124,12 @@ class ReadBack:
 
     def take(self) -> bytes:
         """Wait and return the bytes, once; the buffer is then free. Raises DeviceError if they can't be read."""
-        wait_for_mapping(self._device, self._mapping, self.submission)
-        self._on_end(self.submission)
-        if native.is_lost(self._device):  # the mapping may have succeeded then, but there are no bytes
-            raise DeviceError(f"{self._label} can't be read: the device is lost")
-        with device_errors(f"{self._label} can't be read"):
+        try:
+            wait_for_mapping(self._device, self._mapping, self.submission)
+            self._on_end(self.submission)
             return self._mapping.take()
+        except DeviceError as error:
+            raise DeviceError(f"{self._label} can't be read: {error}") from error
 
 
 class Pace:
