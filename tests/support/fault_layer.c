@@ -68,7 +68,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static Parent parents[MOST_PARENTS];
 static Block blocks[MOST_BLOCKS];
-static int armed[NUM_KINDS], calls[NUM_KINDS], struck, hangs, waiting;
+static int armed[NUM_KINDS], calls[NUM_KINDS], struck, hangs;
 
 /* For tests: has the call of `kind` that comes after `count` others fail; none if `count` is negative. */
 void arm(int kind, int count) {
@@ -92,10 +92,9 @@ static int read_locked(const int *number) {
     return value;
 }
 
-/* For tests: how many calls of `kind` there were, how many faults, and how many threads wait for a hanging device. */
+/* For tests: how many calls of `kind` there were, and how many faults. */
 int num_calls(int kind) { return read_locked(&calls[kind]); }
 int num_struck(void) { return read_locked(&struck); }
-int num_waiting(void) { return read_locked(&waiting); }
 
 /* For tests: the device memory of this process. */
 uint64_t allocated_bytes(void) {
@@ -166,10 +165,8 @@ static int wait_while_hanging(uint64_t timeout) {
     end.tv_sec += nanoseconds / second;
     end.tv_nsec = nanoseconds % second;
     pthread_mutex_lock(&lock);
-    waiting++;
     int failed = 0;
     while (hangs && !failed) failed = pthread_cond_timedwait(&changed, &lock, &end);
-    waiting--;
     int still = hangs;
     pthread_mutex_unlock(&lock);
     return still;

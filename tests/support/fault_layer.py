@@ -59,11 +59,6 @@ class FaultLayer:
         return int(self._library.num_struck())
 
     @property
-    def waiting(self) -> int:
-        """How many threads wait for a device that hangs."""
-        return int(self._library.num_waiting())
-
-    @property
     def allocated(self) -> int:
         """The bytes of device memory that this process has allocated."""
         return int(self._library.allocated_bytes())
