@@ -231,7 +231,7 @@ class _Loaded:
 
     @property
     def device_name(self) -> str:
-        return " + ".join(dict.fromkeys(_device_name(runner) for runner in _runners(self.runner)))
+        return " + ".join(map(_device_name, _runners(self.runner)))
 
     @property
     def parts(self) -> tuple[DevicePart, ...]:

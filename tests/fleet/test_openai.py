@@ -103,7 +103,7 @@ async def test_a_batch_runs_on_all_replicas(openai: AsyncOpenAI, ray_fleets: Ray
     found = map(json.loads, (await openai.files.content(str(batch.output_file_id))).text.splitlines())
     assert {each["custom_id"] for each in found} == {line["custom_id"] for line in lines}
     for name, counters in after.items():
-        assert counters.generated_tokens - before[name].generated_tokens > 8 * len(lines) / 4
+        assert counters.generated_tokens - before[name].generated_tokens > 8  # of more than one line
 
 
 async def make_states(server: Client) -> None:
