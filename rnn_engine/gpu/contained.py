@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import NoReturn, TypeVar, cast
+from typing import Final, NoReturn, TypeVar, cast
 
 T = TypeVar("T")
+
+_CONTAINS: Final = platform.system() == "Linux"
 
 
 class AbortedError(Exception):
@@ -76,12 +79,12 @@ _callers: dict[int, _Caller] = {}  # by their threads' identifiers
 _idle: list[_Caller] = []
 _for_aborted: SimpleQueue[tuple[Callable[[], object], threading.Event]] = SimpleQueue()
 _starting = threading.Lock()
-_previous_handler: int | None = None  # the address of SIGABRT's; None before it is replaced
+_handlers: list[object] = []  # of SIGABRT: the one of this module, once there is a thread
 
 
 def contained(function: Callable[[], T]) -> T:
     """Return `function()`, called on another thread. Blocks until it ends. Raises AbortedError if it calls abort()."""
-    if sys.platform != "linux":
+    if not _CONTAINS:
         return function()
     try:
         caller = _idle.pop()
@@ -97,28 +100,33 @@ def call_on_aborted_thread(function: Callable[[], object]) -> None:
     done.wait()
 
 
-if sys.platform == "linux":
-    _set_handler = ctypes.CDLL(None).signal  # Python's handlers of signals run later, on the main thread
-    _set_handler.argtypes, _set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+def _start_caller() -> _Caller:
+    with _starting:
+        if not _handlers:
+            _handlers.append(_handle_aborts())
+    return _Caller()
 
-    def _on_abort(number: int) -> None:
+
+def _handle_aborts() -> object:
+    """Replace the process's handler of SIGABRT, and return the new one, which must be kept."""
+    set_handler = ctypes.CDLL(None).signal  # Python's handlers of signals run later, on the main thread
+    set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+
+    def on_abort(number: int) -> None:
         caller = _callers.get(threading.get_ident())
         if caller is not None:
             caller.keep()
-        _set_handler(number, _previous_handler)
+        set_handler(number, previous)
         signal.raise_signal(number)  # the previous handler gets it once this one has returned
 
-    _handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(_on_abort)
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(on_abort)
+    previous = set_handler(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=_forget_callers)
+    return handler
 
-    def _forget_callers() -> None:
-        """Forget all threads, because this process was forked and has none of them."""
-        _callers.clear()
-        _idle.clear()
 
-    def _start_caller() -> _Caller:
-        global _previous_handler
-        with _starting:
-            if _previous_handler is None:
-                _previous_handler = _set_handler(signal.SIGABRT, ctypes.cast(_handler, ctypes.c_void_p)) or 0
-                os.register_at_fork(after_in_child=_forget_callers)
-        return _Caller()
+def _forget_callers() -> None:
+    """Forget all threads, because this process was forked and has none of them."""
+    _callers.clear()
+    _idle.clear()
