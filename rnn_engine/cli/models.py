@@ -65,20 +65,23 @@ def _version(path: Path) -> str:
 @click.command()
 @model_argument
 @slots_option(8)
-@settings_options(LoadSettings, "tokenizer", "device_memory", "loras")
+@settings_options(LoadSettings, "device", "split", "tokenizer", "device_memory", "loras")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of text.")
 def inspect_command(loading: LoadSettings, /, model: Path, slots: int, as_json: bool) -> None:
     """Show what a model file holds and on which devices it fits.
 
     Reads no weights. The memory on each device is shown for every format of --weights: the weights, the states of the
     slots, the states that the cache keeps there (as far as there is room), and the buffers of a step. With --lora, the
-    model is shown after the merge; weights that the LoRA changes are float32.
+    model is shown after the merge; weights that the LoRA changes are float32. If --device names several, the layers on
+    each are shown, too.
     """
     from rnn_engine.loading.memory import inspect_model
+    from rnn_engine.loading.placement import split_device
     from rnn_engine.loading.runner import open_model
 
     with open_model(model, loading.loras) as opened:
-        found = inspect_model(opened, loading.tokenizer, slots, loading.device_memory)
+        device = split_device(loading.device, loading.split, opened.shape.num_layers)
+        found = inspect_model(opened, loading.tokenizer, slots, loading.device_memory, device)
         title = describe_shape(opened.shape)
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2))
@@ -98,6 +101,9 @@ def _print(title: str, found: Inspection) -> None:
     click.echo(f"tokenizer: {found.tokenizer}")
     click.echo(f"tuned state inside: {'yes' if found.has_tuned_state else 'no'}")
     click.echo(f"state of a sequence: {in_words(found.state_bytes)}")
+    for part in found.parts:
+        needed = "" if part.num_bytes is None else f": {in_words(part.num_bytes)}"
+        click.echo(f"layers {part.first_layer} to {part.last_layer} on {part.device}{needed}")
     for device in found.devices:
         memory = "unknown; set --device-memory" if device.available_bytes is None else in_words(device.available_bytes)
         click.echo(f"\n{device.device}; memory for a model: {memory}")

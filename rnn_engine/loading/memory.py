@@ -21,6 +21,7 @@ from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import WeightChoice, has_kept_blocks
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice, allocated_on, list_devices
+from rnn_engine.interface import DevicePart
 from rnn_engine.loading.placement import cut, devices_of, is_placement, with_layers
 from rnn_engine.loading.runner import RunnerSize, measure_runner
 from rnn_engine.model import ModelFile, ModelPart
@@ -334,16 +335,22 @@ class Inspection:
     state_bytes: int  # of one sequence
     slots: int  # for which `devices` are computed
     devices: Sequence[DeviceNeeds]
+    parts: Sequence[DevicePart]  # of the model in its usual format on several devices, if these are asked for
 
 
 def inspect_model(
-    model: ModelFile, tokenizer: str = "auto", num_slots: int = 8, device_memory: int | None = None
+    model: ModelFile,
+    tokenizer: str = "auto",
+    num_slots: int = 8,
+    device_memory: int | None = None,
+    device: str = "auto",
 ) -> Inspection:
     """Describe an open model and the memory that it needs on each device of this computer.
 
     Each device lists the model's usual weight format first. Without a device, the needs are those on one with the
     lowest limits that WebGPU allows. `tokenizer` is as for `load_tokenizer`. `device_memory` is a device's number of
-    bytes, for devices that do not report it; if given, it is used for all devices.
+    bytes, for devices that do not report it; if given, it is used for all devices. If `device` names several, the
+    layers on each are listed, too; raises as `plan_memory` does.
     """
     own = [name for name in model.tensors if not is_time_state(name)]
     return Inspection(
@@ -357,8 +364,18 @@ def inspect_model(
         tokenizer=_name_tokenizer(tokenizer, model),
         state_bytes=model.shape.state_bytes,
         slots=num_slots,
-        devices=[_device_needs(model, device, num_slots, device_memory) for device in _devices()],
+        devices=[_device_needs(model, each, num_slots, device_memory) for each in _devices()],
+        parts=list(_device_parts(model, device, RunnerSize(num_slots), device_memory)) if is_placement(device) else [],
     )
+
+
+def _device_parts(model: ModelFile, device: str, size: RunnerSize, device_memory: int | None) -> Iterator[DevicePart]:
+    plan = plan_memory(model, device, size, weights=None, device_memory=device_memory)
+    unread = UnreadModel(model.shape, model.tensors)
+    placement = _Placement.plan(unread, plan.device, size, plan.weights, device_memory)
+    for place, part, need in zip(placement.places, placement.parts, placement.needs, strict=True):
+        name = place.device if place.like is None else place.like.info.name
+        yield DevicePart(name, part.layers.start, part.layers.stop - 1, None if place.like is None else need)
 
 
 def _devices() -> Iterator[SizingDevice]:

@@ -65,6 +65,15 @@ def test_text_says_where_it_fits(rnn_engine: Command, model_file: Path) -> None:
     assert "too large" in shown
 
 
+def test_the_layers_on_each_of_several_devices_are_told(rnn_engine: Command, model_file: Path) -> None:
+    shown = rnn_engine("inspect", model_file, "--device", "0,cpu", "--split", "1,1")
+    assert re.search(r"^layers 0 to 0 on .+: [\d.]+ MB\nlayers 1 to 1 on cpu$", shown, re.MULTILINE)
+    first, last = json.loads(rnn_engine("inspect", model_file, "--device", "0:1,cpu:1", "--json"))["parts"]
+    assert (first["first_layer"], first["last_layer"], last["first_layer"]) == (0, 0, 1)
+    assert first["num_bytes"] > 0
+    assert last["num_bytes"] is None
+
+
 async def test_the_figures_are_those_of_a_server(model_file: Path) -> None:
     engine = await Engine.load(model_file, LoadSettings("0", "none"), num_slots=3, cache=CacheConfig())
     taken = engine.info.device_memory

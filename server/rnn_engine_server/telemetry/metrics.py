@@ -185,6 +185,8 @@ def _facts(info: EngineInfo, health: Health, stats: EngineStats) -> Iterator[Met
     yield gauge("queued_requests", "Requests that wait for a slot.", stats.queued)
     text = "Memory that weights, states and buffers take on the device; absent if the model runs on the CPU."
     yield gauge("device_memory_bytes", text, {} if info.device_bytes is None else info.device_bytes)
+    layers = {f"{part.first_layer}-{part.last_layer}": part.num_bytes or 0 for part in info.parts}
+    yield gauge("part_memory_bytes", "The same for the layers on each of several devices.", layers, "layers")
     text = "Bytes that are free on the disk of a folder that the engine writes to."
     yield gauge("disk_free_bytes", text, dict(_free_bytes(info.folders)), "folder")
 
