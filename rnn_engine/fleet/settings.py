@@ -79,8 +79,9 @@ def device_at(place: ReplicaPlace, choice: str) -> str:
     numpy, for which each replica would decide by itself. Raises DeviceError if WebGPU does not reach the GPU.
     """
     from rnn_engine.gpu import equal_devices
+    from rnn_engine.loading.placement import is_placement
 
-    if choice == "cpu" or choice.isdecimal():
+    if choice == "cpu" or choice.isdecimal() or is_placement(choice):
         return choice
     devices = equal_devices(choice)
     if not place.gpus:

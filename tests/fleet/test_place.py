@@ -51,6 +51,11 @@ def test_replicas_of_a_machine_take_its_devices_in_turn(adapters: list[Adapter],
     assert "".join(device_at(ReplicaPlace(7, local), choice) for local in range(4)) == devices
 
 
+@pytest.mark.parametrize("choice", ["1,3", "0:20,cpu:4"])
+def test_a_model_on_several_devices_is_on_them_in_every_replica(choice: str) -> None:
+    assert {device_at(ReplicaPlace(7, local), choice) for local in range(4)} == {choice}
+
+
 def test_a_replica_has_the_gpu_that_ray_gave_it(adapters: list[Adapter]) -> None:
     assert [device_at(ReplicaPlace(0, 0, (gpu,)), "auto") for gpu in ("0", "1", "2")] == ["1", "3", "4"]
     assert device_at(ReplicaPlace(5, 5, ("1",)), "ada") == "3"
