@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import pairwise
 from typing import TypedDict
 
 import numpy as np
@@ -125,6 +127,16 @@ def run(runner: Runner) -> list[F32]:
 def test_parts_give_the_same_bits_as_the_whole(both: tuple[TracingRunner, TracingRunner]) -> None:
     for expected, found in zip(*map(run, both), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@settings(max_examples=12)
+@given(version=st.sampled_from(list(MODELS)), cuts=st.sets(st.integers(1, 4), min_size=1, max_size=3))
+def test_any_cuts_give_the_same_bits(version: str, cuts: set[int]) -> None:
+    model = random_model(replace(MODELS[version].shape, num_layers=5), seed=6)
+    placement = ",".join(f"0:{end - start}" for start, end in pairwise([0, *sorted(cuts), 5]))
+    with closing(split(model, "0", **LIMITS)) as whole, closing(split(model, placement, **LIMITS)) as parts:
+        for expected, found in zip(run(whole), run(parts), strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_parts_can_be_traced(both: tuple[TracingRunner, TracingRunner]) -> None:
