@@ -24,9 +24,9 @@ from rnn_engine_shaders import Constant, Include
 
 @dataclass(frozen=True, slots=True)
 class CarriedRows:
-    """The place of vectors [T, D] that each layer reads and that are not its state, in a device buffer of activations.
+    """The place of vectors [T, D] in a device buffer of activations, which each layer reads besides its state.
 
-    Where a model is cut, they go from the device with the layers before the cut to the one with the layers after it.
+    If a model is cut, they go from the device with the layers before the cut to the one with the layers after it.
     """
 
     buffer: Buffer

@@ -147,7 +147,7 @@ class CpuRunner:
                     self._live[name][chosen, layer] = values
             ends = np.cumsum(lengths).tolist()  # a run's rows belong to its last `rows` tokens
             rows = np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])
-            self._carried = [hidden, *(weights.kept or ())]
+            self._carried = [hidden, *(carried[1:] or weights.kept or ())]
             if not len(rows):
                 return np.empty((0, self.shape.row_size), np.float32)
             logits: F32 = project_to_logits(self._weights, hidden[rows])

@@ -245,13 +245,13 @@ class _SymbolStates:
 
 
 class _SymbolCarried:
-    """What the part of the model before has put out, of which each array that the pass reads is an input."""
+    """The outputs of the part of the model before. Each array that the pass reads is an input."""
 
     def __init__(self, record: _Record, width: int) -> None:
         self._record, self._width = record, width
 
-    def __getitem__(self, which: int | slice) -> Symbol | tuple[()]:
-        return () if isinstance(which, slice) else self._record.input("carried", which, (_TOKENS, self._width))
+    def __getitem__(self, which: int) -> Symbol:
+        return self._record.input("carried", which, (_TOKENS, self._width))
 
 
 Values: TypeAlias = dict[str, Array]

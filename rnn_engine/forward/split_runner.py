@@ -1,7 +1,7 @@
-"""The runner of a model whose layers lie on several devices: a runner of each part, and what they hand on.
+"""The runner of a model with layers on several devices: it has a runner for each part, and passes on their outputs.
 
-A step runs device after device. What crosses a cut is a few vectors a token: the residual stream, and what a version's
-layers read besides it. States stay where their layers are. While the last device computes a step, the others compute
+A step runs device after device. A few vectors a token cross a cut: the residual stream, and what a version's layers
+read besides it. States stay on the devices of their layers. While the last device computes a step, the others compute
 the next one, so that two steps in flight keep two devices busy.
 """
 
@@ -44,7 +44,7 @@ class PartRunner(Runner, Protocol):
 
 
 class SplitRunner:
-    """A `Runner` of a model whose parts are on several devices. The host draws all tokens."""
+    """A `Runner` of a model with parts on several devices. The host draws all tokens."""
 
     def __init__(self, shape: ModelShape, parts: Sequence[PartRunner]) -> None:
         """Run a model of this `shape` with `parts`, in the order of their layers, which `close` closes."""
@@ -60,27 +60,26 @@ class SplitRunner:
 
     def submit(self, batch: Batch) -> Ticket:
         """See `Runner`. Waits until all devices but the last have computed the step."""
-        self._check(batch)
+        num_tokens = self._check(batch)
         carried: Sequence[F32] = ()
         for part in self.parts[:-1]:
-            part.collect(part.submit(_without_rows(batch, is_first=part is self.parts[0]), carried))
-            carried = part.carry(sum(len(run.tokens) for run in batch))
-        return self.parts[-1].submit(_without_embeddings(batch), carried)
+            part.collect(part.submit(self._runs_of(part, batch), carried))
+            carried = part.carry(num_tokens)
+        return self.parts[-1].submit(self._runs_of(self.parts[-1], batch), carried)
 
     def collect(self, ticket: Ticket) -> Readout:
         return self.parts[-1].collect(ticket)
 
     def trace(self, batch: Batch, layers: Collection[int]) -> Trace:
-        self._check(batch)
+        num_tokens = self._check(batch)
         carried: Sequence[F32] = ()
         hidden: dict[int, F32] = {}
         for part, own in zip(self.parts, self.layers, strict=True):
-            is_last = part is self.parts[-1]
-            runs = _without_embeddings(batch) if is_last else _without_rows(batch, is_first=part is self.parts[0])
-            traced = part.trace(runs, [layer - own.start for layer in layers if layer in own], carried)
+            traced = part.trace(
+                self._runs_of(part, batch), [layer - own.start for layer in layers if layer in own], carried
+            )
             hidden.update({layer + own.start: x for layer, x in traced.hidden.items()})
-            if not is_last:
-                carried = part.carry(sum(len(run.tokens) for run in batch))
+            carried = () if part is self.parts[-1] else part.carry(num_tokens)
         return Trace(traced.logits, hidden)
 
     def write_state(self, slot: int, state: State | None) -> None:
@@ -109,21 +108,19 @@ class SplitRunner:
             for part in self.parts:
                 all_parts.callback(part.close)
 
-    def _check(self, batch: Batch) -> None:
+    def _check(self, batch: Batch) -> int:
+        """Check `batch`, and return the number of its tokens."""
         check_batch(batch, self.shape, self.num_slots, self.max_tokens, self.max_rows)
         check_draws(batch, self.shape.vocab_size)
+        return sum(len(run.tokens) for run in batch)
 
-
-def _without_rows(batch: Batch, *, is_first: bool) -> Batch:
-    """Return the runs of `batch` for a part that is not the last."""
-    return [
-        replace(run, rows=0, targets=None, masks=None, embeddings=run.embeddings if is_first else None) for run in batch
-    ]
-
-
-def _without_embeddings(batch: Batch) -> Batch:
-    """Return the runs of `batch` for the last part."""
-    return [run if run.embeddings is None else replace(run, embeddings=None) for run in batch]
+    def _runs_of(self, part: PartRunner, batch: Batch) -> Batch:
+        """Return the runs of `batch` for a part: only the first one takes embeddings, and only the last has rows."""
+        if part is not self.parts[0]:
+            batch = [run if run.embeddings is None else replace(run, embeddings=None) for run in batch]
+        if part is not self.parts[-1]:
+            batch = [replace(run, rows=0, targets=None, masks=None) for run in batch]
+        return batch
 
 
 class _SplitState:

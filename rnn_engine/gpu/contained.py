@@ -27,7 +27,7 @@ class AbortedError(Exception):
 
 
 class _Caller(threading.Thread):
-    """A thread that makes calls for other threads, one at a time, until one of them calls abort()."""
+    """A thread that makes calls for other threads, one at a time, until a call runs into abort()."""
 
     def __init__(self) -> None:
         super().__init__(name="rnn-engine device", daemon=True)
@@ -41,7 +41,7 @@ class _Caller(threading.Thread):
         self.start()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns on this thread, which is idle then, or raise what it raises."""
+        """Call `function` on this thread, which must be idle. Return its result, or raise its error."""
         self._function = function
         self._called.release()
         self._ended.acquire()

@@ -166,7 +166,8 @@ def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
     with _opening:
         device = _opened.get((info, checked))
         if device is None or device.is_retired or device.is_lost:
-            gc.collect()  # what a lost device still holds is freed with the last of its objects
+            if device is not None:
+                gc.collect()  # what a lost device still holds is freed with the last of its objects
             device = _opened[info, checked] = Device(info, adapter, checked=checked)
         return device
 

@@ -263,7 +263,7 @@ class Mapping:
         return self._data
 
     def _settle(self, status: int, message: str) -> None:
-        """Read the bytes, on the thread that polls, where wgpu may end the process if the device is lost meanwhile."""
+        """Read the bytes, on the thread that polls: its calls are contained, and the device may be lost meanwhile."""
         if status != lib.WGPUMapAsyncStatus_Success:
             self._error = f"the buffer can't be mapped: status {status}, {message}"
         elif not is_lost(self._device):  # if it is, the buffer was mapped perhaps, but there are no bytes

@@ -68,7 +68,14 @@ def plan_memory(
     usual = usual_weights(model)
     weights = usual if weights is None else weights
     if is_placement(device):
-        return _plan_placement(model, device, size, weights=weights, device_memory=device_memory)
+        without = replace(size, spare_bytes=0)
+        name, placement = _find_placement(model, device, without, weights=weights, device_memory=device_memory)
+        spare_bytes = size.spare_bytes
+        for each in placement.parts:
+            if each.place.available is not None:
+                left = each.place.available - each.num_bytes
+                spare_bytes = min(spare_bytes, left * model.shape.num_layers // each.part.shape.num_layers)
+        return MemoryPlan(name, spare_bytes, placement.device)
     like = SizingDevice.like(device)
     available = free_memory(like.info, device_memory)
     if available is None:
@@ -120,59 +127,58 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placement:
-    """A model on several devices, and the bytes that its parts need there."""
+class _PlacedPart:
+    """A part of a model on a device, and the bytes that it needs there."""
 
-    device: str  # with the number of layers of each device
-    parts: Sequence[ModelPart]
-    places: Sequence[_Place]
-    needs: Sequence[int]
-
-    @classmethod
-    def plan(cls, model: UnreadModel, device: str, size: RunnerSize, weights: str, memory: int | None) -> _Placement:
-        """Place `model` as `device` says, with as many layers for each device as fit if it has no numbers."""
-        places = [_Place.of(each, memory) for each in devices_of(device)]
-        placed = device if ":" in device else _divide(model, places, size, weights)
-        parts = [part for part, _ in cut(model, placed)]
-        needs = [place.measure(part, size, weights) for place, part in zip(places, parts, strict=True)]
-        return cls(placed, parts, places, needs)
-
-    def room(self) -> Iterator[tuple[_Place, ModelPart, int, int | None]]:
-        """Yield each GPU, its part, the bytes that are needed there, and those that are free, if they are known."""
-        for place, part, need in zip(self.places, self.parts, self.needs, strict=True):
-            if place.like is not None:
-                yield place, part, need, place.available
+    place: _Place
+    part: ModelPart
+    num_bytes: int
 
     @property
     def fits(self) -> bool:
-        return all(free is None or need <= free for *_, need, free in self.room())
+        return self.place.available is None or self.num_bytes <= self.place.available
 
     def __str__(self) -> str:
-        return " and ".join(
-            f"{in_words(need)} on device {place.device}{'' if free is None else f' of {in_words(free)}'}"
-            for place, _, need, free in self.room()
-        )
+        of = "" if self.place.available is None else f" of {in_words(self.place.available)}"
+        return f"{in_words(self.num_bytes)} on device {self.place.device}{of}"
 
 
-def _plan_placement(
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """A model on several devices."""
+
+    device: str  # with the number of layers of each device
+    parts: Sequence[_PlacedPart]
+
+    @classmethod
+    def plan(cls, model: ModelFile, device: str, size: RunnerSize, weights: str, memory: int | None) -> _Placement:
+        """Place `model` as `device` says, with as many layers for each device as fit if it has no numbers."""
+        unread = UnreadModel(model.shape, model.tensors)
+        places = [_Place.of(each, memory) for each in devices_of(device)]
+        placed = device if ":" in device else _divide(unread, places, size, weights)
+        pairs = zip(places, cut(unread, placed), strict=True)
+        return cls(placed, [_PlacedPart(place, part, place.measure(part, size, weights)) for place, (part, _) in pairs])
+
+    @property
+    def fits(self) -> bool:
+        return all(each.fits for each in self.parts)
+
+    def __str__(self) -> str:
+        return " and ".join(str(each) for each in self.parts if each.place.like is not None)
+
+
+def _find_placement(
     model: ModelFile, device: str, size: RunnerSize, *, weights: str, device_memory: int | None
-) -> MemoryPlan:
-    """Plan a model on several devices; see `plan_memory`."""
-    unread, without = UnreadModel(model.shape, model.tensors), replace(size, spare_bytes=0)
+) -> tuple[str, _Placement]:
+    """Choose the format and the numbers of layers for a model on several devices; see `plan_memory`."""
     for name in (usual_weights(model), *AUTO_FORMATS[1:]) if weights == AUTO else (weights,):
-        placement = _Placement.plan(unread, device, without, name, device_memory)
+        placement = _Placement.plan(model, device, size, name, device_memory)
         if placement.fits:
-            break
-    else:
-        raise DeviceMemoryError(
-            f"the model does not fit on --device {placement.device} with weights {name}: it needs {placement};"
-            f" expected weights of fewer bits, other numbers of layers, or cpu as one more device"
-        )
-    spare_bytes = size.spare_bytes
-    for _, part, need, free in placement.room():
-        if free is not None:
-            spare_bytes = min(spare_bytes, (free - need) * model.shape.num_layers // part.shape.num_layers)
-    return MemoryPlan(name, spare_bytes, placement.device)
+            return name, placement
+    raise DeviceMemoryError(
+        f"the model does not fit on --device {placement.device} with weights {name}: it needs {placement};"
+        f" expected weights of fewer bits, other numbers of layers, or cpu as one more device"
+    )
 
 
 def _divide(model: UnreadModel, places: Sequence[_Place], size: RunnerSize, weights: str) -> str:
@@ -196,7 +202,7 @@ def _divide(model: UnreadModel, places: Sequence[_Place], size: RunnerSize, weig
         for number, place in enumerate(places):
             most = left - (len(places) - 1 - number)
             if place.like is not None:
-                room = share * (place.available or _UNKNOWN)
+                room = share * (_UNKNOWN if place.available is None else place.available)
                 most = max(1, min(int((room - fixed[number]) // of_layer[number]), most))
             chosen.append(most)
             left -= most
@@ -225,11 +231,10 @@ def _placements_that_fit(
     model: ModelFile, device: DeviceInfo, size: RunnerSize, *, weights: str, device_memory: int | None
 ) -> Iterator[str]:
     """Yield the options with which a model that is too large for `device` fits, beside another or the processor."""
-    unread = UnreadModel(model.shape, model.tensors)
     others = [str(each.index) for each in list_devices() if each != device and each.kind == device.kind]
     for other in (*others[:1], "cpu"):
         with suppress(InvalidRequestError):
-            placement = _Placement.plan(unread, f"{device.index},{other}", size, weights, device_memory)
+            placement = _Placement.plan(model, f"{device.index},{other}", size, weights, device_memory)
             if placement.fits:
                 yield f"--device {placement.device} ({placement})"
 
@@ -370,12 +375,14 @@ def inspect_model(
 
 
 def _device_parts(model: ModelFile, device: str, size: RunnerSize, device_memory: int | None) -> Iterator[DevicePart]:
-    plan = plan_memory(model, device, size, weights=None, device_memory=device_memory)
-    unread = UnreadModel(model.shape, model.tensors)
-    placement = _Placement.plan(unread, plan.device, size, plan.weights, device_memory)
-    for place, part, need in zip(placement.places, placement.parts, placement.needs, strict=True):
-        name = place.device if place.like is None else place.like.info.name
-        yield DevicePart(name, part.layers.start, part.layers.stop - 1, None if place.like is None else need)
+    weights = usual_weights(model)
+    _, placement = _find_placement(model, device, size, weights=weights, device_memory=device_memory)
+    for each in placement.parts:
+        layers, like = each.part.layers, each.place.like
+        if like is None:
+            yield DevicePart(each.place.device, layers.start, layers.stop - 1)
+        else:
+            yield DevicePart(like.info.name, layers.start, layers.stop - 1, each.num_bytes)
 
 
 def _devices() -> Iterator[SizingDevice]:

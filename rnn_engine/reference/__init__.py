@@ -118,11 +118,11 @@ class Weights:
     def carrying(self, carried: Sequence[Array]) -> Self:
         """Return a copy of these weights, of a part of a model, with what the part before it puts out.
 
-        `carried` are the residual stream x and what its layers keep for later ones, [T, D] each; nothing for the first
-        part. The pass adds what its own layers keep to `kept`.
+        `carried` are the residual stream x and what earlier layers keep for later ones, [T, D] each; nothing for the
+        first part. Its pass adds what its layers keep to `kept`.
         """
         part = copy(self)
-        part.carried, part.kept = carried, list(carried[1:])
+        part.carried, part.kept = carried, []
         return part
 
     def keep(self, rows: Array) -> None:

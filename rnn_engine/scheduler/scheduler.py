@@ -124,7 +124,7 @@ class Scheduler:
     """Runs requests on the slots of a runner by continuous batching: all that hold a slot advance in every step.
 
     Synchronous, and owned by one thread. It waits only for the runner and, for a short time, for masks. The caller asks
-    `wait_seconds` when to call `step`.
+    `is_due` whether to call `step`.
     """
 
     def __init__(
@@ -186,12 +186,12 @@ class Scheduler:
             bool(self._steps) or self._slots.num_advancing > 0 or self._admission.can_start or bool(self._slots.ready)
         )
 
-    def wait_seconds(self) -> float | None:
-        """Return 0 if the next step can run now, and None if nothing is to run."""
+    def is_due(self) -> bool:
+        """Return True if the next step can run now. If nothing is to run, the meter counts no time until it can."""
         if self.has_work:
-            return 0.0
+            return True
         self._meter.rest()
-        return None
+        return False
 
     def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
         """Queue a checked `request` under `key`, never used twice. `arrived` is when its client asked; None is now."""

@@ -292,14 +292,13 @@ class Worker:
         commands keep coming.
         """
         while not self._stopping:
-            wait_seconds = self._scheduler.wait_seconds()
-            if wait_seconds == 0.0:
+            if self._scheduler.is_due():
                 self._obey_waiting()
                 return
             try:
-                command = self._commands.get(timeout=IDLE_SECONDS if wait_seconds is None else wait_seconds)
+                command = self._commands.get(timeout=IDLE_SECONDS)
             except Empty:
-                self._is_idle = wait_seconds is None
+                self._is_idle = True
                 return
             self._run_command(command)
 

@@ -47,14 +47,14 @@ async def test_the_worker_survives_a_scheduler_that_raises(monkeypatch: pytest.M
 
 
 async def test_the_engine_goes_on_after_a_wait_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken_with_work(scheduler: Scheduler) -> float | None:
+    def broken_with_work(scheduler: Scheduler) -> bool:
         if scheduler.has_work:
             raise RuntimeError("a fault of our own")
-        return None
+        return False
 
     async with running(FakeRunner(HELLO)) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(Scheduler, "wait_seconds", broken_with_work)
+            patch.setattr(Scheduler, "is_due", broken_with_work)
             for _ in range(3):
                 with pytest.raises(StepError):
                     await listen(engine, ask())

@@ -100,7 +100,7 @@ def test_nothing_is_left_to_do_while_only_a_mask_is_awaited() -> None:
     late = clients.send(ask(lambda: Gated(gate, 0)))
     while clients.scheduler.has_work:
         clients.step()
-    assert (count_late(clients.scheduler), clients.scheduler.wait_seconds()) == (1, None)
+    assert (count_late(clients.scheduler), clients.scheduler.is_due()) == (1, False)
     assert isinstance(clients.heard[late].events[0], Started)
     gate.set()
     clients.run()

@@ -56,7 +56,7 @@ class Desk:
         return key
 
     def run(self) -> None:
-        while self.scheduler.wait_seconds() is not None:
+        while self.scheduler.is_due():
             self.told += self.scheduler.step()
 
     def timing(self, key: int) -> Timing:
@@ -109,10 +109,10 @@ def test_the_time_of_a_step_is_split_and_idle_time_is_none_of_it() -> None:
 def test_the_time_in_which_all_are_paused_counts_for_nothing() -> None:
     desk = Desk()
     key = desk.send(max_tokens=3)
-    assert desk.scheduler.wait_seconds() == 0.0
+    assert desk.scheduler.is_due()
     desk.told += desk.scheduler.step()
     desk.scheduler.pause(key)
-    assert desk.scheduler.wait_seconds() is None
+    assert not desk.scheduler.is_due()
     desk.runner.now += 1000.0
     desk.scheduler.pause(key, False)
     desk.run()
@@ -142,7 +142,7 @@ def test_a_step_that_fails_is_counted_apart_and_so_is_the_time_after_it() -> Non
     desk.send(max_tokens=3)
     desk.runner.fail_when = lambda batch: len(desk.runner.batches) == 2
     desk.send(max_tokens=3)
-    assert desk.scheduler.wait_seconds() == 0.0
+    assert desk.scheduler.is_due()
     desk.told += desk.scheduler.step()
     desk.told += desk.scheduler.step()
     assert desk.scheduler.failure is not None
@@ -160,7 +160,7 @@ def test_a_text_that_is_cut_at_its_deadline_counts_no_token_that_nobody_got() ->
     desk = Desk()
     key = desk.send(max_tokens=100)
     for _ in range(3):
-        assert desk.scheduler.wait_seconds() == 0.0
+        assert desk.scheduler.is_due()
         desk.told += desk.scheduler.step()
     desk.told += desk.scheduler.expire(key, TimeLimitError("late"))
     desk.run()

@@ -40,7 +40,7 @@ class Traffic:
             while arrivals and arrivals[0] <= self._clock.now():
                 self._submit(CHATS, _PROMPT, _ANSWER, arrivals.pop(0))
             self._submit_lines()
-            if self.scheduler.wait_seconds() is None:
+            if not self.scheduler.is_due():
                 self._clock.wait_until(arrivals[0] if arrivals else begun + seconds)
             else:
                 self._step()

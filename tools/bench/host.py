@@ -169,7 +169,6 @@ class InstantRunner(ModelledRunner):
     def __init__(self, num_slots: int) -> None:
         super().__init__(HOST_SHAPE, num_slots)
         self.num_penalty_slots = num_slots
-        self.steps_at_once = 1
         size = (_NUM_PREPARED + num_slots, self.max_draws)
         self._tokens = np.random.default_rng(0).integers(1, HOST_SHAPE.vocab_size, size).tolist()
         self._first = 0

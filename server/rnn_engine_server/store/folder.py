@@ -40,7 +40,8 @@ _DATABASE: Final = "jobs.sqlite"
 _BLOBS: Final = "blobs"
 _FORMER: Final = ("file-*.json", "batch_*.json", "ftjob-*.json", "conversations.sqlite")  # of versions before 0.2.0
 _SCHEMA: Final = resources.files("rnn_engine_server.store") / "schema"
-_FORMATS: Final = ("1.sql", "2.sql")  # what makes each format of the database of the one before
+_THINGS: Final = (("files", "batches", "tunings"), ("conversations", "responses"))
+"""The tables of things that each format of the database has beside those of the one before."""
 _log = logging.getLogger(__name__)
 
 
@@ -82,9 +83,8 @@ class Store:
         self._making = threading.Lock()
         self._delete_folder: Callable[[], object] | None = None
         self._room = Room(self.limits)
-        schema = [(_SCHEMA / name).read_text("utf-8") for name in _FORMATS]
         self._database = Database(
-            "the folder of jobs", lambda: self.folder / _DATABASE, schema, lasting=folder is not None
+            "the folder of jobs", lambda: self.folder / _DATABASE, _read_schema(), lasting=folder is not None
         )
         self.blobs = Blobs(lambda: self.folder / _BLOBS)
         self.files = Files(self._database, self.blobs, self._room, clock)
@@ -183,6 +183,15 @@ class Store:
 
         self._database.read_now(read)
         self.blobs.sweep(known, keep=self._database.was_damaged)
+
+
+def _read_schema() -> list[str]:
+    """Return the script that makes each format of the database of the one before."""
+    table = (_SCHEMA / "things.sql").read_text("utf-8")
+    return [
+        "\n".join([(_SCHEMA / f"{number}.sql").read_text("utf-8"), *(table.replace("THINGS", name) for name in names)])
+        for number, names in enumerate(_THINGS, 1)
+    ]
 
 
 def _own(folder: Path) -> OwnedFolder:

@@ -1,4 +1,4 @@
--- What the second format has more: conversations and responses, and what is said in them.
+-- What the second format has more: conversations and responses, in tables of things.sql, and what is said in them.
 
 CREATE TABLE turns (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- greater than that of the turn before; never used again
@@ -32,33 +32,3 @@ CREATE TABLE ends (
     request BLOB  -- for a response that has not ended
 );
 CREATE INDEX ends_by_use ON ends (owner, used);
-
-CREATE TABLE conversations (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- in the order of creation
-    id TEXT NOT NULL UNIQUE,
-    owner TEXT NOT NULL,
-    label TEXT NOT NULL,
-    status TEXT NOT NULL,
-    expires REAL,
-    num_bytes INTEGER NOT NULL,
-    record TEXT NOT NULL,  -- JSON
-    digest INTEGER NOT NULL  -- of owner and record
-);
-CREATE INDEX conversations_by_owner ON conversations (owner, number);
-CREATE INDEX conversations_by_status ON conversations (status, number);
-CREATE INDEX conversations_by_expiry ON conversations (expires) WHERE expires IS NOT NULL;
-
-CREATE TABLE responses (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- in the order of creation
-    id TEXT NOT NULL UNIQUE,
-    owner TEXT NOT NULL,
-    label TEXT NOT NULL,
-    status TEXT NOT NULL,
-    expires REAL,
-    num_bytes INTEGER NOT NULL,
-    record TEXT NOT NULL,  -- JSON
-    digest INTEGER NOT NULL  -- of owner and record
-);
-CREATE INDEX responses_by_owner ON responses (owner, number);
-CREATE INDEX responses_by_status ON responses (status, number);
-CREATE INDEX responses_by_expiry ON responses (expires) WHERE expires IS NOT NULL;
