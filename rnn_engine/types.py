@@ -336,7 +336,7 @@ class TokenRun:
 
     A run that `follows` goes on from the last draw in its slot, which may be in flight. It has a draw and one token:
     the last that was drawn, whatever `tokens` says. It does nothing if the earlier draw ended before its full `count`,
-    or with a token in its `halts`: see `Drawn`.
+    or with a token in its `halts`: see `Drawn`. A runner of several steps at once takes no such run.
     """
 
     slot: int

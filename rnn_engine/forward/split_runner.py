@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.contract import check_batch, check_draws, check_slot, check_state
 from rnn_engine.types import (
     F32,
@@ -44,7 +45,7 @@ class PartRunner(Runner, Protocol):
 
 
 class SplitRunner:
-    """A `Runner` of a model with parts on several devices. The host draws all tokens."""
+    """A `Runner` of a model with parts on several devices. The last one draws tokens if it can, one for each run."""
 
     def __init__(self, shape: ModelShape, parts: Sequence[PartRunner]) -> None:
         """Run a model of this `shape` with `parts`, in the order of their layers, which `close` closes."""
@@ -55,7 +56,9 @@ class SplitRunner:
         self.num_slots = min(part.num_slots for part in parts)
         self.max_tokens = min(part.max_tokens for part in parts)
         self.max_rows = parts[-1].max_rows
-        self.max_draws = self.max_draw_logprobs = self.num_penalty_slots = 0
+        self.max_draws = min(parts[-1].max_draws, 1)  # the first device takes the token that is drawn
+        self.max_draw_logprobs = parts[-1].max_draw_logprobs
+        self.num_penalty_slots = parts[-1].num_penalty_slots
         self.steps_at_once = 2
 
     def submit(self, batch: Batch) -> Ticket:
@@ -111,7 +114,13 @@ class SplitRunner:
     def _check(self, batch: Batch) -> int:
         """Check `batch`, and return the number of its tokens."""
         check_batch(batch, self.shape, self.num_slots, self.max_tokens, self.max_rows)
-        check_draws(batch, self.shape.vocab_size)
+        check_draws(
+            batch, self.shape.vocab_size, self.max_draws, self.num_penalty_slots, max_logprobs=self.max_draw_logprobs
+        )
+        for position, run in enumerate(batch):
+            if run.follows:
+                allowed = "False, since the first of several devices has no token that the last one draws"
+                raise InvalidRequestError(f"run {position}: follows", True, allowed)
         return sum(len(run.tokens) for run in batch)
 
     def _runs_of(self, part: PartRunner, batch: Batch) -> Batch:
@@ -119,7 +128,7 @@ class SplitRunner:
         if part is not self.parts[0]:
             batch = [run if run.embeddings is None else replace(run, embeddings=None) for run in batch]
         if part is not self.parts[-1]:
-            batch = [replace(run, rows=0, targets=None, masks=None) for run in batch]
+            batch = [replace(run, rows=0, targets=None, masks=None, draw=None) for run in batch]
         return batch
 
 

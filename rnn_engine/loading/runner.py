@@ -205,13 +205,14 @@ def _load_gpu_runner(
     shape = model.shape
     slot_bytes = 4 * StateLayout(shape).stride  # in each layer's buffer
     room = device.max_binding_bytes // slot_bytes - size.num_slots
+    has_rows = not isinstance(model, ModelPart) or model.has_head
     num_penalty_slots = min(size.num_slots, device.max_binding_bytes // slot_penalty_bytes(shape.vocab_size))
     limits = StepLimits(
         size.num_slots + _spare_slots(size.spare_bytes, spare_slot_bytes(shape), room),
         max(size.num_slots, size.max_tokens or tuning.step_tokens(shape)),
-        size.rows_of(shape),
+        size.rows_of(shape) if has_rows else 1,
         size.candidates_of(shape),
-        num_penalty_slots=num_penalty_slots if shape.has_head else 0,
+        num_penalty_slots=num_penalty_slots if shape.has_head and has_rows else 0,
     )
     with ExitStack() as undo:
         memory = device.allocate()

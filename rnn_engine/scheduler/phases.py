@@ -243,9 +243,14 @@ class DeviceDecode(HostDecode):
         return not sequence.is_cut and self._num_left(sequence) > 0 and not self.awaits_token(sequence)
 
     def awaits_token(self, sequence: SamplingSequence) -> bool:
-        """Return True if the state at the prompt's end must be saved before the first drawn token is run."""
-        in_flight = self.num_drawing > 0 and sequence.submitted <= sequence.prompt_length
-        return in_flight and sequence.plan.at(sequence.submitted) is not None
+        """Return True if a token is being drawn that no run can follow.
+
+        The device may lack it where it is run, or the state at the prompt's end must be saved before it is run.
+        """
+        if self.num_drawing == 0:
+            return False
+        at_end = sequence.submitted <= sequence.prompt_length and sequence.plan.at(sequence.submitted) is not None
+        return at_end or not sequence.can_follow
 
     def _num_left(self, sequence: SamplingSequence) -> int:
         """Return how many more tokens of the text the device may draw, besides those of the runs in flight."""

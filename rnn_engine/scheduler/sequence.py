@@ -319,6 +319,11 @@ class SamplingSequence(SlotSequence):
         return len(self.generated) > 0
 
     @property
+    def can_follow(self) -> bool:
+        """True if a run can begin with a token that the device draws in a run in flight."""
+        return self._shared.runner.steps_at_once == 1
+
+    @property
     def awaits_draw(self) -> bool:
         """True if the device draws tokens of this sequence in a run in flight, which the host does not know yet."""
         return self.device.num_drawing > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 
@@ -49,6 +50,15 @@ def test_answers_are_those_that_the_host_draws_for_each_request_alone(
             assert number in leaves
             answer.assert_begins(alone(number))
         else:
+            answer.assert_same(alone(number))
+
+
+@settings(max_examples=4, deadline=None)
+@given(arrivals=st.dictionaries(st.integers(0, NUM_REQUESTS - 1), st.integers(0, 6), min_size=1, max_size=8))
+def test_the_last_of_two_devices_draws_the_same(alone: Callable[[int], Answer], arrivals: dict[int, int]) -> None:
+    with closing(make_runner(is_split=True)) as runner:
+        assert runner.max_draws == 1
+        for number, answer in answer_all(runner, arrivals, {}, max_draws=16).items():
             answer.assert_same(alone(number))
 
 

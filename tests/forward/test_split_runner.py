@@ -20,7 +20,7 @@ from rnn_engine.forward.split_runner import PartRunner
 from rnn_engine.loading.placement import cut, split_device
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.model import ModelPart
-from rnn_engine.types import F32, Model, Runner, TokenRun, TracingRunner, run_step
+from rnn_engine.types import F32, Model, Runner, TokenDraw, TokenRun, TracingRunner, run_step
 from tests.support.cpu import make_cpu_runner
 from tests.support.gpu import make_gpu_runner
 from tests.support.models import TensorModel, random_model, tiny_shape
@@ -157,6 +157,14 @@ def test_given_embeddings_go_to_the_first_part() -> None:
         found.append(run_step(runner, [TokenRun(0, [1] * 4, 1, embeddings=rows)]).full_row(0))
         runner.close()
     np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_a_run_can_not_follow_a_draw_on_another_device() -> None:
+    draw = TokenDraw(0, 0, 1, 1.0, 1.0)
+    with closing(split(MODEL, "0,0", **LIMITS)) as runner:
+        assert run_step(runner, [TokenRun(0, [1], 1, draw=draw)]).drawn[0].tokens
+        with pytest.raises(InvalidRequestError, match="run 0: follows: True is not allowed; expected False, since"):
+            runner.submit([TokenRun(0, [0], 1, draw=draw, follows=True)])
 
 
 @pytest.mark.parametrize(

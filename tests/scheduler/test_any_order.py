@@ -136,10 +136,14 @@ def test_a_long_run_loses_nothing(cache_states: int | None, seed: int, run_ahead
 
 
 @pytest.mark.parametrize("draft_tokens", [0, 4])
-@pytest.mark.parametrize(("cache_states", "seed"), [(None, 3), (40, 4)])
-def test_a_long_run_on_several_devices_loses_nothing(cache_states: int | None, seed: int, draft_tokens: int) -> None:
-    setting = Setting(cache_states=cache_states, draft_tokens=draft_tokens, mixes=draft_tokens == 0, steps_at_once=2)
-    model = SchedulerModel(setting)
+@pytest.mark.parametrize(("cache_states", "draws", "seed"), [(None, 0, 3), (40, 1, 4)])
+def test_a_long_run_on_several_devices_loses_nothing(
+    cache_states: int | None, draws: int, seed: int, draft_tokens: int
+) -> None:
+    mixes = draft_tokens == 0
+    model = SchedulerModel(
+        Setting(cache_states=cache_states, draws=draws, draft_tokens=draft_tokens, mixes=mixes, steps_at_once=2)
+    )
     run_random(model, seed, operations=400, check_every=5)
     assert model.steps_ahead > 20
 

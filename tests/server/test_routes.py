@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from aiohttp import web
 
+from rnn_engine.interface import DevicePart
 from rnn_engine.model import LoraChoice
 from rnn_engine_server.apis.common.owned import ListOf
 from rnn_engine_server.apis.engine.tokens import Text, Tokens
@@ -59,7 +62,19 @@ async def test_health(serve: Serve) -> None:
     body = await (await client.get("/health")).json()
     check_shape(HealthBody, body)
     idle = {"requests": 0, "active": 0, "queued": 0, "cache_look_ups": 0, "cache_hits": 0}
-    assert body == {"status": "ok", "model": "fake", "models": {"fake": "loaded"}, **idle}
+    assert body == {"status": "ok", "model": "fake", "models": {"fake": "loaded"}, "parts": {}, **idle}
+
+
+async def test_health_of_a_model_on_several_devices(serve: Serve) -> None:
+    engine = FakeEngine()
+    parts = (DevicePart("a card", 0, 3, 5000), DevicePart("cpu", 4, 5))
+    with patch.object(FakeEngine, "info", replace(engine.info, parts=parts)):
+        client = await serve(engine)
+        body = await (await client.get("/health")).json()
+        check_shape(HealthBody, body)
+        [entry] = (await (await client.get("/v1/models")).json())["data"]
+    assert body["parts"] == {"fake": entry["meta"]["parts"]}
+    assert body["parts"]["fake"][1] == {"device": "cpu", "first_layer": 4, "last_layer": 5, "num_bytes": None}
 
 
 async def test_head_of_what_can_be_got(serve: Serve) -> None:

@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rnn_engine.forward import SplitRunner
+from rnn_engine.loading.placement import cut
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta, TokenInfo
 from rnn_engine.sampling.params import PENALTY_DECAY
 from rnn_engine.scheduler import NO_DRAFTS, DraftSettings, Scheduler
@@ -22,11 +24,17 @@ SHAPE = tiny_shape()
 SHARPNESS = 40.0  # of the head, so that some rows are decided by their candidates and others are not
 
 
-def make_runner() -> Runner:
+def make_runner(*, is_split: bool = False) -> Runner:
+    """Return a runner of a small model, which may be one with its layers on several devices."""
     model = random_model(SHAPE, seed=51)
     head = model.tensors["head.weight"]
     model = replace(model, tensors={**model.tensors, "head.weight": head * np.float32(SHARPNESS)})
-    return make_gpu_runner(model, num_slots=NUM_SLOTS, max_tokens=32, max_rows=8, num_candidates=NUM_CANDIDATES)
+    parts = [part for part, _ in cut(model, "0,1")] if is_split else [model]
+    runners = [
+        make_gpu_runner(part, num_slots=NUM_SLOTS, max_tokens=32, max_rows=8, num_candidates=NUM_CANDIDATES)
+        for part in parts
+    ]
+    return SplitRunner(SHAPE, runners) if is_split else runners[0]
 
 
 def token_bytes(token: int) -> bytes:

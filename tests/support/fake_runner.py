@@ -255,6 +255,7 @@ class FakeRunner:
                 assert 0 < run.draw.count <= self.max_draws, f"not so many draws: {run}"
                 assert (run.draw.logprobs or 0) <= self.max_draw_logprobs, f"not so many log-probabilities: {run}"
                 assert run.draw.penalties is None or run.slot < self.num_penalty_slots, f"no penalties there: {run}"
+            assert not run.follows or self.steps_at_once == 1, f"another device has the token: {run}"
             assert not run.follows or run.slot in self._drawn_last or run.slot in self._undefined, (
                 f"follows none: {run}"
             )

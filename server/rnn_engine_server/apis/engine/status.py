@@ -18,7 +18,7 @@ from rnn_engine.sampling.params import PARAMETERS
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
 from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.engine.cache import CacheTier, CacheTotals, cache_totals
-from rnn_engine_server.apis.openai.models import HealthBody, Readiness
+from rnn_engine_server.apis.openai.models import HealthBody, Readiness, device_parts
 from rnn_engine_server.auth.engine import open_engines_of
 from rnn_engine_server.connections.connection import CONNECTIONS
 from rnn_engine_server.core.bodies import query_seconds
@@ -311,13 +311,14 @@ async def health(call: Call) -> Encoded:
     """Whether the server takes requests, and how busy it is."""
     models, lifecycle = call.app[MODELS], call.app[LIFECYCLE]
     found = _find_health(call)
-    engines = [model.open_engine for model in models if model.open_engine is not None]
-    stats = [engine.stats() for engine in engines]
-    caches = [cache for engine in engines if (cache := engine.cache_stats()) is not None]
+    engines = {model.name: model.open_engine for model in models if model.open_engine is not None}
+    stats = [engine.stats() for engine in engines.values()]
+    caches = [cache for engine in engines.values() if (cache := engine.cache_stats()) is not None]
     body: HealthBody = {
         "status": found.status,
         "model": models.default.name,
         "models": {model.name: model.status for model in models},
+        "parts": {name: parts for name, engine in engines.items() if (parts := device_parts(engine.info))},
         "requests": lifecycle.active,
         "active": sum(each.active for each in stats),
         "queued": sum(each.queued for each in stats),

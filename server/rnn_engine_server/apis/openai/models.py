@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, ModelNotFoundError
+from rnn_engine.interface import EngineInfo
 from rnn_engine.telemetry import HealthStatus
 from rnn_engine.types import EmbeddingTask
 from rnn_engine_server.apis.common.owned import Deleted, ListOf, deleted
@@ -16,6 +16,7 @@ from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.routing import REST
+from rnn_engine_server.core.schema import described
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.models.registry import MODELS, ModelStatus, ServedModel
 from rnn_engine_server.store.tunings import TUNED_PREFIX
@@ -109,12 +110,14 @@ class HealthBody(TypedDict):
     """The health of the server: if it takes requests, and how busy it is.
 
     Every `status` except `ok` comes with HTTP status 503; see Readiness. `model` is the default one. `requests` counts
-    HTTP requests, `active` and `queued` the engines' requests that hold a slot or wait for one.
+    HTTP requests, `active` and `queued` the engines' requests that hold a slot or wait for one. `parts` has the loaded
+    models that lie on several devices.
     """
 
     status: HealthStatus
     model: str
     models: dict[str, ModelStatus]
+    parts: dict[str, list[DevicePartEntry]]
     requests: int
     active: int
     queued: int
@@ -135,6 +138,11 @@ class Readiness(TypedDict):
     seconds: float
 
 
+def device_parts(info: EngineInfo) -> list[DevicePartEntry]:
+    """Return the layers on each device of a model on several devices; an empty list for other models."""
+    return [described(DevicePartEntry, part) for part in info.parts]
+
+
 def model_entry(model: ServedModel, limits: Limits) -> ModelEntry:
     """Return the description of a served model that clients get.
 
@@ -149,7 +157,7 @@ def model_entry(model: ServedModel, limits: Limits) -> ModelEntry:
         **info.shape.sizes,
         "device": info.device,
         "device_bytes": info.device_bytes,
-        "parts": [asdict(part) for part in info.parts],
+        "parts": device_parts(info),
         "weights": info.weights,
         "blocks": dict(info.blocks),
         "num_slots": info.num_slots,
@@ -158,7 +166,7 @@ def model_entry(model: ServedModel, limits: Limits) -> ModelEntry:
         "loras": [{"name": lora.path.name, "alpha": lora.alpha} for lora in info.loras],
         "state_bytes": info.shape.state_bytes,
         "chat_template": info.chat_template.source,
-        "embedding": None if info.embedding is None else asdict(info.embedding),
+        "embedding": None if info.embedding is None else described(EmbeddingMeta, info.embedding),
         "status": model.status,
     }
     return {
