@@ -103,7 +103,10 @@ def _print(title: str, found: Inspection) -> None:
     click.echo(f"state of a sequence: {in_words(found.state_bytes)}")
     for part in found.parts:
         needed = "" if part.num_bytes is None else f": {in_words(part.num_bytes)}"
-        click.echo(f"layers {part.first_layer} to {part.last_layer} on {part.device}{needed}")
+        layers = f"layers {part.first_layer} to {part.last_layer}"
+        if part.first_layer == part.last_layer:
+            layers = f"layer {part.last_layer}"
+        click.echo(f"{layers} on {part.device}{needed}")
     for device in found.devices:
         memory = "unknown; set --device-memory" if device.available_bytes is None else in_words(device.available_bytes)
         click.echo(f"\n{device.device}; memory for a model: {memory}")

@@ -79,6 +79,8 @@ def load_trainer(
     version = VERSIONS.get(model.shape.version)
     if version.run_backward is None:
         raise ModelError(f"initial states of {version.title} can't be trained; expected RWKV-5, 6 or 7")
+    if "," in device:
+        raise InvalidRequestError("device", device, "a single device, since training does not divide a model")
     if device == "auto" and (version.load_backward is None or not list_devices()):
         device = "cpu"
     if device == "cpu":

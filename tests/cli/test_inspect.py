@@ -67,7 +67,7 @@ def test_text_says_where_it_fits(rnn_engine: Command, model_file: Path) -> None:
 
 def test_the_layers_on_each_of_several_devices_are_told(rnn_engine: Command, model_file: Path) -> None:
     shown = rnn_engine("inspect", model_file, "--device", "0,cpu", "--split", "1,1")
-    assert re.search(r"^layers 0 to 0 on .+: [\d.]+ MB\nlayers 1 to 1 on cpu$", shown, re.MULTILINE)
+    assert re.search(r"^layer 0 on .+: [\d.]+ MB\nlayer 1 on cpu$", shown, re.MULTILINE)
     first, last = json.loads(rnn_engine("inspect", model_file, "--device", "0:1,cpu:1", "--json"))["parts"]
     assert (first["first_layer"], first["last_layer"], last["first_layer"]) == (0, 0, 1)
     assert first["num_bytes"] > 0

@@ -47,6 +47,11 @@ def needed(opened: ModelFile, weights: str, size: TrainerSize) -> int:
     return measure_trainer(UnreadModel(opened.shape, opened.tensors), like, size, weights=weights).total
 
 
+def test_training_takes_one_device(opened: ModelFile) -> None:
+    with pytest.raises(InvalidRequestError, match="device: '0,cpu' is not allowed; expected a single device"):
+        load_trainer(opened, "0,cpu", SIZE)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.version)
 @pytest.mark.parametrize("weights", ["f16", "int4,emb=int8,adapters=q8_0,layers=1"])
 def test_the_estimate_is_what_is_allocated(shape: ModelShape, weights: str, tmp_path: Path) -> None:
