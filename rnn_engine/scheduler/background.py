@@ -1,11 +1,14 @@
-"""The time that steps leave to background requests, such as the lines of batches.
+"""The time of steps for those that others should not wait for: background requests, and prompts beside answers.
 
-Other requests, those in the foreground, should hardly be slower beside them than alone. So while any of these run,
-background sequences keep their slots, but run few tokens: steps may take longer by a fixed share in the mean. Between
-two foreground requests, steps are short, so that the next one soon finds the device free.
+Background requests are such as the lines of batches. Other requests, those in the foreground, should hardly be slower
+beside them than alone. So while any of these run, background sequences keep their slots, but run few tokens: steps may
+take longer by a fixed share in the mean. Between two foreground requests, steps are short, so that the next one soon
+finds the device free.
+
+While one client gets an answer, the prompts of other clients may double the time of a step.
 
 How long steps take is measured. So on a device on which a full step takes little longer than one of a single token,
-background sequences take part in every step.
+background sequences and prompts take part in every step.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from bisect import bisect_right
 
 from rnn_engine.scheduler.meter import Meter, StepCosts, StepTimes
 
+BESIDE_ANSWERS = 2.0  # times the time of a step without prompts, which one with prompts of other clients may take
 LENGTHENING = 0.15  # of steps with foreground requests, in the mean: a share of their time
 PROMPT_SECONDS = 1.0  # in which foreground prompts run alone; if they go on, background sequences take turns with them
 QUIET_SECONDS = 10.0  # without foreground requests, after which steps may be as long as they are without such requests
@@ -21,8 +25,8 @@ _MOST_OF_PROMPT = 0.5  # of the mean time of a prompt: the time of a step for wh
 _LEAST_TIMES = 1.25  # times the time of one token, which such a step may take in any case
 
 
-class BackgroundShare:
-    """Decides how many tokens of background requests run in the steps of one scheduler."""
+class TimeShares:
+    """Decides how many tokens of background requests, and of prompts beside answers, run in a scheduler's steps."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -78,6 +82,13 @@ class BackgroundShare:
         if alone + self._credit >= self._costs.estimate(foreground + wanted):
             return wanted
         return self._fitting(foreground, wanted, alone + self._credit) if self._credit >= enough else 0
+
+    def count_prompt_tokens(self, answers: int, least: int, wanted: int) -> int:
+        """Return how many of `wanted` tokens of prompts run in a step with `answers` tokens of other clients' answers.
+
+        They are `least` or more.
+        """
+        return max(self._fitting(answers, wanted, BESIDE_ANSWERS * self._costs.estimate(answers)), least)
 
     def charge(self, foreground: int, background: int, num_steps: int) -> None:
         """Record a step of `foreground` tokens and `background` tokens, which runs `num_steps` times."""

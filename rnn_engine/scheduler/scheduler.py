@@ -12,7 +12,7 @@ from functools import partial
 from rnn_engine.errors import MaskError, RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
-from rnn_engine.scheduler.background import BackgroundShare
+from rnn_engine.scheduler.background import TimeShares
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings, awaits_draft, choose_drafts
 from rnn_engine.scheduler.inboxes import Delivery, step_error
@@ -160,7 +160,7 @@ class Scheduler:
         self._meter = Meter(clock)
         self.counters = self._meter.counters  # since the start; may be read on any thread
         self.slot_uses = self._slots.uses  # may be called on any thread
-        self._background = BackgroundShare(self._meter)
+        self._shares = TimeShares(self._meter)
         self._drafts = Drafts(runner, drafts)
         self._mask_threads = MaskThreads(self.capacity, wake, self.counters, mask_seconds)
         halts = Halts(runner.shape.vocab_size, infos.data)
@@ -197,7 +197,7 @@ class Scheduler:
         """Queue a checked `request` under `key`, never used twice. `arrived` is when its client asked; None is now."""
         now = self._clock()
         if not request.client.is_background:
-            self._background.note_foreground(now)
+            self._shares.note_foreground(now)
         self._admission.add(key, request, now if arrived is None else arrived)
 
     def cancel(self, key: int) -> None:
@@ -342,7 +342,7 @@ class Scheduler:
         times = StepTimes(begun, demands, counts, num_steps, is_background=self._is_background(live))
         if self._slots.num_background and (not times.is_background or _foreground(runnable)):
             background = sum(count for one, count in zip(live, counts, strict=True) if one.request.client.is_background)
-            self._background.charge(times.tokens - background, background, num_steps)
+            self._shares.charge(times.tokens - background, background, num_steps)
         if self._mask_threads.added:
             self._mask_threads.start()
         try:
@@ -357,8 +357,9 @@ class Scheduler:
     def _divide_step(self, live: list[SlotSequence]) -> tuple[list[SlotSequence], list[TokenDemand], list[int]]:
         """Return which of the sequences `live` run in the next step, their demands, and how many tokens each runs.
 
-        All run except those in the background for which there is no time beside other requests. None of these run
-        beside the prompt of another request, whose client waits; but they may have a step of their own.
+        All run except those in the background for which there is no time beside other requests, and some prompts
+        beside answers of other clients. None of those in the background run beside the prompt of another request, whose
+        client waits; but they may have a step of their own.
         """
         foreground, background, wanted = live, list[SlotSequence](), 0
         max_tokens, max_rows = self._shared.runner.max_tokens, self._shared.runner.max_rows
@@ -367,19 +368,37 @@ class Scheduler:
             background = [one for one in live if one.request.client.is_background]
             has_prompt = any(isinstance(one.phase, Prompt) for one in foreground)
             wanted = min(sum(one.phase.demand(one).tokens for one in background), max_tokens)
-            if turn := self._background.count_turn(self._clock(), len(background), wanted, has_prompt=has_prompt):
+            if turn := self._shares.count_turn(self._clock(), len(background), wanted, has_prompt=has_prompt):
                 return background, *self._allocate(background, turn, max_rows)
             if has_prompt:
                 background = []
         choose_drafts(self._drafts, foreground)
-        demands, counts = self._allocate(foreground, max_tokens, max_rows)
+        foreground, most = self._limit_prompts(foreground, max_tokens)
+        demands, counts = self._allocate(foreground, most, max_rows)
         if not background:
             return foreground, demands, counts
         num_tokens = sum(counts)
-        more = self._background.count_tokens(num_tokens, min(wanted, max_tokens - num_tokens))
+        more = self._shares.count_tokens(num_tokens, min(wanted, max_tokens - num_tokens))
         rows = max_rows - sum(map(count_rows, demands, counts))
         more_demands, more_counts = self._allocate(background[: min(more, rows)], more, rows)
         return foreground + background[: len(more_counts)], demands + more_demands, counts + more_counts
+
+    def _limit_prompts(self, live: list[SlotSequence], max_tokens: int) -> tuple[list[SlotSequence], int]:
+        """Return which of `live` run in the next step, and how many tokens in all.
+
+        If one client reads a prompt while another one gets an answer, the step is short. Some prompts may then have to
+        wait for a later one, but not all of any client.
+        """
+        prompts = [one for one in live if isinstance(one.phase, Prompt)]
+        answers = [one for one in live if not isinstance(one.phase, Prompt)]
+        clients = {one.request.client for one in prompts}
+        if not answers or not clients or len(clients | {one.request.client for one in answers}) == 1:
+            return live, max_tokens
+        num_answering = min(sum(one.phase.demand(one).tokens for one in answers), max_tokens - len(prompts))
+        most = self._shares.count_prompt_tokens(num_answering, len(clients), max_tokens - num_answering)
+        oldest = {one.request.client: one for one in reversed(prompts)}.values()
+        late = [one for one in prompts if one not in oldest][most - len(clients) :]
+        return [one for one in live if one not in late], num_answering + most
 
     def _allocate(
         self, live: Sequence[SlotSequence], max_tokens: int, max_rows: int
@@ -401,7 +420,7 @@ class Scheduler:
             return 1
         within, is_background = DRAW_SECONDS, self._is_background(live)
         if is_background and self._is_restrained():
-            within = min(within, 2 * self._background.longest_step)  # only one such step is in flight
+            within = min(within, 2 * self._shares.longest_step)  # only one such step is in flight
         return self._step_seconds.count_draws(most, within, is_background=is_background)
 
     def _is_background(self, live: Sequence[SlotSequence]) -> bool:
@@ -413,8 +432,8 @@ class Scheduler:
             return False
         now = self._clock()
         if self._slots.num_foreground:
-            self._background.note_foreground(now)
-        return not self._background.is_quiet(now)
+            self._shares.note_foreground(now)
+        return not self._shares.is_quiet(now)
 
     def _collect(self) -> list[Delivery]:
         """Wait for the oldest step in flight, if there is one, and process its results; return the deliveries."""
@@ -441,7 +460,7 @@ class Scheduler:
         now = self._clock()
         self._drafts.note_step(step.times, now)
         if step.times.was_ahead or not self._steps:  # else its time may include that of the step behind it
-            self._background.note_step(step.times, now)
+            self._shares.note_step(step.times, now)
         return deliveries
 
     def _suspend(self) -> list[Delivery]:

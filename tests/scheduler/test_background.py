@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 
 from rnn_engine.requests import Client, GenerateRequest, SamplingParams
-from rnn_engine.scheduler.background import LENGTHENING, PROMPT_SECONDS, QUIET_SECONDS, BackgroundShare
+from rnn_engine.scheduler.background import BESIDE_ANSWERS, LENGTHENING, PROMPT_SECONDS, QUIET_SECONDS, TimeShares
 from rnn_engine.scheduler.meter import Meter, StepTimes
 from rnn_engine.scheduler.phases import DECODE
 from rnn_engine.types import Batch, Ticket
@@ -22,6 +22,7 @@ from tools.bench.modelled import SHAPE, DeviceClock, ModelledRunner
 
 TOKENIZER = ByteTokenizer()
 LOGITS = table_logits(TOKENIZER.size)
+READER = Client("reader")
 OTHER_BATCH = Client("other batch", is_background=True)
 
 
@@ -77,8 +78,22 @@ def test_chats_beside_a_batch_wait_little_longer_than_alone(step: float, token: 
     assert beside.tokens[BATCH] > 500
 
 
+@pytest.mark.parametrize(("step", "token"), DEVICES)
+def test_long_prompts_of_another_client_at_most_double_the_steps_of_answers(step: float, token: float) -> None:
+    def run(*readers: Client) -> ModelledTraffic:
+        traffic = ModelledTraffic(step, token, *readers)
+        traffic.lines = (600, 600), (1, 1)
+        traffic.run(12.0, 0.5)
+        return traffic
+
+    alone, beside = run(), run(READER)
+    limit = BESIDE_ANSWERS * (1.1 * mean(alone.between) + 2 * token)  # a step has a token of a prompt at least
+    assert mean(beside.between) < limit
+    assert beside.tokens[READER] > 3000
+
+
 def test_the_hosts_work_for_background_tokens_counts_as_time_of_their_steps() -> None:
-    share = BackgroundShare(Meter(lambda: 0.0))
+    share = TimeShares(Meter(lambda: 0.0))
     for _ in range(3):
         for tokens, host in ((1, 0.001), (8, 0.002)):
             times = StepTimes(0.0, [DECODE] * tokens, [1] * tokens, 1)

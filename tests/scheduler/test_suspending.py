@@ -59,7 +59,7 @@ def test_quiet_client_is_served_at_once_beside_one_that_fills_all_slots_for_long
     for _ in range(20):
         clients.step()
     quiet = clients.send(ask(QUIET, 5))
-    assert steps_until(clients, quiet) <= 2
+    assert steps_until(clients, quiet) <= 3  # its prompt may take two steps beside answers of another client
     assert steps_until(clients, quiet, ended=True) <= 6
     clients.step()
     assert held(clients) == {"loud": slots}

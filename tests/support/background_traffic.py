@@ -12,7 +12,6 @@ from tools.bench.modelled import DeviceClock
 
 CHATS, BATCH = Client("chats"), Client("batch", is_background=True)
 _PROMPT, _ANSWER = 60, 32  # tokens of a chat
-_LINE_PROMPT, _LINE_ANSWER = (5, 100), (8, 48)  # least and most tokens of a line
 
 
 class Traffic:
@@ -24,6 +23,7 @@ class Traffic:
         self.firsts: list[float] = []  # seconds to the first token of each chat
         self.between: list[float] = []  # mean seconds between two tokens of each chat
         self.tokens = dict.fromkeys(batches, 0)  # of the lines of each batch that have ended
+        self.lines = (5, 100), (8, 48)  # least and most tokens of a line's prompt and answer
         self._clock = clock
         self._vocab_size = runner.shape.vocab_size
         self._num_slots = slots
@@ -49,7 +49,7 @@ class Traffic:
         """Have each batch again twice as many lines as there are slots."""
         for client in self.tokens:
             for _ in range(2 * self._num_slots - self._count(client)):
-                prompt, answer = self._random.randint(*_LINE_PROMPT), self._random.randint(*_LINE_ANSWER)
+                prompt, answer = (self._random.randint(*least_and_most) for least_and_most in self.lines)
                 self._submit(client, prompt, answer, self._clock.now())
 
     def _count(self, client: Client) -> int:
