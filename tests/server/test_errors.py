@@ -55,7 +55,6 @@ async def test_unknown_route(serve: Serve, path: str) -> None:
         ("/v1/chat_completions", "/v1/chat/completions"),
         ("/v1/fils/file-1/contents", "/v1/files/file-1/content"),
         ("/v1/model/a%2Fb", "/v1/models/a%2Fb"),
-        ("/stat", "/stats"),
         ("/api/generat", "/api/generate"),
     ],
 )

@@ -123,13 +123,6 @@ async def ask_vectors(client: Client, text: str) -> int:
     return len(answer["data"])
 
 
-async def ask_batch(client: Client, prompt: str) -> int:
-    response = await client.post("/v1/batch/completions", json={**FIELDS, "prompts": [prompt] * COUNT})
-    answer = await response.json()
-    assert response.status == 200, answer
-    return len([result for result in answer["results"] if result["finish_reason"] == "length"])
-
-
 async def ask_best(client: Client, text: str) -> int:
     body = {"inputs": text, "parameters": {"best_of": COUNT, "max_new_tokens": 5, "temperature": 1.0, "details": True}}
     response = await client.post("/generate", json=body)
@@ -154,7 +147,7 @@ async def ask_order(client: Client, text: str) -> int:
 
 @pytest.mark.parametrize(
     "ask",
-    [ask_completion, ask_copies, ask_stream, ask_choices, ask_vectors, ask_batch, ask_best, ask_tokens, ask_order],
+    [ask_completion, ask_copies, ask_stream, ask_choices, ask_vectors, ask_best, ask_tokens, ask_order],
 )
 async def test_call_that_has_begun_waits_for_room(busy: Busy, ask: Callable[[Client, str], Awaitable[int]]) -> None:
     """The first call leaves room for one request of the second, which has twenty."""

@@ -131,7 +131,6 @@ class TestRoutes:
             "/infill",
             "/",  # text-generation-inference's
             "/generate",
-            "/v1/gpu/warmup",
             "/generate_stream",
             "/update-config",  # which changes nothing
             "/api/extra/generate/stream",

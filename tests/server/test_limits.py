@@ -100,11 +100,6 @@ async def test_a_prompt_that_is_too_long_is_told_as_openai_and_llama_server_do(s
 
 USER: Body = {"role": "user", "content": "a"}
 OTHER_WORDS: list[tuple[str, Body, str]] = [
-    ("/v1/batch/completions", {"prompts": ["a"] * 7, **BRIEF}, "max_answers"),
-    ("/v1/batch/completions", {"prompts": ["a", "b"], "n": 4, **BRIEF}, "max_answers"),
-    ("/v1/batch/completions", {"prompts": ["a"] * 3, "best_of": 3, **BRIEF}, "max_answers"),
-    ("/v1/batch/tokenize", {"texts": ["a"] * 4}, "max_inputs"),
-    ("/v1/batch/tokenize", {"texts": ["a" * 60] * 2}, "max_text_bytes"),
     ("/generate", {"inputs": "a", "parameters": {"best_of": 7, "max_new_tokens": 1}}, "max_answers"),
     ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 61}}, "max_answer_tokens"),
     ("/generate", {"inputs": "a", "parameters": {"stop": ["a"] * 3}}, "max_stop_strings"),
@@ -145,8 +140,6 @@ async def test_limits_hold_in_the_words_of_other_systems(serve: Serve, path: str
     [
         ("/v1/chat/completions", {"messages": [USER], "max_completion_tokens": 61}, "max_completion_tokens"),
         ("/v1/chat/completions", {"messages": [USER], "max_completion_tokens": "a"}, "max_completion_tokens"),
-        ("/v1/batch/completions", {"prompts": ["a"] * 7, **BRIEF}, "prompts"),
-        ("/v1/batch/completions", {"prompts": [None], **BRIEF}, "prompts"),
         ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 61}}, "max_new_tokens"),
         ("/completion", {"prompt": "a", "n_predict": 61}, "n_predict"),
         ("/completion", {"prompt": "a", "n_predict": 10, "n_probs": 5}, "n_probs"),

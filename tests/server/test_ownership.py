@@ -47,7 +47,6 @@ STARTING: list[tuple[str, Body]] = [
     *((path, {**HI, "max_tokens": 5}) for path in MESSAGES),
     ("/v1/completions", {"prompt": "Hi"}),
     ("/completion", {"prompt": "Hi"}),
-    ("/v1/batch/completions", {"prompts": ["Hi"]}),
     ("/", {"inputs": "Hi"}),
     ("/generate", {"inputs": "Hi"}),
     ("/generate_stream", {"inputs": "Hi"}),

@@ -41,7 +41,6 @@ OF_A_MODEL: dict[str, Body] = {
     "/score": {"text_1": "a", "text_2": "b"},
     "/pooling": {"input": "Hi"},
     "/api/v1/generate": {"prompt": "Hi"},
-    "/v1/batch/completions": {"prompts": ["Hi"]},
     "/api/oai/completions": {"prompt": "Hi"},
     "/api/oai/chat/completions": USER,
     "/api/oai/chooses": {"input": "a", "choices": ["b"]},

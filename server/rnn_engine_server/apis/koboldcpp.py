@@ -26,9 +26,8 @@ from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import SSE, Answer, Long, RouteTable
 from rnn_engine_server.core.kept import BoundedStore
 from rnn_engine_server.core.routing import EVENTS, SETTINGS, AppKey
-from rnn_engine_server.core.schema import RefusedError, RequestBody
+from rnn_engine_server.core.schema import RefusedError, RequestBody, Timings
 from rnn_engine_server.core.streams import cancel_tasks
-from rnn_engine_server.telemetry.records import RECENT
 
 _UNITED_VERSION = "1.2.5"  # of the API of KoboldAI United, as KoboldCpp reports it
 _VERSION = "1.98"  # of KoboldCpp
@@ -265,8 +264,8 @@ class KoboldVersion(TypedDict):
 
 
 class KoboldPerf(TypedDict):
-    """Times in seconds and counts. `last_...` are those of the last request that the API key may see: `last_process`
-    is the time of its prompt, `last_eval` that of its answer."""
+    """Times in seconds and counts. `last_...` are those of the client's last generation: `last_process` is the time of
+    its prompt, `last_eval` that of its answer."""
 
     last_process: float
     last_eval: float
@@ -376,9 +375,11 @@ class Generation(Dialect[KoboldRequest]):
 
 
 class Generations:
-    """All running generations, by client and `genkey`, and log-probabilities of the last ones. For the event loop."""
+    """All running generations, by client and `genkey`, and what is told of the last ones. For the event loop."""
 
     def __init__(self) -> None:
+        self.outcomes: BoundedStore[str, tuple[Timings, float]] = BoundedStore(_MOST_KEPT, _MOST_KEPT)
+        """The times of each client's last generation, and when it ended, by `time.monotonic`."""
         self._running: dict[tuple[str, str], list[Generation]] = defaultdict(list)
         self._last: BoundedStore[tuple[str, str], KoboldLogprobs] = BoundedStore(_MOST_KEPT, _MOST_KEPT_BYTES)
 
@@ -387,11 +388,13 @@ class Generations:
         self._running[client, generation.body.genkey].append(generation)
 
     def end(self, client: str, generation: Generation) -> None:
-        """Count a generation as ended, and keep its log-probabilities. A second call does nothing."""
+        """Count a generation as ended, and keep its times and log-probabilities. A second call does nothing."""
         key = client, generation.body.genkey
         running = self._running[key]
         if generation in running:
             running.remove(generation)
+            if (timings := generation.outcomes[0].times().get("timings")) is not None:
+                self.outcomes.put(client, (timings, time.monotonic()), 1)
             for each in {key, (client, "")}:
                 self._last.pop(each)
                 if (found := generation.logprobs) is not None:
@@ -531,18 +534,16 @@ async def max_context_length(call: Call) -> KoboldNumber:
 
 @ROUTES.get("/api/extra/perf", routine=True)
 async def perf(call: Call) -> KoboldPerf:
-    """Times of the last request, and how busy the server is."""
-    engine, now = call.engine, time.monotonic()
-    stats, recent = engine.stats(), call.app[RECENT].seen_by(call.principal)
-    last = next((each.report for each in reversed(recent) if each.report.timing is not None), None)
-    timing = None if last is None else last.timing
+    """Times of the client's last generation, and how busy the server is."""
+    engine, last = call.engine, call.app[GENERATIONS].outcomes.get(call.client.name)
+    stats = engine.stats()
     return {
-        "last_process": 0.0 if timing is None else timing.first_token - timing.started,
-        "last_eval": 0.0 if timing is None or last is None else last.ended - timing.first_token,
-        "last_token_count": 0 if last is None else last.completion_tokens,
+        "last_process": 0.0 if last is None else last[0]["prompt_ms"] / 1000,
+        "last_eval": 0.0 if last is None else last[0]["predicted_ms"] / 1000,
+        "last_token_count": 0 if last is None else last[0]["predicted_n"],
         "total_gens": sum(engine.counters().outcomes.values()),
         "queue": stats.queued,
         "idle": 0 if stats.active else 1,
         "uptime": max(time.time() - engine.info.created, 0.0),
-        "idletime": 0.0 if stats.active or last is None else now - last.ended,
+        "idletime": 0.0 if stats.active or last is None else time.monotonic() - last[1],
     }

@@ -5,11 +5,9 @@ from __future__ import annotations
 from rnn_engine_server import web
 from rnn_engine_server.apis import (
     ai00,
-    astrai,
     cohere,
     koboldcpp,
     llama_server,
-    realizar,
     rerank,
     rwkv_runner,
     tei,
@@ -72,8 +70,6 @@ ALL_ROUTES: tuple[Route, ...] = (
     *koboldcpp.ROUTES,
     *rwkv_runner.ROUTES,
     *ai00.ROUTES,
-    *realizar.ROUTES,
-    *astrai.ROUTES,
     *document.ROUTES,
     *web.ROUTES,
 )

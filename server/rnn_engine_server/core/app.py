@@ -62,10 +62,8 @@ from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import METRICS, Metrics, Readings
 from rnn_engine_server.telemetry.records import (
     HTTP_COUNTERS,
-    RECENT,
     TRACER,
     HttpCounters,
-    RecentReports,
 )
 from rnn_engine_server.telemetry.traces import RequestTracer, make_tracer
 from rnn_engine_states.documents import CollectionLimits, DocumentStore
@@ -157,7 +155,6 @@ def make_app(
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
     app[RATE_LIMITER] = RateLimiter(app[HTTP_COUNTERS].refused_by_quota)
-    app[RECENT] = RecentReports()
     app[CONNECTIONS] = ConnectionCounters()
     counters = app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]
     app[METRICS] = Metrics(partial(Readings.of, models, *counters, partial(kept_usage, app), store.readings))

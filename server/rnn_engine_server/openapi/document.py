@@ -139,7 +139,7 @@ _END = "[DONE]"  # the data of the last event of OpenAI's streams
 _BINARY = "application/octet-stream"
 _INFO = (
     "RWKV language models behind the APIs of OpenAI, Anthropic, Ollama, ai00, llama-server, vLLM, "
-    "text-generation-inference, text-embeddings-inference, Cohere, Mistral, KoboldCpp, RWKV-Runner and realizar. "
+    "text-generation-inference, text-embeddings-inference, Cohere, Mistral, KoboldCpp and RWKV-Runner. "
     "docs/http-api.md says what is different from these, and why."
 )
 _FAILURES: Mapping[int, str] = {

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import get_args
 
-from rnn_engine.telemetry import REQUEST_SECONDS, Histogram, RequestReport, reports_to
-from rnn_engine_server.auth.keys import Principal, Scope
+from rnn_engine.telemetry import REQUEST_SECONDS, Histogram, reports_to
 from rnn_engine_server.core.routing import SETTINGS, App, AppKey
 from rnn_engine_server.telemetry.logs import LINE_FIELDS, current_request_id
 from rnn_engine_server.telemetry.request_record import AbortCause, RequestRecord
@@ -73,40 +71,11 @@ class HttpCounters:
             self.aborted[cause] += 1
 
 
-_MOST = 128
-
-
-@dataclass(frozen=True, slots=True)
-class RecentReport:
-    """The report of an ended engine request, with its HTTP request's id and the name of that request's API key."""
-
-    request_id: str
-    key: str | None
-    report: RequestReport
-
-
-class RecentReports:
-    """The reports of the latest ended engine requests, at most `_MOST`. For the event loop."""
-
-    def __init__(self) -> None:
-        self._reports: deque[RecentReport] = deque(maxlen=_MOST)
-
-    def add(self, record: RequestRecord) -> None:
-        """Add the reports of an ended HTTP request's engine requests."""
-        self._reports.extend(RecentReport(record.id, record.key, report) for report in record.reports[-_MOST:])
-
-    def seen_by(self, principal: Principal) -> Sequence[RecentReport]:
-        """Return the reports that a principal may see, latest last: those of its own requests, or all for an admin."""
-        sees_all = principal.scope is Scope.ADMIN
-        return [each for each in self._reports if sees_all or each.key == principal.name]
-
-
-# What the application and each request carry: counts, the tracer, the record and the last reports.
+# What the application carries: counts, and the tracer.
 
 HTTP_COUNTERS = AppKey("http_counters", HttpCounters)
 TRACER = AppKey("tracer", RequestTracer)
 """Absent if there are no traces."""
-RECENT = AppKey("recent", RecentReports)
 
 # The log: the id of a request on each of its lines, and one line for each request.
 
@@ -174,7 +143,6 @@ def recorded(app: App, record: RequestRecord, headers: Mapping[str, str]) -> Ite
                 yield
         finally:
             record.ended = time.monotonic()
-            app[RECENT].add(record)
             if (tracer := app.get(TRACER)) is not None:
                 record.trace_id = tracer.trace(record, headers)
             log_request(record, app[SETTINGS].logs.slow_seconds)
