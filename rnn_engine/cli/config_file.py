@@ -21,7 +21,7 @@ Settings: TypeAlias = Mapping[str, object]
 MODELS = "models"  # the parameter of the command's arguments
 
 _WEIGHTS = {"none": "f16", "int8": "int8", "nf4": "nf4", "sf4": "sf4"}
-_UNUSED = frozenset({"bnf", "web"})
+_UNUSED = frozenset({"bnf", "embed", "web"})
 _CHUNK_SIZES = frozenset({"head_chunk_size", "state_chunk_size", "token_chunk_size"})
 _UNUSED_OF_MODEL = frozenset({"embed_device", "max_runtime_batch", "precision", "stop", *_CHUNK_SIZES})
 _OF_MODEL = frozenset({"path", "name", "model_path", "model_name", "quant", "quant_type", "max_batch"})
@@ -32,7 +32,7 @@ _UNZIP_FOLDERS = "assets/unzip", "assets/temp"
 _SECRET = frozenset({"api_key", "app_key", "app_keys", "store"})  # settings whose values no message shows
 _NO_ID = uuid.UUID(int=0)
 _OF_LISTEN = frozenset({"ip", "port", "app_keys", "tls", "acme"})
-_TABLES = frozenset({"model", "lora", "state", "tokenizer", "adapter", "listen", "embed"})
+_TABLES = frozenset({"model", "lora", "state", "tokenizer", "adapter", "listen"})
 _log = logging.getLogger(__name__)
 
 
@@ -107,7 +107,7 @@ def _not_allowed(key: str, value: object, allowed: str) -> ValueError:
 def _from_ai00(content: Mapping[str, Any]) -> Settings:
     """Convert ai00's Config.toml to settings of `serve`. Raises ValueError for one that can't be applied."""
     _check("the file", content, _TABLES, _UNUSED)
-    model, listen, embed = content["model"], _table(content, "listen"), _table(content, "embed")
+    model, listen = content["model"], _table(content, "listen")
     all_states, app_keys = _tables(content, "state"), _tables(listen, "app_keys")
     _check("[model]", model, _OF_MODEL, _UNUSED_OF_MODEL)
     _check("[listen]", listen, _OF_LISTEN, _UNUSED_OF_LISTEN)
@@ -130,11 +130,8 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
         **_renamed(model, {"max_batch": "slots"}),
         **_renamed(listen, {"ip": "host", "port": "port"}),
         **_device(content.get("adapter", "Auto")),
-        **_renamed(embed, {"path": "embed_model"}),  # ai00 itself downloads that model by its name
         **_renamed(_table(content, "tokenizer"), {"path": "tokenizer"}),
     }
-    if embed and "path" not in embed:
-        _log.warning("[embed] has no effect without path, a folder with a model.onnx and its tokenizer.json")
     if listen.get("tls"):
         settings |= {"tls_cert": _CERTIFICATE, "tls_key": _CERTIFICATE_KEY}
     defaults = [state.name for state, each in zip(states, all_states, strict=True) if each.get("default")]

@@ -88,7 +88,7 @@ _GROUPS: Final[Mapping[str, Sequence[AddOption]]] = {
             metavar="NAME",
             help="The model that answers requests that name no model.  [default: the first]",
         ),
-        *options_of(ServerSettings, "model_folder", "admin_folders", "unzip_folders", "embed_model"),
+        *options_of(ServerSettings, "model_folder", "admin_folders", "unzip_folders"),
         *options_of(ServerSettings, "any_model", "idle_unload_seconds"),
     ),
     "Kept states": options_of(CacheConfig),

@@ -152,13 +152,6 @@ def test_admins_handle_files_where_they_do_with_ai00(
     assert settings.unzip_folders == (Path("assets/temp"),)
 
 
-def test_an_embedding_model_is_a_folder(start: Start, tmp_path: Path, model_file: Path) -> None:
-    (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
-    text = AI00.format(folder=tmp_path)
-    for embed, expected in ((f'path = "{tmp_path}"', tmp_path), ('home = "assets/models/hf"', None)):
-        assert start("-c", write(tmp_path, f"{text}\n[embed]\n{embed}")).settings.embed_model == expected
-
-
 @pytest.mark.parametrize("adapter", ['adapter = "Auto"', 'adapter = "Economical"', "adapter = { Auto = {} }", ""])
 def test_an_adapter_may_be_a_word(start: Start, tmp_path: Path, model_file: Path, adapter: str) -> None:
     (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
@@ -289,9 +282,9 @@ def test_each_field_of_ai00s_file_is_taken_or_refused(
     monkeypatch.chdir(tmp_path)
     model = "[model]\nname = 'x'\n"
     texts = [
-        *(f"{name} = {value}\n{model}" for name in ("lora", "state", "tokenizer", "adapter", "listen", "embed")),
+        *(f"{name} = {value}\n{model}" for name in ("lora", "state", "tokenizer", "adapter", "listen")),
         *(f"{model}{name} = {value}\n" for name in ("path", "quant", "quant_type", "max_batch")),
-        *(f"{model}[{name}]\npath = {value}\n" for name in ("tokenizer", "embed")),
+        f"{model}[tokenizer]\npath = {value}\n",
         *(f"{model}[[{name}]]\npath = {value}\n" for name in ("lora", "state")),
         *(f"{model}[[state]]\npath = 'x'\n{name} = {value}\n" for name in ("name", "id", "default")),
         *(f"{model}[listen]\n{name} = {value}\n" for name in ("ip", "port", "tls", "acme", "app_keys")),

@@ -56,7 +56,6 @@ def test_a_plain_installation_has_all_commands_and_the_rest_names_its_extra(mode
     refused: list[tuple[Sequence[object], str]] = [
         (["serve", "--device", "cpu", "--store", "valkey://127.0.0.1:9"], needs("a shared store", "store")),
         (["fleet"], "'rnn-engine[fleet]'"),
-        (["serve", "--device", "cpu", "--embed-model", tmp_path], needs("an embedding model", "embeds")),
     ]
     results = run_without(*working, *(command for command, _ in refused))
     answers, refusals = results[: len(working)], results[len(working) :]

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from rnn_engine.operations.onnx_embedder import load_embedder
 from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus
 from rnn_engine_server.apis.ai00.generation import Ai00CompletionChunk
-from rnn_engine_server.apis.ai00.states import Embeds, StateList
+from rnn_engine_server.apis.ai00.states import StateList
 from rnn_engine_server.apis.engine.choices import Chooses
 from rnn_engine_server.apis.openai.embeddings import EmbeddingList
 from rnn_engine_server.apis.openai.schemas import ChatCompletion, Completion
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_states.files.prefab import rows_from_state
-from tests.support.embedders import save_embedder
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import Body, Serve, Through, error_of, post, post_stream
 from tests.support.models import tiny_shape
@@ -230,27 +228,9 @@ async def test_a_generation_that_fails_is_no_answer(serve: Serve) -> None:
     assert (await error_of(await client.post(COMPLETIONS, json={"prompt": "a"}), 500))["code"] == "step_failed"
 
 
-async def test_embeds_are_of_pieces(through: Through, tmp_path: Path) -> None:
-    embedder = load_embedder(save_embedder(tmp_path / "tiny"))
-    text = "the sky is blue. the sea is deep."
-    async with TestClient(
-        TestServer(make_app(await through(FakeEngine()), ServerSettings(), embedder=embedder))
-    ) as client:
-        for path in ("/api/oai/embeds", "/api/oai/v1/embeds"):
-            whole = await post(client, path, Embeds, {"input": text, "max_tokens": 9999, "prefix": "query:"})
-            assert (whole["object"], whole["model"]) == ("embeds", "tiny")
-            assert [chunk["chunk"] for chunk in whole["data"][0]["chunks"]] == [text]
-        pieces = await post(client, "/api/oai/embeds", Embeds, {"input": f"{text} " * 9, "max_tokens": 5, "prefix": ""})
-        chunks = pieces["data"][0]["chunks"]
-        assert [chunk["chunk"] for chunk in chunks] == ["the sky is blue.", "the sea is deep."] * 9
-        expected = embedder.embed(["the sea is deep."])
-        assert np.allclose(chunks[-1]["embed"], expected, atol=1e-6)
-        assert (await client.post("/api/oai/embeds", json={"input": ""})).status == 400
-
-
-async def test_embeds_without_a_model_are_501(serve: Serve) -> None:
+async def test_embeds_are_refused(serve: Serve) -> None:
     error = await error_of(await (await serve(FakeEngine())).post("/api/oai/embeds", json={"input": "a"}), 501)
-    assert "--embed-model" in error["message"]
+    assert "/v1/embeddings" in error["message"]
 
 
 @pytest.mark.parametrize(("special", "first"), [({}, 0), ({"<|end|>": 5}, 5)])

@@ -95,7 +95,7 @@ RESTRICTED = (
     Restricted("opentelemetry", ("rnn_engine_server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
     Restricted(
         "onnxruntime",
-        ("rnn_engine.operations.onnx_embedder", "rnn_engine.forward.onnx_graph", *DEVELOPMENT),
+        ("rnn_engine.forward.onnx_graph", *DEVELOPMENT),
         "embedding models and faster matmuls are extras",
     ),
     Restricted("valkey", ("rnn_engine_states.shared", *DEVELOPMENT), "the shared store is an extra"),
@@ -118,7 +118,7 @@ RESTRICTED = (
     Restricted("lm_eval", ("rnn_engine.compat.lm_eval", *DEVELOPMENT), "lm-eval is an extra"),
     Restricted(
         "tokenizers",
-        ("rnn_engine.tokenizer.huggingface", "rnn_engine.operations.onnx_embedder", *DEVELOPMENT),
+        ("rnn_engine.tokenizer.huggingface", *DEVELOPMENT),
         "only the tokenizer's module knows the package",
     ),
     Restricted("torch", ("tools",), "torch is for tools alone"),

@@ -15,7 +15,6 @@ from aiohttp import web
 
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineInfo, EngineLike
-from rnn_engine.operations.onnx_embedder import Embedder, load_embedder
 from rnn_engine_server.apis.engine.collections import COLLECTIONS
 from rnn_engine_server.apis.koboldcpp import GENERATIONS, Generations
 from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRunner
@@ -56,7 +55,7 @@ from rnn_engine_server.core.workers import WORKERS, Workers
 from rnn_engine_server.jobs.runner import BatchRunner
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder
-from rnn_engine_server.models.registry import EMBEDDER, MODELS, ModelRegistry
+from rnn_engine_server.models.registry import MODELS, ModelRegistry
 from rnn_engine_server.openapi.document import API_DOCUMENT, encode_document
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import METRICS, Metrics, Readings
@@ -104,7 +103,6 @@ def make_app(
     served: Served,
     settings: ServerSettings,
     tracer: RequestTracer | None = None,
-    embedder: Embedder | None = None,
     collections: DocumentStore | None = None,
     store: Store | None = None,
 ) -> web.Application:
@@ -161,8 +159,6 @@ def make_app(
     app.on_response_prepare.extend((header_setter(settings), set_call_headers))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.append(_run_parts)
-    if embedder is not None:
-        app[EMBEDDER] = embedder
     if tracer is not None:
         app[TRACER] = tracer
     add_routes(app, *_router())
@@ -189,7 +185,6 @@ def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
             collections=open_collections(settings),
             store=Store(settings.job_folder, settings.limits),
             tracer=make_tracer(),
-            embedder=None if settings.embed_model is None else load_embedder(settings.embed_model),
         )
         asyncio.run(_serve(load, make, settings, on_ready, listeners, tls))
 

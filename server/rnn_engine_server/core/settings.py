@@ -266,10 +266,6 @@ class ServerSettings(Settings):
         "Keep collections of documents in this folder over restarts. Use --cache-folder, too, so that the states "
         "after the documents are kept.  [default: keep them in memory]"
     )
-    embed_model: Path | None = setting(None, EXISTING_FOLDER).help(
-        "Answer ai00's /api/oai/embeds with the embedding model in this folder: ONNX with its tokenizer.json. Needs "
-        "the extra `embeds`."
-    )
     job_folder: Path | None = setting(None, FOLDER).help(
         "Keep files, batches and tuning jobs in this folder over restarts. Only one server at a time may use it.  "
         "[default: jobs in --state-folder, or else a temporary folder]"

@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 from rnn_engine.errors import InvalidRequestError, ModelNotFoundError, RnnEngineError, UnavailableError
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineInfo, EngineLike
-from rnn_engine.operations.onnx_embedder import Embedder
 from rnn_engine.telemetry import Health
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder, MakeLoad
@@ -428,8 +427,5 @@ class ModelUse:
             self._model = None
 
 
-# What the application carries for handlers: the models, and the embedding model.
-
 MODELS = AppKey("models", ModelRegistry)
-EMBEDDER = AppKey("embedder", Embedder)
-"""Absent if there is no embedding model."""
+"""The models that the application serves, for handlers."""

@@ -1,4 +1,4 @@
-"""ai00's own routes for states after texts, and for vectors of an embedding model."""
+"""ai00's own routes for states after texts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from typing_extensions import TypedDict
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.embedding import Layers, run_states
-from rnn_engine.operations.onnx_embedder import Embedder
 from rnn_engine.operations.parallel import Cost
 from rnn_engine.types import F32
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import INPUTS, PROMPT_FORMS, AnyPrompt, PromptText, parse_joined
+from rnn_engine_server.apis.common.generation import INPUTS, PROMPT_FORMS, AnyPrompt, parse_joined
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.apis.openai.embeddings import (
     LAYER_FORMS,
@@ -33,10 +32,8 @@ from rnn_engine_server.apis.openai.embeddings import (
 )
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.schema import NULL, Bounded, Parsed, RequestBody
-from rnn_engine_server.core.workers import work
-from rnn_engine_server.models.registry import EMBEDDER
+from rnn_engine_server.core.handlers import Answer, RouteTable
+from rnn_engine_server.core.schema import NULL, ErrorBody, Parsed
 from rnn_engine_states.files.prefab import prefab_dims, rows_from_state
 
 _Inputs: TypeAlias = Annotated[tuple[AnyPrompt, ...], Parsed(parse_joined, *PROMPT_FORMS, NULL), INPUTS]
@@ -96,51 +93,6 @@ class WholeState(TypedDict):
 
 
 StateList: TypeAlias = VectorsOf[WholeState]
-MOST_TOKENS = 510
-
-
-_PREFIX = Bounded(lambda limits, field, prefix: limits.check("max_stop_bytes", field, len(prefix.encode())))
-
-
-class EmbedsRequest(RequestBody):
-    """A request to cut a text into pieces and to compute a vector for each piece with the embedding model."""
-
-    ignored: ClassVar = frozenset({"metadata", "model", "user"})
-
-    input: PromptText = Field(min_length=1, description="The text.")
-    max_tokens: int = Field(
-        default=MOST_TOKENS,
-        ge=0,
-        description=f"The most tokens of a piece, from 1 to {MOST_TOKENS}; a greater number counts as {MOST_TOKENS}.",
-    )
-    prefix: Annotated[str, _PREFIX] = Field(
-        default="query:",
-        description="The text that is put before each piece, as in the training of the embedding model.",
-    )
-
-
-class EmbeddedChunk(TypedDict):
-    """One piece of the text with its vector. `embed` is a list that holds this one vector."""
-
-    chunk: str
-    embed: list[list[float]]
-
-
-class EmbeddedText(TypedDict):
-    object: Literal["embed"]
-    index: int
-    chunks: list[EmbeddedChunk]
-
-
-class Embeds(TypedDict):
-    """The answer with a vector for each piece of a text.
-
-    `data` has one entry, for the whole text; `model` is the embedding model.
-    """
-
-    object: Literal["embeds"]
-    model: str
-    data: list[EmbeddedText]
 
 
 ROUTES = RouteTable()
@@ -188,37 +140,10 @@ async def _answer_whole(
     return list_vectors(call, told, name, vectors, body.encoding_format, usage_of(costs))
 
 
-_AT_A_TIME = 8  # pieces, between which the request may be cancelled
-
-
-@ROUTES.post("/api/oai/embeds", uses_model=False)
-async def embeds(call: Call, body: EmbedsRequest) -> Long[Embeds]:
-    """Vectors of the pieces of a text, made by a separate embedding model (`--embed-model`); 501 without one."""
-    embedder = call.app.get(EMBEDDER)
-    if embedder is None:
-        raise RefusalError(
-            501,
-            "this server has no embedding model; its operator can name one with --embed-model. "
-            "/v1/embeddings makes vectors with the RWKV model itself",
-        )
-    max_tokens = min(max(body.max_tokens, 1), MOST_TOKENS)
-    pieces = await work(call, len(body.input), lambda: embedder.split(body.input, max_tokens))
-    limits = call.limits
-    limits.check("max_inputs", "input", len(pieces))
-    chunks: list[EmbeddedChunk] = []
-    for start in range(0, len(pieces), _AT_A_TIME):
-        chunks += await asyncio.to_thread(_embed, embedder, body.prefix, pieces[start : start + _AT_A_TIME])
-
-    def make() -> Embeds:
-        return {
-            "object": "embeds",
-            "model": embedder.name,
-            "data": [{"object": "embed", "index": 0, "chunks": chunks}],
-        }
-
-    return Long(sum(len(chunk["embed"][0]) for chunk in chunks), make)
-
-
-def _embed(embedder: Embedder, prefix: str, pieces: Sequence[str]) -> list[EmbeddedChunk]:
-    vectors = embedder.embed([prefix + piece for piece in pieces])
-    return [{"chunk": piece, "embed": [vector.tolist()]} for piece, vector in zip(pieces, vectors, strict=True)]
+@ROUTES.post("/api/oai/embeds", answer=ErrorBody, uses_model=False)
+async def refuse(_call: Call) -> Answer:
+    """Refused with 501: this server has no embedding model beside the RWKV model."""
+    raise RefusalError(
+        501,
+        "this server has no embedding model beside the RWKV model; /v1/embeddings makes vectors with the RWKV model itself",
+    )
