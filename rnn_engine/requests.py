@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from rnn_engine.bounds import MAX_DRAFT
 from rnn_engine.chat_template.tools import ToolFormat
 from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids, check_whole
@@ -97,7 +95,6 @@ class GenerateRequest:
     speculate: int | None = None  # most tokens of a draft, as far as the engine drafts; None = the engine's choice
     client: Client = ANONYMOUS
     priority: int = 0  # of a client's requests that wait for a slot, the one with the greatest comes first
-    embeddings: F32 | None = field(default=None, compare=False)  # [len(prompt), D] in place of its tokens' own
     deadline: float | None = None  # by `time.monotonic`: the text ends then, with reason `length`
 
     @property
@@ -121,8 +118,6 @@ class GenerateRequest:
             raise InvalidRequestError("prompt", list(self.prompt), "at least one token")
         if self.score_from is not None:
             check_range("score_from", self.score_from, 0, max(len(self.prompt) - 1, 0))
-        if self.embeddings is not None:
-            self._check_embeddings(self.embeddings, shape)
         for name, positions in (("turn", self.turn_positions), ("checkpoint", self.checkpoint_positions)):
             for position in (min(positions), max(positions)) if positions else ():  # a chat may have thousands
                 check_range(f"{name} position", position, 0, len(self.prompt))
@@ -157,18 +152,6 @@ class GenerateRequest:
             sound = False
         if not sound:
             raise InvalidRequestError("stop", self.stop, "a text or bytes that are not empty, or a list of these")
-
-    def _check_embeddings(self, embeddings: F32, shape: ModelShape) -> None:
-        expected = (len(self.prompt), shape.width)
-        if embeddings.shape != expected or not np.isfinite(embeddings).all():
-            allowed = f"finite numbers of the shape {list(expected)}, a vector for each token of the prompt"
-            raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
-        if self.mix is not None or self.score_from is not None:
-            allowed = "null, since states are mixed or tokens are scored"
-            raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
-        if not shape.takes_embeddings:
-            allowed = f"null, since RWKV {shape.version} has vectors for each token in every layer"
-            raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
 
     def sampling_context(self, vocab_size: int, token_bytes: Callable[[int], bytes]) -> SequenceContext:
         """Return what the sampler needs of this request, such as its stop tokens and the tokens of earlier replies."""

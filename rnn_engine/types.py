@@ -230,11 +230,6 @@ class ModelShape(ABC):
         return self.vocab_size if self.has_head else self.width
 
     @property
-    def takes_embeddings(self) -> bool:
-        """True if the model can run embedding vectors in place of tokens; False if its layers also need token ids."""
-        return True
-
-    @property
     @abstractmethod
     def state_fields(self) -> tuple[StateField, ...]:
         """The descriptions of one layer's recurrent tensors, in the order in which they are stored."""
@@ -328,9 +323,6 @@ class TokenRun:
     least one token; bits beyond the vocabulary do not count. `submit` calls `masks` once, while the device runs the
     tokens already; it must not raise.
 
-    `embeddings`, if given, are what the first layer takes in place of the tokens' rows of the embedding, before its
-    layer norm: [len(tokens), D].
-
     With a `draw`, the device draws what follows the last row, which then has no mask. The row of the read-out is that
     of the last token that was run.
 
@@ -344,7 +336,6 @@ class TokenRun:
     rows: int = 0
     targets: Sequence[int] | None = None
     masks: Callable[[], NDArray[np.uint32] | None] | None = field(default=None, compare=False)
-    embeddings: F32 | None = field(default=None, compare=False)
     draw: TokenDraw | None = field(default=None, compare=False)
     follows: bool = False
 
@@ -521,8 +512,8 @@ class TracingRunner(Runner, Protocol):
     def trace(self, batch: Batch, layers: Collection[int]) -> Trace:
         """Run every token of `batch`, advance its slots' states, wait for the device, and return what it computed.
 
-        `batch` has no masks, draws or given embeddings. There may be no other step in flight. Raises
-        InvalidRequestError and StepError as `submit` does.
+        `batch` has no masks and draws. There may be no other step in flight. Raises InvalidRequestError and StepError
+        as `submit` does.
         """
 
 

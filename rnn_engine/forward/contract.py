@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, StateError, are_token_ids, check_range, check_token_ids
 from rnn_engine.types import (
-    F32,
     Batch,
     DrawPenalties,
     ModelShape,
@@ -55,34 +54,15 @@ def check_draws(
             _check_draw(f"run {position}: draw", run, run.draw, vocab_size, max_draws, max_logprobs)
             if run.draw.penalties is not None:
                 _check_penalties(f"run {position}", run, run.draw.penalties, vocab_size, num_penalty_slots)
-        if run.follows and (run.draw is None or len(run.tokens) > 1 or run.embeddings is not None):
+        if run.follows and (run.draw is None or len(run.tokens) > 1):
             raise InvalidRequestError(
-                f"run {position}: follows", True, "False, except for a run of one token with a draw and no embeddings"
+                f"run {position}: follows", True, "False, except for a run of one token with a draw"
             )
     if any(run.draw is not None and run.draw.count > 1 for run in batch):
         for position, run in enumerate(batch):
-            if run.draw is None or len(run.tokens) > 1 or run.embeddings is not None:
-                allowed = "one token with a draw and no embeddings, since a run of the batch draws more than one token"
+            if run.draw is None or len(run.tokens) > 1:
+                allowed = "one token with a draw, since a run of the batch draws more than one token"
                 raise InvalidRequestError(f"run {position}", run, allowed)
-
-
-def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.intp]]:
-    """Return each run's ids as rows of the embedding table; those from V on are of `given_rows`."""
-    ids: list[Sequence[int] | NDArray[np.intp]] = []
-    first = vocab_size
-    for run in batch:
-        if run.embeddings is None:
-            ids.append(run.tokens)
-        else:
-            ids.append(np.arange(first, first + len(run.tokens)))
-            first += len(run.tokens)
-    return ids
-
-
-def given_rows(batch: Batch) -> F32 | None:
-    """Return the embeddings [n, D] of all token runs that bring embeddings instead of token ids; None if none does."""
-    given = [run.embeddings for run in batch if run.embeddings is not None]
-    return np.concatenate(given) if given else None
 
 
 def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:
@@ -148,9 +128,6 @@ def _check_run(position: int, run: TokenRun, shape: ModelShape) -> None:
     length = len(run.tokens)
     if length == 0:
         raise InvalidRequestError(f"run {position}: tokens", list(run.tokens), "at least one token")
-    if run.embeddings is not None and run.embeddings.shape != (length, shape.width):
-        allowed = f"{(length, shape.width)}, a vector for each token"
-        raise InvalidRequestError(f"run {position}: embeddings", run.embeddings.shape, allowed)
     if not 0 <= run.rows <= length:
         raise InvalidRequestError(f"run {position}: rows", run.rows, f"a number from 0 to {length}, its token count")
     if run.targets is not None:

@@ -15,8 +15,6 @@ from rnn_engine.forward.contract import (
     check_draws,
     check_slot,
     check_state,
-    given_ids,
-    given_rows,
     make_masks,
     sound_runs,
     take_oldest,
@@ -131,16 +129,13 @@ class CpuRunner:
         if self._weights is None:
             raise StepError("the runner is closed")
         slots = [run.slot for run in batch]
-        ids = given_ids(batch, self.shape.vocab_size)
-        tokens = np.concatenate([np.asarray(run_ids, np.intp) for run_ids in ids])  # [T]
-        given = given_rows(batch)
-        weights = self._weights if given is None else self._weights.with_rows(self.shape.tensor_names.embedding, given)
+        tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])  # [T]
         lengths = [len(run.tokens) for run in batch]
         first, end = slots[0], slots[0] + len(slots)
         chosen = slice(first, end) if slots == [*range(first, end)] else slots  # a slice copies nothing
         before = {name: values[chosen] for name, values in self._live.items()}  # [B, L, ...]
         with matmul_threads(self.shape):
-            weights = weights.watched(watch).carrying(carried)
+            weights = self._weights.watched(watch).carrying(carried)
             hidden, after = self._run_layers(weights, tokens, lengths, before)  # [T, D]
             for name, layers in after.items():
                 for layer, values in enumerate(layers):

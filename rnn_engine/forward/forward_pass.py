@@ -17,43 +17,12 @@ from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.stages import KernelStage, Stage, plan_of
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.weight_choice import FormatOf
-from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, WEIGHT_FORMATS, row_blocks
+from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, row_blocks
 from rnn_engine.gpu import Buffer, Dispatch, Memory, Plan
 from rnn_engine.types import F32, MOST_DRAW_BIASES, Model, ModelShape
 from rnn_engine_shaders import Constant
 
 # Look-ups in tables with a row for each token of the vocabulary: the embedding, and the tables of layers.
-
-
-class GivenEmbeddings:
-    """The stage for runs that bring embeddings; its table is overwritten before each step with such runs."""
-
-    def __init__(self, context: BuildContext, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]) -> None:
-        self._memory = context.memory
-        self._format = WEIGHT_FORMATS["f32"]
-        shape, limits = context.model.shape, context.limits
-        panel_blocks = PANEL_ROWS * row_blocks(self._format, shape.width)
-        num_blocks = -(-limits.max_tokens // PANEL_ROWS) * panel_blocks
-        part = context.memory.create_buffer("part of the given embeddings", 12)
-        context.memory.upload(part, 0, np.array([shape.vocab_size, limits.max_tokens, panel_blocks], np.uint32))
-        self._stored = create_weight_buffers(context.memory, "given embeddings", self._format, num_blocks)
-        self._stage = context.kernel_stage(
-            "given embeddings",
-            "embed",
-            constants,
-            {"part": part, **buffers, **self._stored},
-            lambda step: (step.num_tokens, 1),
-            context.tuning.weight_includes(self._format),
-        )
-
-    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        if step.has_given:
-            yield from self._stage.dispatches(step)
-
-    def upload(self, rows: F32) -> None:
-        """Upload the embeddings `rows` [n, D] that the token runs of the next step bring."""
-        for variable, array in self._format.pack(rows).items():
-            self._memory.upload(self._stored[variable], 0, array)
 
 
 class Embedding:
@@ -69,15 +38,9 @@ class Embedding:
             if norm is None
             else PackedVectors.load(context, "embedding norm", f"{norm}.", ("weight", "bias"))
         )
-        self._context = context
-        threads = context.tuning.norm_threads
-        self._constants = {"THREADS": threads, **context.norm_constants, "NORMS": norm is not None}
-        self._buffers = {"vectors": vectors.buffer, "x": context.buffers.x}
-        self.stages = table_stages(context, "embedding", names.embedding, "embed", self._constants, self._buffers)
-
-    def given(self) -> GivenEmbeddings:
-        """Return the stage for token runs that bring embeddings, and allocate its table."""
-        return GivenEmbeddings(self._context, self._constants, self._buffers)
+        constants = {"THREADS": context.tuning.norm_threads, **context.norm_constants, "NORMS": norm is not None}
+        buffers = {"vectors": vectors.buffer, "x": context.buffers.x}
+        self.stages = table_stages(context, "embedding", names.embedding, "embed", constants, buffers)
 
 
 def table_stages(
@@ -275,12 +238,9 @@ class ForwardPass:
             states=self.states,
         )
         self.has_head = context.has_head
-        self.given: GivenEmbeddings | None = None
         self._body: list[Stage] = []
         if context.has_embedding:
-            embedding = Embedding(context)
-            self.given = embedding.given()
-            self._body = [Following(context), *embedding.stages, self.given]
+            self._body = [Following(context), *Embedding(context).stages]
         self._layer_ends: list[int] = []  # for each layer, how many stages of the body run up to its end
         progress("loading layers", 0, num_parts)
         for done, stages in enumerate(load_layers(context), 1):

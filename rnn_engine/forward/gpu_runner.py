@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from rnn_engine.errors import DeviceError, InvalidRequestError, StepError
-from rnn_engine.forward.contract import check_batch, check_draws, check_slot, check_state, given_rows, take_oldest
+from rnn_engine.forward.contract import check_batch, check_draws, check_slot, check_state, take_oldest
 from rnn_engine.forward.draws import DeviceDraws, count_draws, decode_draws
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
@@ -256,7 +256,7 @@ class GpuRunner:
 
     def _trace(self, batch: Batch, layers: Collection[int], carried: Sequence[F32]) -> Trace:
         memory, forward, shape = self._memory, self._forward, self.shape
-        memory.upload(forward.buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides, shape.vocab_size))
+        memory.upload(forward.buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides))
         self._upload_carried(carried)
         num_tokens, num_rows = sum(len(run.tokens) for run in batch), sum(run.rows for run in batch)
         hidden: dict[int, F32] = {}
@@ -344,14 +344,12 @@ class GpuRunner:
         """
         side, memory, limits, vocab_size = ticket.number % 2, self._memory, self._limits, self.shape.vocab_size
         num_rows, num_draws = sum(run.rows for run in batch), count_draws(batch)
-        memory.upload(self._forward.buffers.batch, 0, encode_batch(batch, limits, self._states.sides, vocab_size))
+        memory.upload(self._forward.buffers.batch, 0, encode_batch(batch, limits, self._states.sides))
         self._upload_carried(carried)
-        if (given := given_rows(batch)) is not None and self._forward.given is not None:
-            self._forward.given.upload(given)
         if num_draws:
             self._draws.upload(batch)
         num_tokens = sum(len(run.tokens) for run in batch)
-        size = StepSize(num_tokens, len(batch), num_rows, has_given=given is not None, has_draws=num_draws > 0)
+        size = StepSize(num_tokens, len(batch), num_rows, has_draws=num_draws > 0)
         first = replace(size, has_following=any(run.follows for run in batch))
         if num_rows == 0:
             return _Step(ticket, batch, self._recorder.submit(self._plan(size, side=0)), None)

@@ -32,8 +32,8 @@ from rnn_engine.types import (
 class PartRunner(Runner, Protocol):
     """A runner of some layers of a model that follow one another.
 
-    Only the first part takes embeddings, and only the last has rows. Each other one takes what the part before it has
-    `carried` on, [T, D] each: the residual stream first.
+    Only the last part has rows. Each but the first takes what the part before it has `carried` on, [T, D] each: the
+    residual stream first.
     """
 
     def submit(self, batch: Batch, carried: Sequence[F32] = ()) -> Ticket: ...
@@ -124,12 +124,10 @@ class SplitRunner:
         return sum(len(run.tokens) for run in batch)
 
     def _runs_of(self, part: PartRunner, batch: Batch) -> Batch:
-        """Return the runs of `batch` for a part: only the first one takes embeddings, and only the last has rows."""
-        if part is not self.parts[0]:
-            batch = [run if run.embeddings is None else replace(run, embeddings=None) for run in batch]
-        if part is not self.parts[-1]:
-            batch = [replace(run, rows=0, targets=None, masks=None, draw=None) for run in batch]
-        return batch
+        """Return the runs of `batch` for a part: only the last one has rows."""
+        if part is self.parts[-1]:
+            return batch
+        return [replace(run, rows=0, targets=None, masks=None, draw=None) for run in batch]
 
 
 class _SplitState:

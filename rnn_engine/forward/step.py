@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.forward.contract import given_ids, make_masks, sound_runs
+from rnn_engine.forward.contract import make_masks, sound_runs
 from rnn_engine.gpu import Buffer, Memory
 from rnn_engine.types import (
     F32,
@@ -39,7 +39,6 @@ class StepSize:
     num_runs: int
     num_rows: int
     has_masks: bool = False  # some row has a mask of its own
-    has_given: bool = False  # some run brings embeddings
     has_draws: bool = False  # the device draws from some row
     has_following: bool = False  # some run continues from the token that its slot has drawn last
 
@@ -131,14 +130,13 @@ HEADER_WORDS, RUN_WORDS, ROW_WORDS, TOKEN_WORDS = 4, 4, 3, 2
 NO_MASK = DRAWN_LAST = 0xFFFFFFFF
 
 
-def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
+def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -> NDArray[np.uint32]:
     """Encode `batch` as the 4-byte words of `struct Batch` of batch.wgsl, up to its last token.
 
     `shift_sides` has for each slot the copy of the token shifts, 0 or 1, that the step reads.
     """
-    ids = given_ids(batch, vocab_size)
     slots = [run.slot for run in batch]
-    lengths = np.array([len(run_ids) for run_ids in ids])
+    lengths = np.array([len(run.tokens) for run in batch])
     num_rows = np.array([run.rows for run in batch])
     ends, row_ends = lengths.cumsum(), num_rows.cumsum()
     rows_start = HEADER_WORDS + RUN_WORDS * limits.num_slots
@@ -152,7 +150,7 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], v
         [slots, ends - lengths, lengths, np.array([shift_sides[slot] for slot in slots])], axis=1
     )
     tokens[:, 0] = np.arange(len(batch)).repeat(lengths)
-    tokens[:, 1] = list(chain.from_iterable(ids))
+    tokens[:, 1] = list(chain.from_iterable(run.tokens for run in batch))
     rows[: row_ends[-1], 0] = (ends - row_ends).repeat(num_rows) + np.arange(row_ends[-1])
     rows[:, 2] = NO_MASK
     num_masks = 0

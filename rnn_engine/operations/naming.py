@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -17,7 +16,7 @@ from rnn_engine.operations.parallel import Cost, run_each
 from rnn_engine.requests import EndState, GenerateRequest, TokenInfo
 from rnn_engine.sampling.ranking import top_logprobs
 from rnn_engine.sampling.rows import LogitRow
-from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
+from rnn_engine.types import F32, FieldKind, ModelShape, State
 from rnn_engine_states.frozen import NO_INITIAL_STATE, FrozenState, TokenPath, freeze_state
 from rnn_engine_states.named.entry import NamedState, Retention, check_changeable
 from rnn_engine_states.tokens import pack
@@ -45,7 +44,6 @@ class Advanced:
     named: NamedState
     scored: tuple[TokenInfo, ...]
     top: Likeliest  # for the next token
-    outputs: tuple[tuple[int, Likeliest], ...]  # position -> for the token after it
     cost: Cost
 
 
@@ -84,65 +82,28 @@ async def advance_state(
     *,
     logprobs: int | None = None,
     top_k: int = 0,
-    output_positions: Sequence[int] = (),
     priority: int = 0,
-    embeddings: F32 | None = None,
 ) -> Advanced:
     """Run `tokens` from a named state, and atomically replace the named state by the state after the tokens.
 
     If `logprobs` is given, the tokens are scored, each with this many alternatives. `top_k` is how many of the
-    likeliest next tokens to return, after the last token and after those at `output_positions`; negative positions
-    count from the end. Without tokens the state does not change. `embeddings` are as in `run_tokens`. Raises
-    NotFoundError if the named state is gone or was replaced meanwhile, and InvalidRequestError for a state that comes
-    from the operator's files.
+    likeliest next tokens to return. Without tokens the state does not change. Raises NotFoundError if the named state
+    is gone or was replaced meanwhile, and InvalidRequestError for a state that comes from the operator's files.
     """
     most = min(MAX_TOP_K, engine.info.shape.vocab_size)
     if not 0 <= top_k <= most:
         raise InvalidRequestError("top_k", top_k, f"a number from 0 to {most}")
-    positions = _from_start(output_positions, len(tokens))
-    inner = [position for position in positions if position < len(tokens) - 1]
-    if positions and not 0 < top_k <= (engine.info.max_logprobs if inner else most):
-        raise InvalidRequestError(
-            "top_k", top_k, f"a number from 1 to {engine.info.max_logprobs if inner else most} with output_positions"
-        )
-    first, alternatives = (0, logprobs) if logprobs is not None or not inner else (min(inner) + 1, 0)
-    if inner:
-        alternatives = max(alternatives or 0, top_k)
     states = engine.states
     key = (await states.get(name_or_id)).id
     async with states.lock(key):
         named = await states.get(str(key))
         if tokens:
             check_changeable(named, "state")
-        ran = await run_tokens(
-            engine,
-            named.frozen,
-            tokens,
-            logprobs=alternatives,
-            score_from=first,
-            priority=priority,
-            embeddings=embeddings,
-        )
+        ran = await run_tokens(engine, named.frozen, tokens, logprobs=logprobs, priority=priority)
         if tokens:
             named = await states.compare_and_set(named, ran.frozen, source="advance")
     top = top_logprobs(LogitRow.of_full(ran.logits, max(top_k, 1)), top_k)
-    outputs = tuple(
-        (position, ran.scored[position + 1 - first].top[:top_k] if position < len(tokens) - 1 else top)
-        for position in positions
-    )
-    scored: tuple[TokenInfo, ...] = ()
-    if logprobs is not None:  # a thread does it, since there may be many tokens
-        scored = await asyncio.to_thread(lambda: tuple(replace(info, top=info.top[:logprobs]) for info in ran.scored))
-    return Advanced(named, scored, top, outputs, ran.cost)
-
-
-def _from_start(positions: Sequence[int], count: int) -> list[int]:
-    """Return positions from 0; negative ones count from the end. Raises InvalidRequestError beyond `count`."""
-    for position in positions:
-        if not -count <= position < count:
-            allowed = f"positions from {-count} to {count - 1}" if count else "none, since there are no tokens"
-            raise InvalidRequestError("output_positions", position, allowed)
-    return [position % count for position in positions]
+    return Advanced(named, ran.scored, top, ran.cost)
 
 
 async def run_tokens(
@@ -151,25 +112,20 @@ async def run_tokens(
     tokens: Sequence[int],
     *,
     logprobs: int | None = None,
-    score_from: int = 0,
     priority: int = 0,
-    embeddings: F32 | None = None,
     wait_for_room: bool = False,
 ) -> Ran:
     """Run `tokens` from a recurrent state without generating text; return the state and the logits after them.
 
-    If `logprobs` is given, the tokens from index `score_from` on are scored, each with `logprobs` alternatives.
-    `embeddings` [len(tokens), D] replace those of `tokens`. Raises OverloadedError if the queue is full, unless
-    `wait_for_room` is set.
+    If `logprobs` is given, the tokens are scored, each with `logprobs` alternatives. Raises OverloadedError if the
+    queue is full, unless `wait_for_room` is set.
     """
-    begin = None if initial_state is None else initial_state.for_request
     request = GenerateRequest(
         prompt=tokens,
-        initial_state=begin if embeddings is None else _begin_before(embeddings, begin, engine.info.shape),
-        embeddings=embeddings,
+        initial_state=None if initial_state is None else initial_state.for_request,
         max_tokens=0,
         logprobs=logprobs,
-        score_from=None if logprobs is None else score_from,
+        score_from=None if logprobs is None else 0,
         keep_end=True,
         priority=priority,
     )
@@ -178,12 +134,6 @@ async def run_tokens(
     assert end is not None  # it was requested
     after = await asyncio.to_thread(state_after, engine.info.shape, initial_state, end)
     return Ran(after, end.logits, ended.scored, ended.cost)
-
-
-def _begin_before(embeddings: F32, begin: InitialState | None, shape: ModelShape) -> InitialState:
-    """Return an initial state whose root in the cache depends on `embeddings`, too, not on their tokens alone."""
-    root = hashlib.blake2b(embeddings.tobytes(), digest_size=16, key=b"" if begin is None else begin.root.encode())
-    return InitialState(root.hexdigest(), shape.initial_state() if begin is None else begin.state)
 
 
 def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndState) -> FrozenState:

@@ -46,7 +46,6 @@ class Weights:
         self._fetch = fetch
         self._cast: dict[str, Array] = {}
         self._transposed: dict[str, Array] = {}
-        self._more_rows: Mapping[str, Array] = {}
         self.watch: Watch = ignore_layer
         self.carried: Sequence[Array] = ()
         self.kept: list[Array] | None = None
@@ -93,21 +92,8 @@ class Weights:
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
         """Return the rows `ids` of the table (such as the embedding) called `name`, cast to `dtype`."""
-        table, more = self._fetch(name), self._more_rows.get(name)
-        if more is None:
-            found: Array = _numbers(table[ids])
-            return found.astype(self.dtype)
-        is_own = ids < len(table)
-        rows = np.empty((len(ids), table.shape[1]), self.dtype)
-        rows[is_own] = _numbers(table[ids[is_own]])
-        rows[~is_own] = more[ids[~is_own] - len(table)]
-        return rows
-
-    def with_rows(self, name: str, more: Array) -> Self:
-        """Return a copy of these weights whose table called `name` has the rows `more` appended."""
-        extended = copy(self)
-        extended._more_rows = {name: more}
-        return extended
+        found: Array = _numbers(self._fetch(name)[ids])
+        return found.astype(self.dtype)
 
     def watched(self, watch: Watch) -> Self:
         """Return a copy of these weights with which a forward pass calls `watch` after each layer."""

@@ -156,7 +156,6 @@ class Prompt(Phase["SlotSequence"]):
         else:
             # A state that will be saved gets a logit row too, because finite logits show that the state is sound.
             rows = int(at_end or sequence.plan.at(end) is not None)
-            run.embeddings = None if request.embeddings is None else request.embeddings[start:end]
         run.rows = rows
         if at_end:
             run.masks = sequence.make_masks(rows)

@@ -149,16 +149,6 @@ def test_parts_can_be_traced(both: tuple[TracingRunner, TracingRunner]) -> None:
         np.testing.assert_array_equal(found.hidden[layer], expected.hidden[layer])
 
 
-def test_given_embeddings_go_to_the_first_part() -> None:
-    rows = np.random.default_rng(3).standard_normal((4, MODEL.shape.width), np.float32)
-    found = []
-    for placement in ("0", "0,0"):
-        runner = split(MODEL, placement, **LIMITS)
-        found.append(run_step(runner, [TokenRun(0, [1] * 4, 1, embeddings=rows)]).full_row(0))
-        runner.close()
-    np.testing.assert_array_equal(found[0], found[1])
-
-
 def test_a_run_can_not_follow_a_draw_on_another_device() -> None:
     draw = TokenDraw(0, 0, 1, 1.0, 1.0)
     with closing(split(MODEL, "0,0", **LIMITS)) as runner:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus
 from rnn_engine_server.apis.ai00.generation import Ai00CompletionChunk
@@ -14,11 +11,9 @@ from rnn_engine_server.apis.ai00.states import StateList
 from rnn_engine_server.apis.engine.choices import Chooses
 from rnn_engine_server.apis.openai.embeddings import EmbeddingList
 from rnn_engine_server.apis.openai.schemas import ChatCompletion, Completion
-from rnn_engine_server.core.app import make_app
-from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_states.files.prefab import rows_from_state
 from tests.support.fake_engine import FakeEngine, encode, state_after
-from tests.support.http import Body, Serve, Through, error_of, post, post_stream
+from tests.support.http import Body, Serve, error_of, post, post_stream
 from tests.support.models import tiny_shape
 
 COMPLETIONS, CHAT = "/api/oai/completions", "/api/oai/chat/completions"

@@ -251,7 +251,6 @@ async def test_a_name_that_is_shared_is_taken(clients: Clients) -> None:
     for path, body in (
         ("/v1/states", {"name": "poet", "prompt": "x"}),
         ("/v1/chat/completions", {**HI, "save_as": "poet"}),
-        (f"/v1/states/{SECRET}/open", {"name": "poet"}),
         (f"/v1/states/{SECRET}/fork", {"names": ["new", "poet"]}),
         (f"/v1/states/{SECRET}/take", {"name": "poet"}),
     ):

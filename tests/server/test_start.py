@@ -287,7 +287,7 @@ async def test_a_full_disk_is_no_fault_of_the_clients(
     client = await serve(engine)
     put(engine, "a", "abc")
     monkeypatch.setattr("os.fsync", refuse_to_sync)
-    response = await client.post("/v1/states/a/open", json={"name": "b", "persistent": True})
+    response = await client.post("/v1/states/a/fork", json={"names": ["b"], "persistent": True})
     error = await error_of(response, 507)
     assert (error["type"], error["code"]) == ("server_error", "storage_failed")
 

@@ -24,7 +24,7 @@ from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.full import file_parts
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
-from tests.support.http import Body, Client, Serve, check_shape, error_of, post
+from tests.support.http import Client, Serve, check_shape, error_of, post
 from tests.support.models import tiny_shape
 from tests.support.named_states import Clock, make_states
 from tests.support.toy_states import same
@@ -98,7 +98,7 @@ async def test_a_name_with_any_letters_is_found_in_a_path(serve: Serve) -> None:
 async def test_copies_and_moves(serve: Serve) -> None:
     client = await serve(FakeEngine())
     await create(client, "a")
-    opened = await post(client, f"{PATH}/a/open", StateEntry, {"name": "b", "owner": "bob"})
+    [opened] = (await post(client, f"{PATH}/a/fork", StateEntries, {"names": ["b"], "owner": "bob"}))["data"]
     forked = await post(client, f"{PATH}/a/fork", StateEntries, {"names": ["c", "d"], "ttl": 5})
     assert (opened["owner"], [entry["owner"] for entry in forked["data"]]) == ("bob", ["c", "d"])
     assert forked["bytes"] == opened["bytes"]
@@ -125,49 +125,6 @@ async def test_an_advance_reads_out_and_goes_on(serve: Serve) -> None:
     assert (state["id"], state["source"], state["num_tokens"]) == (before["id"], "advance", 5)
     assert state["digest"] != before["digest"]
     assert (await listed(client))["data"] == [state]
-
-
-async def test_an_advance_reads_out_at_chosen_positions(serve: Serve) -> None:
-    engine = FakeEngine()
-    client = await serve(engine)
-    await create(client, "a")
-    body = {"input": "defg", "top_k": 2, "output_positions": [1, -1, 0, -3], "priority": 3}
-    answer = await post(client, f"{PATH}/a/advance", AdvancedState, body)
-    assert [output["position"] for output in answer["outputs"]] == [1, 3, 0, 1]
-    assert all(
-        [token["id"] for token in output["next"]] == [1, 2] for output in (answer["outputs"][0], answer["outputs"][2])
-    )
-    assert answer["outputs"][1]["next"] == answer["next"]
-    assert answer["scored"] is None
-    request = engine.requests[-1]
-    assert (request.score_from, request.logprobs, request.priority) == (1, 2, 3)
-    scored = await post(client, f"{PATH}/a/advance", AdvancedState, {**body, "logprobs": 1})
-    assert [len(token["top"]) for token in scored["scored"]] == [1, 1, 1, 1]
-    last = await post(client, f"{PATH}/a/advance", AdvancedState, {"input": "h", "top_k": 30, "output_positions": [0]})
-    assert len(last["outputs"][0]["next"]) == 30
-    assert engine.requests[-1].logprobs is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "words"),
-    [
-        ({"output_positions": [4]}, 400, "output_positions: 4 is not allowed; expected positions from -4 to 3"),
-        ({"output_positions": [-5]}, 400, "output_positions: -5"),
-        ({"output_positions": [0], "input": ""}, 400, "none, since there are no tokens"),
-        ({"output_positions": [0], "top_k": 21}, 400, "top_k: 21 is not allowed; expected a number from 1 to 20"),
-        ({"output_positions": [0], "top_k": 0}, 400, "top_k: 0"),
-        ({"priority": 10**6}, 400, "priority"),
-        ({"mask": [[0, 1]]}, 501, "no pages or positions that a mask could hide"),
-    ],
-)
-async def test_what_an_advance_can_not_read_out(serve: Serve, fields: Body, status: int, words: str) -> None:
-    engine = FakeEngine()
-    client = await serve(engine)
-    await create(client, "a")
-    body = {"input": "defg", "top_k": 2, **fields}
-    error = await error_of(await client.post(f"{PATH}/a/advance", json=body), status)
-    assert words in error["message"]
-    assert len(engine.requests) == 1
 
 
 async def test_a_state_is_allocated_without_running_anything(serve: Serve) -> None:
@@ -209,7 +166,6 @@ async def test_an_id_is_no_name_and_advances_its_own_state(serve: Serve) -> None
     refused = "is not allowed; expected a name that is not a UUID, since state ids are UUIDs"
     for path, body in (
         (PATH, {"name": first["id"], "prompt": "x"}),
-        (f"{PATH}/second/open", {"name": first["id"]}),
         (f"{PATH}/second/fork", {"names": ["x", first["id"]]}),
         (f"{PATH}/second/take", {"name": first["id"]}),
     ):
@@ -325,8 +281,8 @@ async def test_head_of_an_export_sends_no_body(serve: Serve) -> None:
         ("POST", "", {"name": "b", "prompt": "x", "state": "c"}, 404, "state 'c' does not exist; there are: a"),
         ("POST", "", {"name": "b", "prompt": "x", "ttl": -1}, 400, "ttl: -1.0 is not allowed; expected a number of"),
         ("POST", "", {"name": "b", "prompt": "x", "persistent": True}, 400, "persistent: True is not allowed"),
-        ("POST", "/c/open", {"name": "b"}, 404, "state 'c' does not exist"),
-        ("POST", "/a/open", {"name": "a"}, 400, "name: 'a' is not allowed"),
+        ("POST", "/c/fork", {"names": ["b"]}, 404, "state 'c' does not exist"),
+        ("POST", "/a/fork", {"names": ["a"]}, 400, "'a' is not allowed"),
         ("POST", "/a/fork", {"names": []}, 400, "names: [] is not allowed; expected at least 1 item"),
         ("POST", "/a/fork", {"names": ["b", "b"]}, 400, "names: ['b', 'b'] is not allowed"),
         ("POST", "/c/take", {"owner": "b"}, 404, "state 'c' does not exist"),

@@ -4,7 +4,6 @@ that never stopped."""
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from rnn_engine.demo import model_path, pirate_state_path
-from rnn_engine.loading.runner import open_model
+from rnn_engine.demo import pirate_state_path
 from rnn_engine.loading.settings import StateFile, StateSettings
 from rnn_engine_server.apis.ai00.states import StateList
 from rnn_engine_server.apis.engine.states import AdvancedState, CreatedState, StateEntries
@@ -94,73 +92,6 @@ async def test_an_advance_in_steps_scores_as_one_run_does(client: Client) -> Non
     choice = (await post(client, "/v1/completions", Completion, {**drawn, "stop": []}))["choices"][0]
     assert answer["next"][0]["token"] == "\n\n"
     assert choice["token_ids"] == [answer["next"][0]["id"]]
-
-
-async def test_chosen_positions_tell_what_steps_tell(client: Client) -> None:
-    tokens = engine_in(client).tokenize("User: What is the capital of France?\n\nAssistant: The capital")
-    for name in ("steps", "whole"):
-        await post(client, "/v1/states", CreatedState, {"name": name, "prompt": tokens[:4], "state": "pirate"})
-    stepped: list[list[tuple[int, float]]] = []
-    for token in tokens[4:]:
-        answer = await post(client, "/v1/states/steps/advance", AdvancedState, {"input": [token], "top_k": 3})
-        stepped.append([(each["id"], each["logprob"]) for each in answer["next"]])
-    wanted = [2, 5, len(tokens) - 5]
-    body = {"input": tokens[4:], "top_k": 3, "output_positions": wanted}
-    outputs = (await post(client, "/v1/states/whole/advance", AdvancedState, body))["outputs"]
-    assert [output["position"] for output in outputs] == wanted
-    for output, position in zip(outputs, wanted, strict=True):
-        found = [(each["id"], each["logprob"]) for each in output["next"]]
-        assert [token for token, _ in found] == [token for token, _ in stepped[position]]
-        assert [figure for _, figure in found] == pytest.approx([figure for _, figure in stepped[position]], abs=1e-3)
-
-
-async def test_the_embeddings_of_tokens_advance_a_state_as_the_tokens_do(client: Client) -> None:
-    with open_model(model_path()) as model:
-        table = model.tensor("emb.weight")
-    tokens = engine_in(client).tokenize("User: What is the capital of France?\n\nAssistant:")
-    rows = table[tokens].astype("<f4")
-    given = {"data": base64.b64encode(rows.tobytes()).decode(), "shape": list(rows.shape)}
-    for name in ("tokens", "given", "again", "other"):
-        await post(client, "/v1/states", CreatedState, {"name": name, "prompt": "", "state": "none"})
-    read_out = {"top_k": 3}
-    expected = await post(client, "/v1/states/tokens/advance", AdvancedState, {"input": tokens, **read_out})
-    for name in ("given", "again"):
-        body = {"input_embeddings": given, "output_positions": [-1], **read_out}
-        found = await post(client, f"/v1/states/{name}/advance", AdvancedState, body)
-        assert [token["id"] for token in found["next"]] == [token["id"] for token in expected["next"]]
-        assert found["outputs"] == [{"position": len(tokens) - 1, "next": found["next"]}]
-        assert found["state"]["num_tokens"] == len(tokens)
-    numbers = {"data": (0.5 * rows[::-1]).reshape(-1).tolist(), "shape": list(rows.shape)}
-    other = await post(client, "/v1/states/other/advance", AdvancedState, {"input_embeddings": numbers, **read_out})
-    assert other["state"]["digest"] != found["state"]["digest"]
-    ask = {"prompt": " ", "max_tokens": 6, "temperature": 0}
-    texts = [
-        (await post(client, "/v1/completions", Completion, {**ask, "state": name}))["choices"][0]["text"]
-        for name in ("tokens", "given", "again")
-    ]
-    assert texts[0] == texts[1] == texts[2]
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"input_embeddings": {"data": [1.0], "shape": [1, 2]}}, "1 is not allowed; expected 1 times 2 numbers"),
-        ({"input_embeddings": {"data": [1.0], "shape": [1, 1]}}, "a vector for each token of the prompt"),
-        ({"input_embeddings": {"data": [1e39] * 128, "shape": [1, 128]}}, "finite numbers"),
-        ({"input_embeddings": {"data": [], "shape": [0, 128]}}, "base64 of f32"),
-        ({"input_embeddings": {"data": [0.0] * 128, "shape": [1, 128]}, "input": "a"}, "null beside input"),
-        ({"input_embeddings": {"data": [0.0] * 128, "shape": [1, 128]}, "logprobs": 1}, "null beside input"),
-        (
-            {"input_embeddings": {"data": [0.0] * 256, "shape": [2, 128]}, "top_k": 1, "output_positions": [0]},
-            "embeddings",
-        ),
-    ],
-)
-async def test_embeddings_that_are_refused(client: Client, fields: dict[str, Any], words: str) -> None:
-    await post(client, "/v1/states", CreatedState, {"name": "a", "prompt": "x"})
-    response = await client.post("/v1/states/a/advance", json=fields)
-    assert response.status == 400
-    assert words in (await response.json())["error"]["message"]
 
 
 async def test_what_is_removed_is_dropped_from_the_cache(client: Client) -> None:

@@ -35,7 +35,7 @@ class DrawKernels:
             outputs, _ = HeadOutputs.create_pair(shape, limits, memory)
             bound = {**_fields(buffers), **_fields(outputs)}
             memory.upload(outputs.logits, 0, logits)
-            memory.upload(buffers.batch, 0, encode_batch(batch, limits, [0] * num_rows, self.vocab_size))
+            memory.upload(buffers.batch, 0, encode_batch(batch, limits, [0] * num_rows))
             device_draws = DeviceDraws(buffers, self.vocab_size, limits, memory)
             readout_bytes = 4 * num_rows * limits.readout_words
             answer = memory.create_buffer("answer", readout_bytes + buffers.draws.size, mappable=True)

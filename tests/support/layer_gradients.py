@@ -100,7 +100,7 @@ class DeviceLayers:
         documents = np.split(case.ids, np.cumsum(case.lengths)[:-1])
         batch = [TokenRun(slot, ids.tolist()) for slot, ids in enumerate(documents)]
         step = StepSize(len(case.ids), len(batch), 0)
-        words = encode_batch(batch, self.limits, [0] * len(batch), self.shape.vocab_size)
+        words = encode_batch(batch, self.limits, [0] * len(batch))
         self.memory.upload(forward.buffers.batch, 0, words)
         packed = [self._pack(case.states, slot) for slot in range(len(batch))]  # [L, stride] each
         weights = Weights(self.shape, forward.model.tensor)

@@ -20,10 +20,6 @@ class ShapeV7DeepEmbed(ShapeV7):
 
     version: str = field(default="v7-deepembed", init=False)
 
-    @property
-    def takes_embeddings(self) -> bool:
-        return False  # every layer looks up a vector for the token itself
-
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
     """Return the shape for the sizes of tensor dimensions. Raises ModelError if they contradict each other."""

@@ -145,5 +145,5 @@ async def refuse(_call: Call) -> Answer:
     """Refused with 501: this server has no embedding model beside the RWKV model."""
     raise RefusalError(
         501,
-        "this server has no embedding model beside the RWKV model; /v1/embeddings makes vectors with the RWKV model itself",
+        "this server has no embedding model beside the RWKV model; /v1/embeddings makes vectors with that one",
     )

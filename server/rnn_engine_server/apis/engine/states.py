@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
-from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import F64, FieldDifference, advance_state, create_state, state_difference
 from rnn_engine.requests import MAX_PRIORITY, TokenInfo
-from rnn_engine.types import F32, ModelShape
+from rnn_engine.types import ModelShape
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, Input, tokens_of
 from rnn_engine_server.apis.common.owned import ListOf
@@ -25,18 +24,15 @@ from rnn_engine_server.apis.common.states import (
     State,
     StateEntry,
     StateRefBody,
-    parse_numbers,
     resolve_state,
     state_entry,
 )
 from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.errors import RefusalError
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import MODEL_QUERY
-from rnn_engine_server.core.schema import INTEGERS, NULL, Parsed, RefusedError, RequestBody, Usage, described
-from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.schema import RequestBody, Usage, described
 from rnn_engine_server.core.workers import work
 from rnn_engine_states.frozen import NO_INITIAL_STATE
 from rnn_engine_states.named.entry import NamedState
@@ -72,25 +68,6 @@ class TakeStateRequest(RetentionBody):
     name: str | None = Field(default=None, description="The new name. Null: the present one.")
 
 
-def _parse_embeddings(value: object) -> F32 | None:
-    match value:
-        case None:
-            return None
-        case {"data": data, "shape": [int(count), int(width)], **rest} if not rest and count > 0 < width:
-            numbers = parse_numbers(data)
-            if numbers.size == count * width:
-                return numbers.reshape(count, width)
-            raise RefusedError(numbers.size, f"{count} times {width} numbers", below="data")
-    raise RefusedError(value, 'null or {"data": numbers or base64 of f32, "shape": [tokens, width]}')
-
-
-_EMBEDDINGS = {
-    "type": "object",
-    "properties": {"data": {"type": "array", "items": {"type": "number"}}, "shape": INTEGERS},
-}
-GivenEmbeddings: TypeAlias = Annotated[F32, Parsed(_parse_embeddings, _EMBEDDINGS, NULL)]
-
-
 class AdvanceStateRequest(RequestBody):
     """A request to run more tokens from a named state, which then changes. It says what to report about them."""
 
@@ -103,31 +80,7 @@ class AdvanceStateRequest(RequestBody):
         description="Return the log-probabilities of the tokens, and of this many other tokens at each position.",
     )
     top_k: int = Field(default=0, ge=0, description="Return this many of the tokens that are likeliest to come next.")
-    input_embeddings: GivenEmbeddings | None = Field(
-        default=None,
-        description="Inputs of the first layer, before its layer norm, in place of the embeddings of tokens: "
-        '`{"data": ..., "shape": [tokens, width]}`, where `data` is a flat list of numbers or base64 of f32. '
-        "Not with `input` or `logprobs`; `output_positions` can then hold only the last position.",
-    )
-    output_positions: Annotated[list[int], FailFast()] = Field(
-        default=[],
-        max_length=4096,
-        description="Positions in the input, counted from the end if negative. After each of them, `outputs` has the "
-        "`top_k` likeliest tokens, too. At most as many positions before the last one as the model's "
-        "`max_logprobs`.",
-    )
     priority: Priority = 0
-    mask: Any = Field(
-        default=None, description="Refused with 501: a state has no pages or positions that a mask could hide."
-    )
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        given = self.input_embeddings
-        if given is not None:
-            limits.check("max_prompt_tokens", "input_embeddings", given.shape[0])
-            if self.input or self.logprobs is not None:
-                raise InvalidRequestError("input_embeddings", list(given.shape), "null beside input and logprobs")
 
 
 class LeaseEntry(TypedDict):
@@ -190,25 +143,16 @@ class ScoredStateToken(StateToken):
     top: list[StateToken]
 
 
-class StateOutput(TypedDict):
-    """The likeliest next tokens at one position of the input. `next` lists those after the token at `position`."""
-
-    position: int
-    next: list[StateToken]
-
-
 class AdvancedState(TypedDict):
     """The answer to a request to run more tokens from a named state: the state after them.
 
-    `scored` is null unless the request sets `logprobs`. `next` has `top_k` tokens, the likeliest first. `outputs` has
-    an entry for each of `output_positions`.
+    `scored` is null unless the request sets `logprobs`. `next` has `top_k` tokens, the likeliest first.
     """
 
     object: Literal["state.advanced"]
     state: StateEntry
     scored: list[ScoredStateToken] | None
     next: list[StateToken]
-    outputs: list[StateOutput]
     usage: Usage
 
 
@@ -253,13 +197,6 @@ async def remove(call: Call) -> StateRemoved:
     }
 
 
-@ROUTES.post("/v1/states/{name}/open", scope=Scope.MANAGE)
-async def open_copy(call: Call, body: NewStateBody) -> StateEntry:
-    """Copy a state under another name."""
-    [copy] = await call.engine.states.fork(_name(call), [body.name], body.retention)
-    return state_entry(copy)
-
-
 @ROUTES.post("/v1/states/{name}/fork", scope=Scope.MANAGE)
 async def fork(call: Call, body: ForkStateRequest) -> StateEntries:
     """Copy a state under several names."""
@@ -282,32 +219,14 @@ async def advance(call: Call, body: AdvanceStateRequest) -> Long[AdvancedState]:
 
     Calls for one state run in the order in which they come.
     """
-    if body.mask is not None:
-        raise RefusalError(
-            501,
-            "mask: a recurrent state has no pages or positions that a mask could hide, since it sums up all of "
-            "its input. Fork the state before a text that must not be seen; logit_bias and grammars mask which "
-            "tokens are drawn",
-        )
     engine = call.engine
-    given = body.input_embeddings
     tokens = await work(call, len(body.input), partial(tokens_of, engine, body.input))
-    if given is not None:
-        tokens = [0] * len(given)  # placeholders: only their number counts
     limits = call.limits
     limits.check("max_prompt_tokens", "input", len(tokens))
-    if body.logprobs is not None or body.output_positions:
-        alternatives = max(body.logprobs or 0, body.top_k if body.output_positions else 0)
-        limits.check("max_logprob_entries", "logprobs", len(tokens) * (1 + alternatives))
+    if body.logprobs is not None:
+        limits.check("max_logprob_entries", "logprobs", len(tokens) * (1 + body.logprobs))
     advanced = await advance_state(
-        engine,
-        _name(call),
-        tokens,
-        logprobs=body.logprobs,
-        top_k=body.top_k,
-        output_positions=body.output_positions,
-        priority=body.priority,
-        embeddings=given,
+        engine, _name(call), tokens, logprobs=body.logprobs, top_k=body.top_k, priority=body.priority
     )
 
     def make() -> AdvancedState:
@@ -316,7 +235,6 @@ async def advance(call: Call, body: AdvanceStateRequest) -> Long[AdvancedState]:
             "state": state_entry(advanced.named),
             "scored": None if body.logprobs is None else [_scored(engine, info) for info in advanced.scored],
             "next": _likeliest(engine, advanced.top),
-            "outputs": [{"position": place, "next": _likeliest(engine, found)} for place, found in advanced.outputs],
             "usage": usage_of([advanced.cost]),
         }
 
