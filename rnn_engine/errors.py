@@ -18,9 +18,8 @@
     ├── TimeLimitError         a request's time is up before its first token          (HTTP 504)
     ├── UnavailableError       the device does not answer, or is being opened again   (HTTP 503)
     ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
-    ├── StepError              the forward pass failed for the requests of one step   (HTTP 500)
-    │   └── MaskError          a request's grammar can't be followed further          (HTTP 400)
-    └── ServerError            another server refuses or can't be reached             (as a client)
+    └── StepError              the forward pass failed for the requests of one step   (HTTP 500)
+        └── MaskError          a request's grammar can't be followed further          (HTTP 400)
 
 A message names what is wrong, shows the bad value and says what is allowed.
 """
@@ -147,10 +146,6 @@ class StepError(RnnEngineError):
 
 class MaskError(StepError):
     """Raised if a request's grammar or token mask can't be followed further. Only that request is lost."""
-
-
-class ServerError(RnnEngineError):
-    """Raised if another server refuses a request, can't be reached, or breaks off its answer."""
 
 
 @contextmanager

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 
 import click
 import cloup
-from click.core import ParameterSource
 from cloup.formatting import HelpSection
 
-from rnn_engine.bounds import SETTING, Kind, Part, Setting, setting
+from rnn_engine.bounds import SETTING, Kind, Part, Setting
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import is_same_file, is_special
@@ -232,7 +231,7 @@ def settings_options(
 _MOST_NEEDED = (
     "--help --help-all --device --weights --device-memory --tokenizer --chat-template --lora --slots --config --host "
     "--port --default-model --model-folder --cache-folder --state --state-folder --api-key --api-key-file --open "
-    "--cors-origin --log-level --replicas --max-replicas --address --replica-gpus --url --system --prompt --tokens "
+    "--cors-origin --log-level --replicas --max-replicas --address --replica-gpus --system --prompt --tokens "
     "--chat --stop --max-tokens --temperature --top-p --top-k --presence-penalty --frequency-penalty --seed --grammar "
     "--json-schema --regex"
 )
@@ -350,29 +349,10 @@ def parse_tokens(text: str) -> list[int]:
     return [int(token) for token in tokens]
 
 
-def api_key_setting() -> Any:  # noqa: ANN401 - a field of a dataclass
-    """Return a field for the API key of a server that a command uses."""
-    return setting(None, Kind(metavar="KEY"), env="RNN_ENGINE_API_KEY").help(
-        "The server's API key. Other users of this machine can see this option in the list of processes, but not the "
-        "environment variable."
-    )
-
-
-WITH_URL = "with --url: the server has loaded its model"
-"""Why options of a model have no effect with --url."""
-
-
 def command_to_resume() -> str:
     """Return the command line that goes on with this run, with `--resume`."""
     words = ["rnn-engine", *sys.argv[1:]]
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
-
-
-def refuse_options(context: click.Context, names: Iterable[str], without_effect: str) -> None:
-    """Raise UsageError, which says when options are `without_effect`, if one of the options `names` was given."""
-    for parameter in context.command.params:
-        if parameter.name in names and context.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{parameter.opts[0]} can't be used {without_effect}")
 
 
 _MOST_PATH = 4096  # characters

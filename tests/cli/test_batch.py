@@ -1,4 +1,4 @@
-"""`rnn-engine batch`: its files, its end after an interruption, a server in place of a model, and what it refuses."""
+"""`rnn-engine batch`: its files, its end after an interruption, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.cli.batch.local import LocalBatches
-from rnn_engine.cli.batch.remote import RemoteBatches
-from rnn_engine.cli.batch.running import Reached
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.requests import GenerateRequest
-from rnn_engine_server.auth.keys import ApiKey, Scope
-from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from rnn_engine_server.store.folder import Store
 from tests.support.cli import Command
-from tests.support.demo_server import engine_server
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body
 
@@ -112,41 +107,12 @@ def test_a_batch_that_was_interrupted_goes_on(
     other = write(tmp_path / "other.jsonl", LINES)
     refused = rnn_engine("batch", other, "-o", output, "--resume", code=2)
     assert f"{other} is not the file of the batch in " in refused
-    there = rnn_engine("batch", file, "-o", output, "--resume", "--url", "http://127.0.0.1:9", code=2)
-    assert "out.jsonl.batch was begun without --url" in there
     again = FakeEngine(reply=echo)
     install(again)
     rnn_engine("batch", file, "-o", output, "--resume")
     assert len(again.requests) == 1
     assert texts(output) == {"long": " a long prompt!"} | {f"line {number}": f" {number}!" for number in range(5)}
     assert not output.with_name("out.jsonl.batch").exists()
-
-
-async def loaded(engine: FakeEngine) -> FakeEngine:
-    return engine
-
-
-def test_a_server_runs_a_file(
-    rnn_engine: Command, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = FakeEngine(reply=echo)
-    settings = ServerSettings(auth=AuthSettings((ApiKey.of("secret", "ann", Scope.MANAGE),)))
-    file = write(tmp_path / "in.jsonl", [*LINES, FAILING])
-
-    def interrupted(_self: RemoteBatches, _batch_id: str) -> Reached:
-        raise KeyboardInterrupt
-
-    with engine_server(lambda: loaded(engine), settings) as url:
-        with monkeypatch.context() as patched:
-            patched.setattr(RemoteBatches, "get", interrupted)
-            said = rnn_engine("batch", file, "-o", output, "--url", url, "--api-key", "secret", code=130)
-        assert f"the batch goes on at {url}; wait for it with: rnn-engine" in said
-        refused = rnn_engine("batch", file, "-o", output, "--resume", code=2)
-        assert f"out.jsonl.batch was begun with --url {url}" in refused
-        monkeypatch.setattr("rnn_engine.cli.batch.remote._LOOK_SECONDS", 0.01)
-        rnn_engine("batch", file, "-o", output, "--url", url, "--api-key", "secret", "--resume", code=1)
-    assert texts(output) == {f"line {number}": f" {number}!" for number in range(5)}
-    assert list(read(tmp_path / "out.errors.jsonl")) == ["fails"]
 
 
 @pytest.mark.parametrize(
@@ -188,9 +154,6 @@ def test_lines_that_are_wrong_are_listed_and_nothing_is_run(
         ([], "Missing option '-o' / '--output'"),
         (["-o", "a"], "0 arguments; expected FILE, or MODEL and FILE"),
         (["a", "b", "c", "-o", "a"], "3 arguments; expected FILE, or MODEL and FILE"),
-        (["a", "b", "-o", "a", "--url", "x"], "2 arguments; with --url, expected FILE alone: its lines name the model"),
-        (["a", "-o", "a", "--url", "x", "--slots", "3"], "--slots can't be used with --url"),
-        (["a", "-o", "a", "--completion-window", "1h"], "--completion-window can't be used without --url"),
     ],
 )
 def test_refusals(rnn_engine: Command, arguments: list[str], words: str) -> None:

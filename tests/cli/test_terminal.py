@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import threading
@@ -73,6 +74,29 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         terminal.wait_for_prompt()
         terminal.type("/quit\r")
         assert terminal.wait_for_end() == 0
+
+
+def test_a_paste_during_an_answer_waits_as_one_message(tmp_path: Path) -> None:
+    said = tmp_path / "prompts"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PROMPTS": str(said)}
+    with open_terminal("chat", environment=environment, module="tests.support.fake_chat") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("Held\r")
+        terminal.wait_for("Yes")
+        terminal.paste("First line\nsecond line")
+        terminal.type(CTRL_C)
+        terminal.wait_for("      second line")
+        assert len(said.read_text().splitlines()) == 1
+        assert terminal.lines[-4:] == ["Yes", "(ended)", "User: First line", "      second line"]
+        terminal.type("\r")
+        terminal.wait_for("Yes it is.")
+        terminal.wait_for_prompt()
+        terminal.type("/quit\r")
+        assert terminal.wait_for_end() == 0
+    assert json.loads(said.read_text().splitlines()[1]).endswith("User: First line\nsecond line\n\nAssistant:")
+    with open_terminal("generate", environment=environment) as terminal:
+        terminal.wait_for("give PROMPT or --tokens")
+        assert terminal.wait_for_end() == 2
 
 
 def test_commands(rnn_engine: Command, install: Install) -> None:

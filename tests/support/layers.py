@@ -96,15 +96,11 @@ RESTRICTED = (
     Restricted(
         "onnxruntime",
         ("rnn_engine.forward.onnx_graph", *DEVELOPMENT),
-        "embedding models and faster matmuls are extras",
+        "faster matmuls are an extra",
     ),
     Restricted("valkey", ("rnn_engine_states.shared", *DEVELOPMENT), "the shared store is an extra"),
     Restricted("obstore", ("rnn_engine_states.shared.object_bodies", *DEVELOPMENT), "the object store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
-    Restricted("httpx", ("rnn_engine.cli.http_client", *DEVELOPMENT), "only one module speaks HTTP to other servers"),
-    Restricted(
-        "httpx_sse", ("rnn_engine.cli.http_client", *DEVELOPMENT), "only one module speaks HTTP to other servers"
-    ),
     Restricted(
         "prompt_toolkit",
         ("rnn_engine.cli.chat.terminal", *DEVELOPMENT),

@@ -67,9 +67,11 @@ class Terminal:
 
 
 @contextmanager
-def open_terminal(*arguments: object, environment: Mapping[str, str]) -> Iterator[Terminal]:
-    """Run `rnn-engine` with arguments in a terminal; it ends with the block."""
-    command = ["-m", "rnn_engine.cli", *map(str, arguments)]
+def open_terminal(
+    *arguments: object, environment: Mapping[str, str], module: str = "rnn_engine.cli"
+) -> Iterator[Terminal]:
+    """Run `rnn-engine`, or another `module`, with arguments in a terminal; it ends with the block."""
+    command = ["-m", module, *map(str, arguments)]
     env = {**environment, "TERM": "xterm-256color"}
     child = pexpect.spawn(sys.executable, command, env=env, dimensions=(LINES, COLUMNS), encoding="utf-8")
     try:

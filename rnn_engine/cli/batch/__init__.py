@@ -1,44 +1,20 @@
-"""`rnn-engine batch`: run the requests of a file, on a model in this process or on a server."""
+"""`rnn-engine batch`: run the requests of a file on a model."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import cloup
 
-from rnn_engine.bounds import Kind, setting
 from rnn_engine.cli.options import (
-    LOADING,
-    WITH_URL,
-    api_key_setting,
     check_outputs,
     loading_options,
     model_and_file,
-    parameters_of,
-    refuse_options,
     settings_options,
     slots_option,
 )
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-
-_STATES = ("files", "any_model")
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """The options of a server that runs the batch."""
-
-    url: str | None = setting(None, Kind(metavar="URL")).help(
-        "Send the file to a server, such as http://127.0.0.1:65530, instead of loading a model. Each line may name one "
-        "of its models."
-    )
-    api_key: str | None = api_key_setting()
-    completion_window: str = setting("24h", Kind(metavar="TIME")).help(
-        "How long the batch may take on the server: a whole number with s, m, h or d."
-    )
 
 
 @cloup.command()
@@ -59,16 +35,14 @@ class ServerOptions:
     "ending]",
 )
 @click.option("--resume", is_flag=True, help="Go on with a batch that was interrupted, from the folder OUT.batch.")
-@settings_options(ServerOptions, title="Server")
 @slots_option(8)
-@settings_options(StateSettings, *_STATES)
+@settings_options(StateSettings, "files", "any_model")
 @loading_options
 @click.pass_context
 def batch_command(
     context: click.Context,
     loading: LoadSettings,
     states: StateSettings,
-    server: ServerOptions,
     /,
     words: tuple[str, ...],
     output: Path,
@@ -84,27 +58,13 @@ def batch_command(
     """
     errors = errors or output.with_name(f"{output.stem}.errors{output.suffix}")
     check_outputs(context, {"OUT": output, "ERRORS": errors})
-    if server.url is None:
-        refuse_options(context, ["completion_window"], "without --url")
-        model, file = model_and_file(words, "FILE")
-    else:
-        own = ("slots", *parameters_of(StateSettings, *_STATES), *parameters_of(LoadSettings, *LOADING))
-        refuse_options(context, own, WITH_URL)
-        if len(words) != 1:
-            raise click.UsageError(f"{len(words)} arguments; with --url, expected FILE alone: its lines name the model")
-        [file] = map(Path, words)
+    model, file = model_and_file(words, "FILE")
     from rnn_engine.cli.batch.local import local_batches
-    from rnn_engine.cli.batch.remote import remote_batches
-    from rnn_engine.cli.batch.running import Batches, BatchTask, end_batch, run_batch
+    from rnn_engine.cli.batch.running import BatchTask, end_batch, run_batch
 
-    task = BatchTask.open(file, output, errors, server.url, resume=resume)
-    backend: AbstractContextManager[Batches]
-    if server.url is None:
-        backend = local_batches(model, loading, states, slots, task.folder)
-    else:
-        backend = remote_batches(server)
+    task = BatchTask.open(file, output, errors, resume=resume)
     try:
-        with backend as batches:
+        with local_batches(model, loading, states, slots, task.folder) as batches:
             reached = run_batch(batches, task)
     finally:
         task.forget_unless_begun()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
-from rnn_engine.cli.batch.running import Reached, describe_error
 from rnn_engine.cli.session import EngineChoice, Session, engine_session, with_demo_state
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import output_file
@@ -46,10 +46,21 @@ def local_batches(
             session.run(running.aclose())
 
 
-class LocalBatches:
-    """Implements `Batches` with the store and the runner of a server's batches."""
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a batch has come: its status as OpenAI has it, its counts of requests, and at its end its files."""
 
-    left_alone = "stopped; go on with"
+    status: str
+    total: int
+    completed: int
+    failed: int
+    errors: Sequence[str]  # for which it can't be run
+    output_id: str | None
+    error_id: str | None
+
+
+class LocalBatches:
+    """The batches of an engine in this process, with the store and the runner of a server's."""
 
     def __init__(self, session: Session, store: Batches, runner: BatchRunner) -> None:
         self._session = session
@@ -57,6 +68,7 @@ class LocalBatches:
         self._runner = runner
 
     def create(self, file: Path, endpoint: str) -> str:
+        """Begin a batch of the requests in `file`, and return its id."""
         if endpoint not in get_args(Endpoint):
             raise InvalidRequestError("url", endpoint, f"one of {', '.join(get_args(Endpoint))}")
         return self._session.run(self._create(file, endpoint)).id
@@ -79,15 +91,17 @@ class LocalBatches:
             batch.total,
             batch.completed,
             batch.failed,
-            [describe_error(error.message, error.line) for error in batch.errors],
+            [error.message if error.line is None else f"line {error.line}: {error.message}" for error in batch.errors],
             output_id,
             error_id,
         )
 
     def wait(self) -> None:
+        """Wait until it is worth looking again how far a batch has come."""
         self._session.run(asyncio.sleep(_LOOK_SECONDS))
 
     def download(self, file_id: str, to: Path) -> None:
+        """Write a file of results to `to`, either completely or not at all."""
         path = self._session.run(self._store.files.content(ANYONE.name, file_id))
         with path.open("rb") as content, output_file(to) as copy:
             shutil.copyfileobj(content, copy)

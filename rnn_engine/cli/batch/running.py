@@ -6,57 +6,21 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import click
 
+from rnn_engine.cli.batch.local import LocalBatches, Reached
 from rnn_engine.cli.options import command_to_resume
-from rnn_engine.errors import InvalidRequestError, ServerError, without_credentials
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import output_file, read_record, skip_mark, write_record
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine_server.store.folder import FOLDER_LOCK, delete_abandoned
 
 _ENDED: Final = ("completed", "failed", "expired", "cancelled")
 _MOST_SHOWN: Final = 20  # errors of a batch that can't be run
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """How far a batch has come: its status as OpenAI has it, its counts of requests, and at its end its files."""
-
-    status: str
-    total: int
-    completed: int
-    failed: int
-    errors: Sequence[str]  # for which it can't be run
-    output_id: str | None
-    error_id: str | None
-
-
-def describe_error(message: str, line: int | None) -> str:
-    """Return an error of a batch in words; `line` is the number of the line that is wrong, from 1, if it is one's."""
-    return message if line is None else f"line {line}: {message}"
-
-
-class Batches(Protocol):
-    """The batches of an engine in this process or of a server."""
-
-    left_alone: str
-    """What becomes of a batch when this process ends, in words."""
-
-    def create(self, file: Path, endpoint: str) -> str:
-        """Begin a batch of the requests in `file`, and return its id."""
-
-    def get(self, batch_id: str) -> Reached: ...
-
-    def wait(self) -> None:
-        """Wait until it is worth looking again how far a batch has come."""
-
-    def download(self, file_id: str, to: Path) -> None:
-        """Write a file of results to `to`, either completely or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +32,17 @@ class BatchTask:
     sha256: str  # of the file
     output: Path
     errors: Path
-    url: str | None
     batch_id: str | None
 
     @classmethod
-    def open(cls, file: Path, output: Path, errors: Path, url: str | None, *, resume: bool) -> BatchTask:
+    def open(cls, file: Path, output: Path, errors: Path, *, resume: bool) -> BatchTask:
         """Read what `file` is, and with `resume` the folder of a batch that was interrupted.
 
         A folder in which no batch has begun yet, since the process was killed, is deleted.
         Raises InvalidRequestError if the file has no requests, OSError if it can't be read, and UsageError if the
         folder does not fit.
         """
-        url = None if url is None else without_credentials(url)
-        task = cls(file, _read_endpoint(file), _digest(file), output, errors, url, None)
+        task = cls(file, _read_endpoint(file), _digest(file), output, errors, None)
         if not task.folder.exists():
             if resume:
                 raise click.UsageError(f"--resume goes on from {task.folder}, which does not exist")
@@ -94,9 +56,6 @@ class BatchTask:
             raise click.UsageError(f"{task.folder} is {found}; go on with --resume, or delete it")
         if begun["sha256"] != task.sha256:
             raise click.UsageError(f"{file} is not the file of the batch in {task.folder}, or has changed since")
-        if begun["url"] != task.url:
-            place = "without --url" if begun["url"] is None else f"with --url {begun['url']}"
-            raise click.UsageError(f"the batch in {task.folder} was begun {place}")
         return replace(task, batch_id=begun["batch_id"])
 
     @property
@@ -120,12 +79,12 @@ class BatchTask:
             raise click.UsageError(f"{self.folder} is in use by another process, which has just begun")
 
 
-def run_batch(batches: Batches, task: BatchTask) -> Reached:
+def run_batch(batches: LocalBatches, task: BatchTask) -> Reached:
     """Begin the batch or go on with it, wait for its end, and write its results."""
     batch_id = task.batch_id
     if batch_id is None:
         batch_id = batches.create(task.file, task.endpoint)
-        write_record(task.record, {"batch_id": batch_id, "sha256": task.sha256, "url": task.url})
+        write_record(task.record, {"batch_id": batch_id, "sha256": task.sha256})
     try:
         reached = _follow(batches, batch_id)
         if reached.output_id is not None:
@@ -135,8 +94,8 @@ def run_batch(batches: Batches, task: BatchTask) -> Reached:
                 pass
         if reached.error_id is not None:
             batches.download(reached.error_id, task.errors)
-    except (KeyboardInterrupt, ServerError):
-        click.echo(f"\n{batches.left_alone}: {command_to_resume()}", err=True)
+    except KeyboardInterrupt:
+        click.echo(f"\nstopped; go on with: {command_to_resume()}", err=True)
         raise
     return reached
 
@@ -159,7 +118,7 @@ def end_batch(task: BatchTask, reached: Reached) -> None:
         sys.exit(1)
 
 
-def _follow(batches: Batches, batch_id: str) -> Reached:
+def _follow(batches: LocalBatches, batch_id: str) -> Reached:
     """Show the progress of a batch until it has ended."""
     with progress_bar("checking the requests", with_time_left=True) as report:
         while (reached := batches.get(batch_id)).status not in _ENDED:

@@ -1,127 +1,22 @@
-"""A conversation with its commands, and the protocol of the backend that answers it: an engine, or a server."""
+"""A conversation in the terminal, with its commands."""
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rnn_engine.chat_template import ChatMessage, Role
+from rnn_engine.cli.chat.backend import Backend, ChatPlace, KnownState, KnownStates, Reply
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.settings import StateFile
 from rnn_engine.requests import SamplingParams
 from rnn_engine.sampling.params import PARAMETERS, Parameter, Seed
 from rnn_engine_states.frozen import NO_INITIAL_STATE
-from rnn_engine_states.named.entry import check_new_name
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPlace:
-    """A point in a conversation: the name of the state from which it started, and its messages so far."""
-
-    start: str | None  # None = the default state
-    messages: Sequence[ChatMessage]
-    system: str | None  # the system text with which the conversation begins again
-
-
-@dataclass(frozen=True, slots=True)
-class KnownState:
-    """A named state that a conversation may start from, with its number of tokens."""
-
-    name: str
-    num_tokens: int | None  # taken in; 0 for a tuned state, None if unknown
-
-    @property
-    def remembers_text(self) -> bool:
-        """True if the state was made by running a text, or if that is unknown. False if it was made by training."""
-        return self.num_tokens != 0
-
-
-@dataclass(frozen=True, slots=True)
-class KnownStates:
-    """The named states that a conversation may start from, and the name of the one that is the default."""
-
-    states: Sequence[KnownState]
-    default: str | None  # the name of the default state; None = an empty one
-
-
-class Backend(Protocol):
-    """How a conversation uses a model. Methods raise RnnEngineError, and KeyboardInterrupt after Ctrl-C."""
-
-    @property
-    def description(self) -> str:
-        """The name of the model that answers, and the device or server that runs it, as one line of text."""
-
-    def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
-        """Generate the answer to the conversation `place`, and pass it to `reply` part by part."""
-
-    def check_sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Return the parameters in the form that `answer` takes. Raises InvalidRequestError for a wrong value."""
-
-    def states(self) -> KnownStates: ...
-
-    def load(self, path: Path, name: str | None = None) -> KnownState:
-        """Load the state in a file; `name` None stands for a free name. Raises OSError if the file can't be read."""
-
-    def save(self, place: ChatPlace, path: Path) -> int:
-        """Write the state after a conversation to a new file, and return its number of tokens. Raises OSError."""
-
-    def name_state(self, place: ChatPlace, name: str) -> int:
-        """Store the state after a conversation under a new name, and return its number of tokens."""
-
-
-class Reply:
-    """Collects the answer that a backend generates, with token counts and times in seconds, and shows it."""
-
-    def __init__(self, on_text: Callable[[str], None]) -> None:
-        self.text = ""
-        self.prompt_tokens: int | None = None  # None: the backend has not said it yet
-        self.cached_tokens = 0
-        self.completion_tokens = 0
-        self.first_seconds: float | None = None  # until the first text
-        self.seconds = 0.0  # until the last text, or the end
-        self._on_text = on_text
-        self._asked = time.monotonic()
-
-    def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Record how many tokens the prompt has, and how many of these came from the cache."""
-        self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
-
-    def add(self, text: str, num_tokens: int = 0) -> None:
-        """Append `text`, which has `num_tokens` tokens, to the answer and show it."""
-        self.seconds = time.monotonic() - self._asked
-        if self.first_seconds is None:
-            self.first_seconds = self.seconds
-        self.text += text
-        self.completion_tokens += num_tokens
-        self._on_text(text)
-
-    def end(self, num_tokens: int) -> None:
-        """Record how many tokens the whole answer has."""
-        self.completion_tokens = num_tokens
-        self.seconds = time.monotonic() - self._asked
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """The speed of generation after the answer's first token; None if there is no second token."""
-        spent = self.seconds - (self.first_seconds or 0.0)
-        return (self.completion_tokens - 1) / spent if self.completion_tokens > 1 and spent > 0 else None
-
-
-def free_name(path: Path, taken: Collection[str]) -> str:
-    """Return a name for the state in the file `path` that is not in `taken`: the file's name, or one made from it."""
-    name = path.stem
-    try:
-        check_new_name(name, "FILE")
-    except InvalidRequestError:
-        name = "loaded"
-    names = (name, *(f"{name}-{number}" for number in range(2, len(taken) + 3)))
-    return next(each for each in names if each not in taken)
 
 
 class Screen(ABC):
