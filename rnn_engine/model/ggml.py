@@ -1,6 +1,6 @@
-"""Find the tensors of a model in llama.cpp's GGUF files and in rwkv.cpp's `.bin` files.
+"""Find the tensors of a model in llama.cpp's GGUF files.
 
-In llama.cpp's files, the token shift mixes of a layer's time mix lie in one tensor, the adapters are transposed, and
+In these files, the token shift mixes of a layer's time mix lie in one tensor, the adapters are transposed, and
 RWKV-7's r_k is flat. Layer 0 of RWKV-7 has a copy of another adapter for the value residual, which it does not use.
 Models with RWKV's time mixing in the body of a Qwen2 (rwkv6qwen2, arwkv7) have the same tensors for that. For
 RWKV-6, llama.cpp halves the residual after every `rescale_every_n_layers` layers, and its files have the matrices that
@@ -13,14 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import check_none_missing
-from rnn_engine.model.stored import Compute, Flat, Rows, Scale, Split, StoredPart, StoredStep, StoredTensor, Swap
+from rnn_engine.model.stored import Rows, Scale, StoredPart, StoredStep, StoredTensor, Swap
 from rnn_engine.tensor_files.gguf_file import Metadata
 from rnn_engine.tensor_files.source import count, show, show_all
 from rnn_engine.types import ModelShape
@@ -261,65 +258,3 @@ def _positive(metadata: Metadata, key: str, default: int | None) -> int:
     if type(value) is not int or (value < 1 and value != default):
         raise _contradiction(key, "missing" if value is None else value, "an integer of at least 1")
     return value
-
-
-# The tensors of rwkv.cpp's .bin files: BlinkDL's names, some of the tensors transformed by its converter.
-#
-# The adapters are transposed. RWKV-7 has its six mixes in one tensor. RWKV-5 has the decay as exp(-exp(w)), and its
-# bonus as exp(u) if it is called time_first. RWKV-4 has the decay as -exp(w). These numbers are converted back to w and
-# u here.
-
-_MIXES: Final = "rwkvag"
-_CPP_FUSED: Final = re.compile(r"(blocks\.[0-9]+\.att\.x_)rwkvag")
-_ADAPTER: Final = re.compile(r"blocks\.[0-9]+\.att\.([wavg][12]|time_maa_w[12]|time_decay_w[12])")
-_DECAY: Final = re.compile(r"blocks\.[0-9]+\.att\.time_decay")
-_FIRST: Final = re.compile(r"blocks\.[0-9]+\.att\.time_first")
-_LEAST: Final = 1e-30
-_LEAST_LOG: Final = 2.0**-26  # exp(-x) is 1 in f32 for any smaller x
-_MOST_LOG: Final = 104.0  # exp(-x) is 0 in f32 for any larger x
-
-
-def locate_rwkv_cpp(names: Iterable[str]) -> dict[str, StoredTensor]:
-    """Return how an rwkv.cpp file stores tensors, by BlinkDL's names; unknown ones keep theirs."""
-    names = tuple(names)
-    stored = {}
-    for name in names:
-        if fused := _CPP_FUSED.fullmatch(name):
-            for index, kind in enumerate(_MIXES):
-                stored[f"{fused[1]}{kind}"] = StoredTensor(name, (Split(len(_MIXES)), StoredPart(index, len(_MIXES))))
-        else:
-            stored[name] = StoredTensor(name, _steps(name, names))
-    return stored
-
-
-def check_sizes(sizes: Mapping[str, int], shape: ModelShape) -> None:
-    """Raise ModelError if the sizes in an rwkv.cpp file's header differ from `shape`, computed from the tensors."""
-    for size, stated in sizes.items():
-        if stated != shape.sizes[size]:
-            raise ModelError(f"the header's {size} is {stated}; expected {shape.sizes[size]}, as the tensors have it")
-
-
-def _steps(name: str, names: tuple[str, ...]) -> tuple[StoredStep, ...]:
-    is_v6 = "blocks.0.att.time_maa_x" in names
-    has_heads = "blocks.0.att.ln_x.weight" in names
-    if _ADAPTER.fullmatch(name):
-        return (Swap(),)
-    if _DECAY.fullmatch(name):
-        if is_v6:
-            return (Flat(),)
-        return (Compute(_log_log if has_heads else lambda decay: _log(-decay)),)
-    if _FIRST.fullmatch(name) and has_heads:
-        return (Compute(_log),)
-    return ()
-
-
-def _log_log(decay: NDArray[Any]) -> NDArray[Any]:
-    """Return w for stored decays exp(-exp(w)). The result is finite even if f32 has rounded a decay to 0 or 1."""
-    with np.errstate(all="ignore"):  # of a damaged file
-        return _log(np.clip(-np.log(decay), _LEAST_LOG, _MOST_LOG))
-
-
-def _log(values: NDArray[Any]) -> NDArray[Any]:
-    with np.errstate(all="ignore"):
-        logs: NDArray[Any] = np.log(np.maximum(values, _LEAST)).astype(values.dtype)
-    return logs

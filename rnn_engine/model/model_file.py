@@ -24,7 +24,7 @@ from rnn_engine.model.fingerprint import (
     recall,
     with_settings,
 )
-from rnn_engine.model.ggml import apply_metadata, check_sizes, locate_llama_cpp, locate_rwkv_cpp
+from rnn_engine.model.ggml import apply_metadata, locate_llama_cpp
 from rnn_engine.model.huggingface import (
     HfConfig,
     Library,
@@ -43,7 +43,6 @@ from rnn_engine.quantised import Blocks
 from rnn_engine.quantised.rows import Matrix, StoredRows
 from rnn_engine.tensor_files.binary_file import FileStamp
 from rnn_engine.tensor_files.formats import GgufParts, open_source
-from rnn_engine.tensor_files.ggml_file import GgmfFile
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.source import TensorInfo, TensorSource, show, show_all
 from rnn_engine.types import ModelShape
@@ -244,8 +243,6 @@ def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _F
         checked = check_tensors(layout or find_layout(tensors), tensors)
         if isinstance(source, GgufFile | GgufParts):
             checked = replace(checked, shape=apply_metadata(source.metadata, checked.shape))
-        if isinstance(source, GgmfFile):
-            check_sizes(source.sizes, checked.shape)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     if config is None:
@@ -289,8 +286,6 @@ def _locate(
     """
     if isinstance(source, GgufFile | GgufParts):
         return locate_llama_cpp(source.metadata, source.tensors), None
-    if isinstance(source, GgmfFile):
-        return locate_rwkv_cpp(source.tensors), None
     if config is None:
         layout = find_layout(source.tensors)
         used = layout.select_used(source.tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -70,17 +70,6 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
-    """A step that flattens a tensor to one dimension."""
-
-    def shape(self, stored: Shape) -> Shape:
-        return (prod(stored),)
-
-    def apply(self, array: NDArray[Any]) -> NDArray[Any]:
-        return array.reshape(-1)
-
-
-@dataclass(frozen=True, slots=True)
 class Split:
     """A step that splits a tensor's first dimension in two: [count * n, ...] becomes [count, n, ...]."""
 
@@ -107,19 +96,6 @@ class Reorder:
 
     def apply(self, array: NDArray[Any]) -> NDArray[Any]:
         return Split(len(self.order)).apply(array)[list(self.order)].reshape(array.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """A step that applies `function` to a tensor's numbers; their shape and element type stay."""
-
-    function: Callable[[NDArray[Any]], NDArray[Any]]
-
-    def shape(self, stored: Shape) -> Shape:
-        return stored
-
-    def apply(self, array: NDArray[Any]) -> NDArray[Any]:
-        return self.function(array)
 
 
 @dataclass(frozen=True, slots=True)

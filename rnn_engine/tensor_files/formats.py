@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from rnn_engine.errors import ModelError
 from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
-from rnn_engine.tensor_files.ggml_file import MAGIC, GgmfFile
 from rnn_engine.tensor_files.gguf_file import GgufFile, Metadata
 from rnn_engine.tensor_files.parts import part_names
 from rnn_engine.tensor_files.prefab_file import PREFAB_START, PrefabFile
@@ -59,14 +58,13 @@ class GgufParts(JoinedFiles):
 
 
 _HEAD_BYTES = 64
-_EXPECTED = "a model file (.safetensors, .st, .pth, .gguf, .bin or .prefab)"
+_EXPECTED = "a model file (.safetensors, .st, .pth, .gguf or .prefab)"
 
 
 _FORMATS: tuple[tuple[int, bytes, Callable[[BinaryFile], TensorSource]], ...] = (
     (0, b"PK\x03\x04", PthFile),
     (0, b"GGUF", GgufFile),
     (0, PREFAB_START, PrefabFile),
-    (0, MAGIC, GgmfFile),
     (8, b"{", SafetensorsFile),
 )
 """The position in a file at which a format has certain bytes, these, and the source of tensors that closes the file."""
@@ -76,6 +74,7 @@ _REFUSALS = {
     b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9": (
         "a .pth file in the layout that torch wrote before version 1.6; load it in a newer torch and save it again"
     ),
+    b"fmgg": "a file of rwkv.cpp, which is not read; take the model's .pth, .safetensors or .gguf file",
     b"version https://git-lfs": (
         "a Git LFS pointer and not the model itself; fetch it with `git lfs pull` or download the file directly"
     ),
@@ -163,7 +162,7 @@ def read_source(file: BinaryFile) -> TensorSource:
         if head.startswith(mark, position):
             return open_format(file)
     raise ModelError(
-        f"{file.path} is neither a safetensors file (.safetensors, .st) nor a .pth, .gguf, .prefab or rwkv.cpp's .bin; "
+        f"{file.path} is neither a safetensors file (.safetensors, .st) nor a .pth, .gguf or .prefab; "
         "is its download complete?"
     )
 

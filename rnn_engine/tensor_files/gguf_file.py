@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import IO, Any, Final
 
@@ -15,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
+from rnn_engine.quantised import Blocks
+from rnn_engine.quantised.gguf_blocks import read_blocks
 from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource
-from rnn_engine.tensor_files.ggml_file import ELEMENT_TYPES, ElementType, GgmlFile
-from rnn_engine.tensor_files.source import TensorEntry, show
+from rnn_engine.tensor_files.ggml_types import ELEMENT_TYPES, ElementType
+from rnn_engine.tensor_files.source import ALL_ROWS, TensorEntry, TensorInfo, TensorSource, show, span_of_rows
 
 # Read the header of a GGUF file: its metadata and the list of its tensors, with bounds on its size.
 
@@ -127,12 +130,26 @@ _PARTS_KEY: Final = "split.count"
 _MOST_PARTS: Final = 99_999  # that their names can number
 
 
-class GgufFile(GgmlFile):
-    """An open GGUF file, from which metadata and tensors are read."""
+@dataclass(frozen=True, slots=True)
+class _TensorPlace:
+    """The position of a tensor's bytes in a file, and the element type in which they are stored."""
+
+    type: ElementType
+    start: int
+    num_bytes: int
+
+
+class GgufFile(TensorSource):
+    """An open GGUF file, from which metadata and tensors are read. Numbers in blocks are read as f32.
+
+    Dimensions are in numpy's order, the fastest last.
+    """
 
     def __init__(self, file: BinaryFile) -> None:
         """Read the file's header. Raises ModelError if it is damaged, or larger than a model's can be."""
         super().__init__(file)
+        self.tensors: dict[str, TensorInfo] = {}
+        self._places: dict[str, _TensorPlace] = {}
         reader = _HeaderReader(file)
         num_tensors, num_keys = self._read_counts(reader)
         metadata: dict[str, Any] = {}
@@ -154,6 +171,51 @@ class GgufFile(GgmlFile):
                     "the end of the one before"
                 )
             expected = _align(self._add(name, dimensions, self._element(name, type_number), start), alignment)
+
+    def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[Any]:
+        data, shape = self._read(name, rows)
+        return self._places[name].type.decode(data, shape)
+
+    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> Blocks | None:
+        kind = self._places[name].type.name
+        if len(self.tensors[name].shape) != 2 or not self._places[name].type.is_block:
+            return None
+        return read_blocks(kind, *self._read(name, rows))
+
+    def _read(self, name: str, rows: slice) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
+        """Return the bytes of some rows of a tensor, and the rows' shape."""
+        place = self._places[name]
+        start, num_bytes, shape = span_of_rows(self.tensors[name].shape, place.num_bytes, rows)
+        return self._file.read(place.start + start, num_bytes), shape
+
+    def _add(self, name: str, dimensions: tuple[int, ...], element: ElementType, start: int) -> int:
+        """Record the place of a tensor that begins at byte `start` of the file; return the position after it.
+
+        `dimensions` begin with the fastest.
+
+        Raises ModelError if its rows are no whole blocks, if it would not end within the file, or if it is too large.
+        """
+        if dimensions[0] % element.block_size:
+            raise self._damaged(
+                f"tensor {show(name)} has rows of {dimensions[0]} numbers; expected a multiple of "
+                f"{element.block_size} for {element.name}"
+            )
+        num_bytes = prod(dimensions) // element.block_size * element.block_bytes
+        self._check_end(start, num_bytes, f"tensor {show(name)}")
+        try:
+            info = TensorInfo(dimensions[::-1], element.dtype, element.name if element.is_block else None)
+        except ValueError as error:
+            raise self._damaged(f"tensor {show(name)}: {error}") from error
+        self.tensors[name], self._places[name] = info, _TensorPlace(element, start, num_bytes)
+        return start + num_bytes
+
+    def _check_end(self, start: int, num_bytes: int, what: str) -> None:
+        """Raise ModelError, with `what` in the message, unless `num_bytes` from `start` on are within the file."""
+        if start + num_bytes > self._file.stamp.size:
+            raise self._damaged(
+                f"{what} has {num_bytes} bytes from {start} on; expected an end within the {self._file.stamp.size} "
+                "bytes of the file"
+            )
 
     def _read_counts(self, reader: _HeaderReader) -> tuple[int, int]:
         """Read the beginning of the header: return the number of tensors and of keys of the metadata."""

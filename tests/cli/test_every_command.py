@@ -22,7 +22,7 @@ from rnn_engine.convert.formats import TITLES
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.runner import open_model
 from rnn_engine_server.auth.keys import KeyRing, read_keys
-from tests.support.ggmf import save_ggmf
+from tests.support.gguf import save_gguf
 from tests.support.hub import stand_in_hub
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.processes import Serving, rnn_engine_process, serving_process
@@ -138,9 +138,9 @@ def inspect(place: Place) -> None:
 
 
 def convert(place: Place) -> None:
-    """Convert rwkv.cpp's file through every format that can be written, so that each is also read."""
+    """Convert a GGUF file through every format that can be written, so that each is also read."""
     model = random_model(tiny_shape(head_size=64, vocab=96), seed=5)
-    source, first = save_ggmf(model, place.folder / "first.bin"), place.folder / "first.safetensors"
+    source, first = save_gguf(model, place.folder / "first.gguf"), place.folder / "first.safetensors"
     save_safetensors(model, first, "f32")
     for number, ending in enumerate((*TITLES, "")):
         target = place.folder / f"converted-{number}{ending}"

@@ -41,9 +41,10 @@ def test_folder(tmp_path: Path) -> None:
         (b"", "is empty"),
         (
             b"\x00" * 4096,
-            "nor a .pth, .gguf, .prefab or rwkv.cpp's .bin",
+            "nor a .pth, .gguf or .prefab",
         ),
-        (b"hello", "nor a .pth, .gguf, .prefab or rwkv.cpp's .bin"),
+        (b"hello", "nor a .pth, .gguf or .prefab"),
+        (b"fmgg" + b"\x00" * 64, "is a file of rwkv.cpp, which is not read"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "is a Git LFS pointer"),
         (b"<!DOCTYPE html><html>", "is a web page"),
         (b"GGUF\x03\x00\x00\x00" + b"\x00" * 64, "general.architecture is None; expected one of rwkv6, rwkv7"),

@@ -16,7 +16,6 @@ from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.quantised import BLOCK_FORMATS, Blocks, quantise
 from rnn_engine.quantised.gguf_blocks import read_blocks, write_blocks
 from rnn_engine.quantised.rows import StoredRows, read_rows
-from tests.support.ggmf import save_ggmf
 from tests.support.gguf import save_gguf
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import tiny_v6
@@ -55,7 +54,6 @@ FILES: Mapping[str, tuple[TensorModel, Callable[[Path], Path]]] = {
     "pth by columns": (MODEL, lambda folder: save_by_columns(MODEL, folder / "m.pth")),
     **{f"gguf {kind}": (MODEL, gguf(kind)) for kind in ("F32", "F16", "Q8_0", "Q5_1", "Q4_1", "Q4_0")},
     "gguf of v6": (V6, lambda folder: save_gguf(V6, folder / "m.gguf", "Q8_0", rescale_every=1)),
-    "rwkv.cpp": (MODEL, lambda folder: save_ggmf(MODEL, folder / "m.bin", "Q4_1")),
     "int4": (MODEL, lambda folder: convert(MODEL, folder / "m.safetensors", "int4")),
     "prefab": (MODEL, lambda folder: convert(MODEL, folder / "m.prefab", "f16")),
     "folder": (MODEL, lambda folder: convert(MODEL, folder / "m", "f16")),

@@ -39,7 +39,6 @@ from rnn_engine_states.files.prefab import Prefab, encode_prefab
 from rnn_engine_states.files.reading import read_state
 from rnn_engine_states.frozen import FrozenState, Payload
 from rnn_engine_states.tokens import pack
-from tests.support.ggmf import save_ggmf
 from tests.support.gguf import save_gguf
 from tests.support.hf import save_hf
 from tests.support.loras import draw_pair, save_ai00, save_peft
@@ -237,8 +236,6 @@ KINDS = (
     Kind("LoRA", _write_lora, lambda path: _read_merged(path.with_name("base"), LoraChoice(path, 8.0))),
     *(_member(name, _make_peft, _read_peft) for name in ("adapter_config.json", "adapter_model.safetensors")),
     Kind("GGUF model", lambda path: save_gguf(_MODEL, path, tokens=_TOKENS), _read_model),
-    Kind("model of rwkv.cpp", lambda path: save_ggmf(_MODEL, path), _read_model),
-    Kind("model of rwkv.cpp in blocks", lambda path: save_ggmf(_BLOCKS_MODEL, path, "Q5_1"), _read_model),
     Kind("GGUF model in blocks", lambda path: save_gguf(_BLOCKS_MODEL, path, "Q4_1"), _read_model),
     Kind("prefab model", partial(_write_converted, ending=".prefab", weights="f16"), _read_model),
     Kind("quantised model", partial(_write_converted, ending=".safetensors", weights="int8"), _read_model),
