@@ -75,7 +75,7 @@ def bench_command(
         print_tables(benchmark)
 
 
-# `rnn-engine tune-kernels`: find the fastest kernels for a model's matrices, and show or delete the stored choices.
+# `rnn-engine tune-kernels`: find the fastest kernels for a model's matrices.
 
 
 @click.command()
@@ -88,28 +88,17 @@ def bench_command(
     help="The longest that the search may take. Ctrl-C ends it earlier; the best kernels found until then are kept.",
 )
 @click.option(
-    "--exhaustive", is_flag=True, help="Measure all variants, not only the promising ones; this may take an hour."
-)
-@click.option(
     "--half",
     is_flag=True,
     help="Also try kernels that multiply in f16, if the device can. They change the results of prompts by about 1e-3.",
 )
-@click.option("--show", is_flag=True, help="Show the choices that are kept for all devices, without a search.")
-@click.option("--forget", is_flag=True, help="Delete the choices that are kept for all devices, without a search.")
-def tune_kernels_command(
-    loading: LoadSettings, /, model: Path, seconds: float, exhaustive: bool, half: bool, show: bool, forget: bool
-) -> None:
+def tune_kernels_command(loading: LoadSettings, /, model: Path, seconds: float, half: bool) -> None:
     """Find the fastest kernels for a model's matrices on a device.
 
-    They are kept in the user's cache folder for this device, driver and version of the kernels, and every later load
-    uses them. The table shows the measured microseconds of a dispatch for each choice, and for the fixed one.
+    They are kept in the folder `kernels` of the user's cache folder for this device, driver and version of the
+    kernels, and every later load uses them. The table shows the measured microseconds of a dispatch for each
+    choice, and for the fixed one.
     """
-    from rnn_engine.cli.benchmark import forget_choices, show_choices, tune
+    from rnn_engine.cli.benchmark import tune
 
-    if show:
-        show_choices()
-    if forget:
-        forget_choices()
-    if not (show or forget):
-        tune(model, loading, seconds=seconds, exhaustive=exhaustive, half=half)
+    tune(model, loading, seconds=seconds, half=half)

@@ -23,7 +23,6 @@ from rnn_engine.cli.options import describe_shape
 from rnn_engine.cli.reports import share, write_page
 from rnn_engine.demo import model_path
 from rnn_engine.errors import DeviceError
-from rnn_engine.files import delete_file
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.cost import cost_on, describe_cost, predict_dispatches
 from rnn_engine.forward.step import StepSize
@@ -31,7 +30,7 @@ from rnn_engine.forward.tuner import Choice
 from rnn_engine.forward.tuning import MatMulClass
 from rnn_engine.gpu import DevicePeaks, Dispatch, measure_peaks, time_dispatches
 from rnn_engine.llm.progress import progress_bar
-from rnn_engine.loading.kernel_choices import TuneOrder, kept_records, kernels_version, read_choices
+from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.loading.settings import LoadSettings
@@ -391,43 +390,21 @@ def write_report(benchmark: Benchmark, path: Path) -> None:
     write_page(path, "report.html", benchmark=benchmark, describe_peaks=describe_peaks, describe_times=describe_times)
 
 
-# Find the fastest kernels for a model's matrices on a device, and show or delete the choices that are kept.
+# Find the fastest kernels for a model's matrices on a device.
 
 
-def tune(model: Path, loading: LoadSettings, *, seconds: float, exhaustive: bool, half: bool) -> None:
+def tune(model: Path, loading: LoadSettings, *, seconds: float, half: bool) -> None:
     """Search for the fastest kernels, and show the choices. Raises DeviceError if the device has none."""
     device = loading.device
     if device == "cpu":
         raise DeviceError("the device 'cpu' has no kernels to choose from; choose another --device")
     found: dict[tuple[MatMulClass, int], Choice] = {}
-    order = TuneOrder(seconds, anew=True, exhaustive=exhaustive, half=half, on_found=found.update)
+    order = TuneOrder(seconds, anew=True, half=half, on_found=found.update)
     with progress_bar("opening the model") as progress, open_model(model, loading.loras) as opened:
         memory = loading.device_memory
         plan = plan_memory(opened, device, RunnerSize(), weights=loading.weights, device_memory=memory)
         load_runner(opened, device, weights=plan.weights, tune=order, progress=progress).close()
     _show_choices(found.values())
-
-
-def show_choices() -> None:
-    for path, record in kept_records():
-        _show_record(path, record)
-
-
-def forget_choices() -> None:
-    for path, _ in kept_records():
-        delete_file(path)
-
-
-def _show_record(path: Path, record: Mapping[str, Any] | None) -> None:
-    try:
-        choices = read_choices(record or {})
-    except (KeyError, ValueError):
-        click.echo(f"{path}: damaged, so it is not used\n")
-        return
-    assert record is not None
-    now = "" if record["kernels"] == kernels_version() else ", of another version of rnn-engine"
-    click.echo(f"{record['device']} ({record['backend']}, {record['driver']}){now}\n{path}")
-    _show_choices(choices)
 
 
 def _show_choices(choices: Iterable[Choice]) -> None:

@@ -126,14 +126,12 @@ class KernelTuner:
         report: Report,
         *,
         known: Collection[MatMulClass] = (),
-        exhaustive: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> Chosen:
         """Return the fastest kernel variant found for each class of matmuls and token count.
 
         Classes that are `known` or hardly matter are left out. The search ends after `seconds`, once the trial under
-        way is done, or at Ctrl-C, and returns what was found until then. `exhaustive` measures every variant and has no
-        time limit.
+        way is done, or at Ctrl-C, and returns what was found until then.
         """
         begun = clock()
         tasks = [task for task in _that_matter(list(self._tasks())) if task.kind not in known]
@@ -141,12 +139,12 @@ class KernelTuner:
         def left(part: float) -> bool:
             gone = clock() - begun
             report("choosing kernels", min(round(gone), round(seconds)), round(seconds))
-            return exhaustive or gone < part * seconds
+            return gone < part * seconds
 
         with closing(self._device.allocate()) as memory:
             measure = _Measure(self._device, memory)
             try:
-                for variant, fitting in self._trials(tasks, exhaustive=exhaustive):
+                for variant, fitting in self._trials(tasks):
                     for task in fitting:
                         for tried in (variant,) if task.measured else (task.default, variant):
                             if left(1 - _FINAL_PART):
@@ -198,7 +196,7 @@ class KernelTuner:
         default = self._matmuls.tuning.fixed_matmul(tokens, kind)
         return _Task(kind, tokens, parts, default, {default: self._cost.predict(work, default), **predicted})
 
-    def _trials(self, tasks: list[_Task], *, exhaustive: bool) -> Iterator[tuple[MatMulVariant, list[_Task]]]:
+    def _trials(self, tasks: list[_Task]) -> Iterator[tuple[MatMulVariant, list[_Task]]]:
         """Yield the kernel variants to time, the most promising first, each with the classes of matmuls to time it for.
 
         On a software device, whose times the cost model does not predict, no variant is left out.
@@ -206,13 +204,13 @@ class KernelTuner:
         Tasks that need the same kernel share its compilation.
         """
         usual = {1, rounded_count(self._runner.num_slots), rounded_count(self._runner.max_tokens)}
-        exhaustive = exhaustive or self._device.info.is_software
+        tries_all = self._device.info.is_software
         promise: dict[tuple[bool, str, MatMulVariant], float] = {}
         fitting: defaultdict[tuple[bool, str, MatMulVariant], list[_Task]] = defaultdict(list)
         for task in tasks:
             for variant, seconds in task.predicted.items():
                 times = seconds / task.best_predicted
-                if variant == task.default or (times > _WORTH_A_TRIAL and not exhaustive):
+                if variant == task.default or (times > _WORTH_A_TRIAL and not tries_all):
                     continue
                 key = task.tokens not in usual, task.kind.weights, variant
                 promise[key] = min(times, promise.get(key, math.inf))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -38,7 +38,6 @@ class TuneOrder(Settings):
 
     seconds: float | None = 0.0  # 0: nothing is read or recorded; None: `TUNE_SECONDS` for a large model on hardware
     anew: bool = False  # recorded choices are searched for again, too
-    exhaustive: bool = False
     half: bool = False  # f16 products are allowed, too
     on_found: Callable[[Chosen], None] = lambda _: None  # called with the choices that were found
 
@@ -78,7 +77,7 @@ def choose_kernels(
     if seconds > 0:
         tuner = KernelTuner(runner, matmuls, limits, half=order.half)
         searched = set() if order.anew else {kind for kind, _ in known}
-        found = tuner.search(seconds, progress, known=searched, exhaustive=order.exhaustive)
+        found = tuner.search(seconds, progress, known=searched)
         known = {**known, **found}
         if found:
             kept.write(known)
@@ -130,12 +129,6 @@ class KeptChoices:
             write_record(self.path, {**self.key, "choices": list(map(asdict, choices.values()))})
         except OSError as error:
             _log.warning("the choices of kernels can't be saved, so the next load makes them again: %s", error)
-
-
-def kept_records() -> Iterator[tuple[Path, dict[str, Any] | None]]:
-    """Yield the path and JSON content of each file of recorded kernel choices; the content is None if damaged."""
-    for path in sorted(choices_folder().glob("*.json")):
-        yield path, read_record(path)
 
 
 def choices_folder() -> Path:

@@ -1,7 +1,8 @@
-"""`rnn-engine tune-kernels` with a made-up search: its results are shown, kept and deleted."""
+"""`rnn-engine tune-kernels` with a made-up search: its results are shown and kept."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rnn_engine.forward.tuner import Choice, Chosen
 from rnn_engine.forward.tuning import MatMulClass
 from rnn_engine.forward.variants import StreamVariant
+from rnn_engine.loading.kernel_choices import read_choices
 from tests.support.cli import Command
 
 FOUND = Choice(MatMulClass("f16", 64, 32), 1, StreamVariant(tokens=1, panels=2), 2e-6, StreamVariant(tokens=1), 5e-6)
@@ -33,35 +35,16 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     return calls
 
 
-def test_what_is_found_is_shown_and_kept_until_it_is_forgotten(
+def test_what_is_found_is_shown_and_kept(
     rnn_engine: Command, model_file: Path, folder: Path, searched: list[dict[str, object]]
 ) -> None:
     table = rnn_engine("tune-kernels", model_file, "--seconds", 3)
-    assert searched == [{"seconds": 3.0, "known": set(), "exhaustive": False}]
     for part in ("f16 64x32", str(FOUND.variant), str(FOUND.default), "2.50"):
         assert part in table
     (path,) = folder.iterdir()
-    shown = rnn_engine("tune-kernels", "--show")
-    assert str(path) in shown
-    assert table in shown
-    assert rnn_engine("tune-kernels", "--forget") == ""
-    assert list(folder.iterdir()) == []
-    assert rnn_engine("tune-kernels", "--show") == ""
-
-
-def test_a_search_of_everything_searches_again_for_what_is_kept(
-    rnn_engine: Command, model_file: Path, searched: list[dict[str, object]]
-) -> None:
-    rnn_engine("tune-kernels", model_file)
-    rnn_engine("tune-kernels", model_file, "--exhaustive")
-    assert [call["exhaustive"] for call in searched] == [False, True]
-    assert [call["known"] for call in searched] == [set(), set()]
-
-
-def test_a_damaged_record_is_named(rnn_engine: Command, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / "a.json").write_text("{")
-    assert "a.json: damaged" in rnn_engine("tune-kernels", "--show")
+    assert read_choices(json.loads(path.read_text())) == [FOUND]
+    rnn_engine("tune-kernels", model_file, "--seconds", 3)
+    assert searched == 2 * [{"seconds": 3.0, "known": set()}]  # what is kept is searched again
 
 
 def test_numpy_has_no_kernels(rnn_engine: Command, model_file: Path) -> None:
