@@ -23,7 +23,6 @@ COMMANDS = [
     "fleet",
     "chat",
     "generate",
-    "batch",
     "devices",
     "pull",
     "models",
