@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rnn_engine.bounds import TEXT, Kind, setting
-from rnn_engine.cli.generation_options import Starts, grammar_options, mix_options, sampling_options
+from rnn_engine.bounds import FILE, TEXT, Kind, setting
+from rnn_engine.cli.generation_options import grammar_options, sampling_options
 from rnn_engine.cli.options import (
     LongCommand,
     find_model,
@@ -20,7 +20,7 @@ from rnn_engine.cli.options import (
     parse_tokens,
     settings_options,
 )
-from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -31,12 +31,15 @@ TOKENS = Kind(metavar="1,2,3|FILE.npy", parse=parse_tokens)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to continue, and before which texts to stop."""
+    """What to continue, from which state, and before which texts to stop."""
 
     prompt: str | None = setting(None, TEXT, "-p", "--prompt").help("The text to continue.  [default: standard input]")
     tokens: Sequence[int] | None = setting(None, TOKENS).help("Token ids to continue; the output is token ids, too.")
     chat: bool = setting(False).help("Send the text to the model as a user's message, and print the answer.")
     stop: Sequence[str] = setting((), TEXT).help("Stop before this text.")
+    state: Path | None = setting(None, FILE).help(
+        "Start from the state in this file, or from an empty state if FILE is `none`.  [default: the model file's own]"
+    )
 
 
 @click.command(cls=LongCommand)
@@ -45,9 +48,9 @@ class Task:
 @sampling_options
 @grammar_options
 @loading_options
-@mix_options
+@settings_options(StateSettings, "any_model")
 def generate_command(
-    starts: Starts,
+    states: StateSettings,
     loading: LoadSettings,
     grammar: Grammar | None,
     sampling: SamplingParams,
@@ -70,7 +73,7 @@ def generate_command(
         task = replace(task, prompt=_read_prompt() if argument is None else argument)
     from rnn_engine.cli.generation import generate
 
-    generate(model, loading, starts, sampling, grammar, task, max_tokens)
+    generate(model, loading, states, sampling, grammar, task, max_tokens)
 
 
 def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None]:

@@ -10,14 +10,14 @@ import click
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Role, WorldTemplate
 from rnn_engine.cli.generate import Task
-from rnn_engine.cli.generation_options import Starts
-from rnn_engine.cli.session import EngineChoice, engine_session
+from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar
-from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.operations.chat_prompt import prompt_after
 from rnn_engine.requests import GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
+from rnn_engine_states.frozen import NO_INITIAL_STATE, FrozenState
 
 _BLANK_HINT = (
     "hint: the model wrote only white space. If it was trained to chat, add --chat, or "
@@ -32,7 +32,7 @@ _MAX_CHARACTERS = 2**16
 def generate(
     model: Path,
     loading: LoadSettings,
-    starts: Starts,
+    states: StateSettings,
     sampling: SamplingParams,
     grammar: Grammar | None,
     task: Task,
@@ -40,9 +40,8 @@ def generate(
 ) -> None:
     """Load a model, continue the task's prompt, or else its tokens, and print what follows: a text, or else tokens."""
     prompt, tokens, stop = task.prompt, task.tokens, task.stop
-    with engine_session(EngineChoice(model, loading, slots=max(1, len(starts.files)))) as session:
-        states = starts.read(session.engine.state_files)
-        initial = states[0] if states else session.initial
+    with engine_session(EngineChoice(model, loading, slots=1)) as session:
+        initial = session.initial if task.state is None else _read_state(session, task.state, states)
         stop_tokens: Sequence[int] = ()
         if prompt is not None and task.chat:
             made = prompt_after(session.engine, initial, Conversation([ChatMessage(Role.USER, prompt)]))
@@ -52,7 +51,6 @@ def generate(
         request = GenerateRequest(
             prompt=tokens or (),
             initial_state=None if initial is None else initial.for_request,
-            mix=starts.mix(states),
             max_tokens=max_tokens,
             stop=stop,
             stop_tokens=(0, *stop_tokens),
@@ -67,6 +65,14 @@ def generate(
         click.echo()
         if printer.only_blanks and prompt is not None and not lacks_turns:
             click.echo(_BLANK_HINT, err=True)
+
+
+def _read_state(session: Session, path: Path, states: StateSettings) -> FrozenState | None:
+    """Return the state in a file; None, which is a state of fill values, for the path `none`."""
+    if str(path) == NO_INITIAL_STATE:
+        return None
+    files = session.engine.state_files
+    return files.freeze(files.read(path, any_model=states.any_model), str(path))
 
 
 def _lacks_turns(template: ChatTemplate, prompt: str) -> bool:

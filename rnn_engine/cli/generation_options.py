@@ -1,23 +1,20 @@
-"""Options for commands that generate text: sampling, the format of the answer, and the states to start from."""
+"""Options for commands that generate text: sampling, and the format of the answer."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rnn_engine.cli.options import AddOption, Parsed, bad_value, option_group, options_of
+from rnn_engine.cli.options import AddOption, Parsed, bad_value, option_group
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.loading.settings import StateSettings
 from rnn_engine.sampling.params import (
     PARAMETERS,
-    MixKind,
     Parameter,
     SamplerChoice,
     SamplingParams,
@@ -31,9 +28,6 @@ from rnn_engine.sampling.params import (
 
 if TYPE_CHECKING:
     from rnn_engine.grammar import Grammar
-    from rnn_engine.requests import StateMix
-    from rnn_engine_states.files.exchange import StateFiles
-    from rnn_engine_states.frozen import FrozenState
 
 _MAX_TOKENS = click.option("--max-tokens", default=256, help="The most tokens to generate.")
 
@@ -146,72 +140,4 @@ grammar_options = option_group(
     ),
     click.option("--json-schema", type=_FILE, metavar="FILE", help="A JSON schema that the answer matches."),
     click.option("--regex", metavar="PATTERN", help="A regular expression that the whole answer matches."),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Starts:
-    """The states from which a generation starts: one, a mix of several, or none, which is the model file's own."""
-
-    files: Sequence[Path | None] = ()  # None is a state of fill values
-    weights: Sequence[float] = ()  # of each state in the mix; empty if there is no mix
-    kind: MixKind = "log"
-    any_model: bool = False  # take files, too, that say that they were made for another model
-
-    def read(self, files: StateFiles) -> list[FrozenState | None]:
-        """Read the states of a model's `files`; None is a state of fill values."""
-        return [
-            None if path is None else files.freeze(files.read(path, any_model=self.any_model), str(path))
-            for path in self.files
-        ]
-
-    def mix(self, states: Sequence[FrozenState | None]) -> StateMix | None:
-        """Return the mix of the first of `states` with the others; None if no mix was requested."""
-        from rnn_engine.requests import MixedState, StateMix
-
-        weighted = list(zip(self.weights, states, strict=False))  # without weights, there is at most one state
-        others = [MixedState(weight, None if state is None else state.for_request) for weight, state in weighted[1:]]
-        return StateMix(self.weights[0], others, self.kind) if weighted else None
-
-
-def _parse_mix(states: tuple[str, ...], mix: MixKind, any_model_states: bool) -> Starts:
-    from rnn_engine_states.frozen import NO_INITIAL_STATE
-
-    parts = [_divide(text) for text in states]
-    files = [None if file == NO_INITIAL_STATE else Path(file) for file, _ in parts]
-    weights = [weight for _, weight in parts if weight is not None]
-    if len(weights) != (len(parts) if len(parts) > 1 else 0):
-        raise click.BadParameter(
-            f"{' '.join(states)!r}; expected one FILE, or several FILE:WEIGHT", param_hint="'--state'"
-        )
-    return Starts(files, weights, mix, any_model_states)
-
-
-def _divide(text: str) -> tuple[str, float | None]:
-    """Split FILE:WEIGHT; the weight is None if it is missing, or if the whole text is an existing file."""
-    file, colon, weight = text.rpartition(":")
-    try:
-        return (file, float(weight)) if colon and file and not Path(text).exists() else (text, None)
-    except ValueError:
-        return text, None
-
-
-mix_options = option_group(
-    "States",
-    _parse_mix,
-    click.option(
-        "--state",
-        "states",
-        multiple=True,
-        metavar="FILE[:WEIGHT]",
-        help="Start from the state in this file, or from an empty state if FILE is `none`. Several states with weights "
-        "are mixed at each token.",
-    ),
-    click.option(
-        "--mix",
-        type=click.Choice(get_args(MixKind)),
-        default="log",
-        help="How several states are mixed: by their weighted log-probabilities or probabilities.",
-    ),
-    *options_of(StateSettings, "any_model"),
 )

@@ -230,63 +230,34 @@ async def embed(
     settings: EmbeddingSettings,
     *,
     initial_state: InitialState | None = None,
-    centre: F32 | None = None,
     wait_for_room: bool = False,
 ) -> list[Embedding]:
     """Return the embeddings of `inputs`, each a list of token ids, in their order.
 
     A model made for embedding gives its own vectors; of any other model, they are parts of the state after an input.
-    The embedding of an input does not depend on the other inputs. Every input begins from `initial_state`. `centre`,
-    from `find_centre` with the same settings, is subtracted from every vector before it is projected and scaled. Raises
+    The embedding of an input does not depend on the other inputs. Every input begins from `initial_state`. Raises
     InvalidRequestError before anything runs, and OverloadedError if the queue is full then, unless `wait_for_room` is
     set.
     """
-    found: dict[int, Embedding] = {}
-    vectors = _run_vectors(engine, inputs, settings, initial_state, wait_for_room=wait_for_room)
-    async with aclosing(vectors):
-        async for number, each in vectors:
-            vector = each.vector if centre is None else each.vector - centre
-            found[number] = Embedding(await asyncio.to_thread(finish_vector, vector, settings), each.cost)
-    return [found[number] for number in range(len(inputs))]
-
-
-async def find_centre(
-    engine: EngineLike,
-    inputs: Sequence[Sequence[int]],
-    settings: EmbeddingSettings,
-    *,
-    initial_state: InitialState | None = None,
-) -> tuple[F32, list[Cost]]:
-    """Return the mean vector [size] f32, a `centre` for `embed`, and each input's tokens. Raises as `embed` does."""
-    total = np.zeros(settings.size(engine.info.shape))  # [size] f64, so that the order of the sum makes no difference
-    costs: dict[int, Cost] = {}
-    async with aclosing(_run_vectors(engine, inputs, settings, initial_state)) as vectors:
-        async for number, each in vectors:
-            total += each.vector
-            costs[number] = each.cost
-    return (total / len(inputs)).astype(np.float32), [costs[number] for number in range(len(inputs))]
-
-
-async def _run_vectors(
-    engine: EngineLike,
-    inputs: Sequence[Sequence[int]],
-    settings: EmbeddingSettings,
-    initial_state: InitialState | None,
-    *,
-    wait_for_room: bool = False,
-) -> AsyncGenerator[tuple[int, Embedding], None]:
-    """Yield each input's index and vector, neither projected nor scaled, as soon as it ends. Raises as `embed` does."""
     shape = engine.info.shape
     settings.check(shape)
+    found: dict[int, Embedding] = {}
     if not shape.has_head:
         async with aclosing(_run_features(engine, inputs, initial_state, wait_for_room=wait_for_room)) as features:
             async for number, each in features:
                 [vector] = await engine.apply_head(each.vector[np.newaxis], settings.task or DEFAULT_TASK)
-                yield number, Embedding(vector, each.cost)
-        return
-    async with aclosing(run_states(engine, inputs, initial_state=initial_state, wait_for_room=wait_for_room)) as ends:
-        async for number, end in ends:
-            yield number, Embedding(await asyncio.to_thread(part_vector, end.state, settings, shape), end.cost)
+                found[number] = Embedding(await asyncio.to_thread(finish_vector, vector, settings), each.cost)
+    else:
+        states = run_states(engine, inputs, initial_state=initial_state, wait_for_room=wait_for_room)
+        async with aclosing(states) as ends:
+            async for number, end in ends:
+                vector = await asyncio.to_thread(_vector_of, end.state, settings, shape)
+                found[number] = Embedding(vector, end.cost)
+    return [found[number] for number in range(len(inputs))]
+
+
+def _vector_of(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
+    return finish_vector(part_vector(state, settings, shape), settings)
 
 
 async def _run_features(

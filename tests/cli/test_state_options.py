@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rnn_engine.cli.generation_options import _divide
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.settings import StateFile, StateSettings
@@ -89,31 +87,9 @@ def test_generate_starts_from_a_state(rnn_engine: Command, model_file: Path, sta
     assert plain != from_state
 
 
-def test_generate_mixes_states(rnn_engine: Command, model_file: Path, state_file: Path) -> None:
+def test_generate_starts_from_an_empty_state(rnn_engine: Command, model_file: Path) -> None:
     arguments = ("generate", model_file, "--tokens", "1,2,3", "--max-tokens", 8, "--temperature", 0, "--device", "cpu")
-    plain, from_state = rnn_engine(*arguments), rnn_engine(*arguments, "--state", state_file)
-    for mix in ("log", "probability"):
-        both = [rnn_engine(*arguments, "--mix", mix, *weighted(state_file, *weights)) for weights in ((1, 0), (0, 1))]
-        assert both == [from_state, plain]
-
-
-def weighted(file: Path, first: float, second: float) -> tuple[str, ...]:
-    return ("--state", f"{file}:{first}", "--state", f"none:{second}")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="file names have no colons there")
-def test_a_file_whose_name_ends_in_a_colon_and_a_number_has_no_weight(tmp_path: Path) -> None:
-    file = tmp_path / "state:2"
-    assert _divide(str(file)) == (str(tmp_path / "state"), 2.0)
-    file.touch()
-    assert _divide(str(file)) == (str(file), None)
-    assert _divide(f"{file}:0.5") == (str(file), 0.5)
-
-
-@pytest.mark.parametrize("states", [("a.st:2",), ("a.st", "none"), ("a.st:1", "none")])
-def test_a_mix_without_a_weight_each_is_refused(rnn_engine: Command, states: tuple[str, ...]) -> None:
-    said = rnn_engine("generate", "m.st", "-p", "x", *(part for state in states for part in ("--state", state)), code=2)
-    assert "expected one FILE, or several FILE:WEIGHT" in said
+    assert rnn_engine(*arguments, "--state", "none") == rnn_engine(*arguments)
 
 
 @pytest.mark.parametrize(

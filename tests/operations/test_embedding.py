@@ -21,7 +21,6 @@ from rnn_engine.operations.embedding import (
     MAX_DIMENSIONS,
     EmbeddingSettings,
     embed,
-    find_centre,
     finish_vector,
     part_vector,
     run_states,
@@ -160,18 +159,6 @@ async def test_vectors_have_length_one_and_do_not_depend_on_the_batch(settings: 
 async def test_costs() -> None:
     embeddings = await embed(FakeEngine(cached_tokens=2), [encode("abc"), encode("de")], EmbeddingSettings())
     assert [embedding.cost for embedding in embeddings] == [Cost(3, 2), Cost(2, 2)]
-
-
-async def test_centre_is_the_mean_before_scaling_and_is_subtracted() -> None:
-    engine = FakeEngine()
-    common = [encode("x"), encode("yz")]
-    centre, costs = await find_centre(engine, common, EmbeddingSettings())
-    [embedding] = await embed(engine, [encode("a")], EmbeddingSettings(), centre=centre)
-    unscaled = EmbeddingSettings(normalize=False)
-    raw = [part_vector(state_after(tokens), unscaled, engine.info.shape) for tokens in (*common, encode("a"))]
-    expected = raw[2] - (raw[0] + raw[1]) / 2
-    assert embedding.vector == pytest.approx(expected / length(expected), abs=1e-6)
-    assert costs == [Cost(1, 0), Cost(2, 0)]
 
 
 async def test_start_is_passed_on() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.operations.embedding import EmbeddingSettings, embed, find_centre, run_states
+from rnn_engine.operations.embedding import EmbeddingSettings, embed, run_states
 from rnn_engine.operations.relevance import Relevance, document_tokens, method, relevance_prompts, score_relevance
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import F32, InitialState
@@ -171,14 +171,11 @@ async def test_settings_of_other_models_are_refused() -> None:
             engine.generate(GenerateRequest([1]))
 
 
-async def test_fewer_numbers_and_a_centre() -> None:
+async def test_fewer_numbers() -> None:
     inputs = [golden(f"tokens.{number}").tolist() for number in range(NUM_TEXTS)]
     async with retrieving() as engine:
         short = await vectors(engine, inputs, EmbeddingSettings(dimensions=16))
-        whole = await vectors(engine, inputs)
-        centre, _ = await find_centre(engine, inputs, RAW)
     assert np.linalg.norm(short, axis=1) == pytest.approx(np.ones(NUM_TEXTS))
-    assert centre == pytest.approx(whole.mean(axis=0), abs=1e-5)
 
 
 async def test_without_a_reranker_there_are_no_scores() -> None:

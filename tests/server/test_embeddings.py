@@ -61,13 +61,9 @@ async def test_every_form_of_input(serve: Serve) -> None:
 
 async def test_usage_counts_what_was_run(serve: Serve) -> None:
     client = await serve(FakeEngine(cached_tokens=1))
-    for path, fields, tokens, cached in (
-        (PATH, {}, 3, 2),
-        (PATH, {"center_on": ["xyz"]}, 6, 3),
-        (STATES, {}, 3, 2),
-    ):
+    for path, tokens, cached in ((PATH, 3, 2), (STATES, 3, 2)):
         kind = StateList if path == STATES else EmbeddingList
-        answer = await post(client, path, kind, {"input": AB_C, **fields})
+        answer = await post(client, path, kind, {"input": AB_C})
         assert answer["usage"] == {
             "prompt_tokens": tokens,
             "completion_tokens": 0,
@@ -98,14 +94,6 @@ async def test_base64_is_the_same_numbers(serve: Serve) -> None:
         texts = await post(client, path, kind, {"input": AB_C, "encoding_format": "base64"})
         for number, text in zip(numbers["data"], texts["data"], strict=True):
             assert f32(number[name]) == decode(text[name]).tolist()
-
-
-async def test_centre(serve: Serve) -> None:
-    client = await serve(FakeEngine())
-    fields = {"normalize": False, "center_on": ["x", "yz"]}
-    answer = await post(client, PATH, EmbeddingList, {"input": "ab", **fields})
-    one, x, yz = np.array(await vectors(FakeEngine(), ["ab", "x", "yz"], replace(DEFAULT, normalize=False)))
-    assert answer["data"][0]["embedding"] == pytest.approx(one - (x + yz) / 2, abs=1e-6)
 
 
 async def test_states_are_whole_and_in_the_order_of_ai00(serve: Serve) -> None:
@@ -143,17 +131,6 @@ async def test_state_that_all_start_from(serve: Serve, path: str) -> None:
         assert np.array_equal(start.state["wkv"], state_after(encode("x"))["wkv"])
     await error_of(await client.post(path, json={"input": "ab", "state": "nobody"}), 404)
     assert len(engine.requests) == 4
-
-
-async def test_centre_starts_from_the_same_state(serve: Serve) -> None:
-    engine = FakeEngine()
-    client = await serve(engine)
-    [entry] = (await post(client, STATES, StateList, {"input": "x"}))["data"]
-    inline = {"data": entry["data"], "shape": entry["shape"]}
-    await post(client, PATH, EmbeddingList, {"input": "a", "center_on": "b", "state": inline})
-    roots = [request.initial_state.root for request in engine.requests if request.initial_state is not None]
-    assert len(roots) == 2
-    assert roots[0] == roots[1]
 
 
 @pytest.mark.parametrize(
@@ -202,8 +179,6 @@ async def test_nothing_to_embed(serve: Serve, fields: Body, param: str) -> None:
         ({"pooling": "max"}, "pooling"),
         ({"dimensions": 65}, "dimensions"),
         ({"dimensions": 1.5}, "dimensions"),
-        ({"center_on": ["b", ""]}, "center_on.1"),
-        ({"center_on": [300]}, "center_on.0 token 0"),
         ({"layers": 1}, "layers"),
     ],
 )

@@ -87,7 +87,7 @@ LARGE: list[tuple[str, Body]] = [
     ("/v1/choices", {"input": SCORED, "choices": ["a", SCORED]}),
     ("/v1/embeddings", {"input": LONG}),
     ("/v1/embeddings", {"input": ["a"] * 2048}),
-    ("/v1/embeddings", {"input": ["a"] * 1000, "center_on": ["b"] * 1000, "encoding_format": "base64"}),
+    ("/v1/embeddings", {"input": ["a"] * 1000, "encoding_format": "base64"}),
     ("/api/embed", {"input": ["a"] * 1000}),
     ("/embed", {"inputs": ["a"] * 1000}),
     ("/v1/chat/completions", {"messages": MESSAGES}),

@@ -115,14 +115,6 @@ async def ask_choices(client: Client, context: str) -> int:
     return len(answer["data"])
 
 
-async def ask_vectors(client: Client, text: str) -> int:
-    body = {"input": [text] * COUNT, "center_on": ["x", "y", "z"]}
-    response = await client.post("/v1/embeddings", json=body)
-    answer = await response.json()
-    assert response.status == 200, answer
-    return len(answer["data"])
-
-
 async def ask_best(client: Client, text: str) -> int:
     body = {"inputs": text, "parameters": {"best_of": COUNT, "max_new_tokens": 5, "temperature": 1.0, "details": True}}
     response = await client.post("/generate", json=body)
@@ -147,7 +139,7 @@ async def ask_order(client: Client, text: str) -> int:
 
 @pytest.mark.parametrize(
     "ask",
-    [ask_completion, ask_copies, ask_stream, ask_choices, ask_vectors, ask_best, ask_tokens, ask_order],
+    [ask_completion, ask_copies, ask_stream, ask_choices, ask_best, ask_tokens, ask_order],
 )
 async def test_call_that_has_begun_waits_for_room(busy: Busy, ask: Callable[[Client, str], Awaitable[int]]) -> None:
     """The first call leaves room for one request of the second, which has twenty."""
@@ -185,7 +177,6 @@ async def test_call_that_finds_the_queue_full_is_refused_and_runs_nothing(
     [
         ("/v1/choices", {"input": "b", "choices": ["b", "bb"]}),
         ("/v1/embeddings", {"input": ["b", "bb"]}),
-        ("/v1/embeddings", {"input": "b", "center_on": ["b", "bb"]}),
         ("/v1/states", {"name": "s", "prompt": "b"}),
     ],
 )

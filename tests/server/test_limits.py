@@ -69,7 +69,6 @@ BEYOND: list[tuple[str, Body, str, str]] = [
     (CHOICES, {"input": "a" * 59, "choices": ["a", "bcd"]}, "choices", "max_prompt_tokens"),
     (CHOICES, {"choices": ["a" * 40, "b" * 21], "calibrate": True}, "choices", "max_prompt_tokens"),
     (EMBEDDINGS, {"input": ["a"] * 4}, "input", "max_inputs"),
-    (EMBEDDINGS, {"input": "a", "center_on": ["a"] * 4}, "center_on", "max_inputs"),
     (EMBEDDINGS, {"input": ["a" * 60, "b" * 60]}, "input", "max_text_bytes"),
     (EMBEDDINGS, {"input": [[1] * 60, [1] * 61]}, "input", "max_prompt_tokens"),
     ("/v1/states", {"name": "s", "prompt": "a" * 101}, "prompt", "max_text_bytes"),

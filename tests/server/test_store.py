@@ -11,7 +11,6 @@ from typing import Any
 import openai
 import pytest
 
-from rnn_engine.errors import StateError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import STORE
@@ -286,14 +285,3 @@ class TestTunings:
 
         assert len(await store._database.read(explain)) == 5
         store.close()
-
-
-@pytest.mark.parametrize("name", ["file-1.json", "batch_1.json", "ftjob-1.json", "conversations.sqlite"])
-def test_a_folder_of_a_former_version_is_refused(tmp_path: Path, name: str) -> None:
-    former = tmp_path / name
-    former.write_bytes(b"{}")
-    with pytest.raises(StateError, match=f"has written {name}; start rnn-engine of the commit "):
-        Store(tmp_path)
-    assert former.read_bytes() == b"{}"
-    former.unlink()
-    Store(tmp_path).close()  # it was not left locked

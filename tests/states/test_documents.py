@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -594,14 +593,3 @@ def test_threads_change_and_search_at_the_same_time(store: DocumentStore, seed: 
     with ThreadPoolExecutor(4) as threads:
         expected = {each: text for kept in threads.map(run, range(4)) for each, text in kept.items()}
     assert {document.id: document.text for document in notes.page()[0]} == expected
-
-
-def test_a_folder_of_a_former_version_is_refused(tmp_path: Path) -> None:
-    """Former versions had a file for each collection, called by its id. Other files make no difference."""
-    former = tmp_path / f"{uuid.uuid4().hex}.sqlite"
-    for path in (former, tmp_path / "mine.sqlite"):
-        path.touch()
-    with pytest.raises(StateError, match=f"has written {former.name}; start rnn-engine of the commit "):
-        DocumentStore(tmp_path)
-    former.unlink()
-    DocumentStore(tmp_path).close()

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, check_token_ids
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.embedding import Embedding, EmbeddingSettings, Layers, Pooling, embed, find_centre
+from rnn_engine.operations.embedding import Embedding, EmbeddingSettings, Layers, Pooling, embed
 from rnn_engine.operations.parallel import Cost
 from rnn_engine.types import F32, EmbeddingTask, ModelShape
 from rnn_engine_server.apis.common.answering import usage_of
@@ -21,7 +21,6 @@ from rnn_engine_server.apis.common.generation import (
     INPUTS,
     PROMPT_FORMS,
     AnyPrompt,
-    Prompts,
     parse_prompts,
     tokens_of,
 )
@@ -127,9 +126,6 @@ class EmbeddingsRequest(ModelBody):
         default=None,
         description="What the vectors are for, of a model made for embedding; null is `retrieval`. EmbeddingRWKV's "
         "names, such as `[STS]`, and Jina's, such as `text-matching`, mean the same.",
-    )
-    center_on: Annotated[Prompts, INPUTS] = Field(
-        default=(), description="Texts or token ids whose mean vector is subtracted from every vector."
     )
 
     def settings_for(self, shape: ModelShape) -> EmbeddingSettings:
@@ -238,14 +234,8 @@ async def find_vectors(call: Call, body: EmbeddingsRequest, *, each: bool = Fals
     if each:
         inputs = _beginnings(call, inputs, numbers_each)
     initial_state = (await resolve_state(engine, body.state)).initial_state
-    costs: list[Cost] = []
-    centre = None
-    if body.center_on:
-        others = await tokens_of_inputs(call, "center_on", body.center_on, settings.size(shape))
-        centre, costs = await find_centre(engine, others, settings, initial_state=initial_state)
-    begun = centre is not None
-    found = await embed(engine, inputs, settings, initial_state=initial_state, centre=centre, wait_for_room=begun)
-    return FoundVectors(engine.info.model, found, sizes, [*costs, *(embedding.cost for embedding in found)])
+    found = await embed(engine, inputs, settings, initial_state=initial_state)
+    return FoundVectors(engine.info.model, found, sizes, [embedding.cost for embedding in found])
 
 
 def _beginnings(call: Call, inputs: Sequence[Sequence[int]], numbers_each: int) -> list[Sequence[int]]:
