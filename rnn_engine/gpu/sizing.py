@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rnn_engine.gpu.device import Device, DeviceInfo, choose_adapter
 from rnn_engine.gpu.memory import Buffer, Memory
 
-_LEAST_LIMITS: Final = {
+LEAST_LIMITS: Final = {
     "max-buffer-size": 1 << 28,
     "max-storage-buffer-binding-size": 1 << 27,
     "max-storage-buffers-per-shader-stage": 8,
@@ -40,7 +40,7 @@ class SizingDevice(Device):
     @classmethod
     def smallest(cls) -> SizingDevice:
         """Return a device that only counts, with WebGPU's least limits, for machines without a GPU."""
-        return cls(DeviceInfo(0, "any device", "discrete", "none", "none"), _LEAST_LIMITS)
+        return cls(DeviceInfo(0, "any device", "discrete", "none", "none"), LEAST_LIMITS)
 
     def allocate(self) -> Memory:
         return _SizingMemory(self.wgpu_device, self.info.name, self.max_binding_bytes, lambda _: None)

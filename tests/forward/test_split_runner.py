@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import pairwise
-from typing import TypedDict
 
 import numpy as np
 import pytest
@@ -32,6 +31,7 @@ from tests.support.results_contract import (
     NUM_SLOTS,
     OTHER_MODELS,
     TOKENS,
+    Limits,
     MakeRunner,
     ResultsContract,
     Timetable,
@@ -40,13 +40,6 @@ from tests.support.results_contract import (
 from tests.support.runner_contract import RunnerContract
 
 MODELS = {"v7": MODEL, **OTHER_MODELS}
-
-
-class Limits(TypedDict):
-    num_slots: int
-    max_tokens: int
-    max_rows: int
-    num_candidates: int
 
 
 LIMITS: Limits = {

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from typing import cast
+
+import wgpu
 
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
@@ -12,6 +16,8 @@ from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.variants import StreamVariant
 from rnn_engine.forward.weight_choice import FormatOf, parse_weights
 from rnn_engine.gpu import Device, DeviceInfo, measure_subgroup_size, open_device
+from rnn_engine.gpu.device import choose_adapter
+from rnn_engine.gpu.sizing import LEAST_LIMITS
 from rnn_engine.types import Model
 from rnn_engine.versions.shared.layout import HeadsShape
 from rnn_engine.versions.table import VERSIONS
@@ -20,13 +26,34 @@ KINDS = ("software", "discrete")
 _SMALL_HEAD = 32  # software devices compile a recurrence of larger heads for so long that one kernel is enough
 
 
+class _LeastAdapter:
+    """An adapter as if it had no features and no more than WebGPU's least limits."""
+
+    features = frozenset[str]()
+    limits = LEAST_LIMITS
+
+    def __init__(self, adapter: wgpu.GPUAdapter) -> None:
+        self.request_device_sync = adapter.request_device_sync
+
+
+@cache
+def open_least() -> Device:
+    """Return a device on which wgpu refuses all that not every device of WebGPU can do."""
+    info, adapter = choose_adapter("auto")
+    return Device(info, cast("wgpu.GPUAdapter", _LeastAdapter(adapter)), checked=True)
+
+
 def open_checked(kind: str) -> tuple[Device, Tuning]:
     """Return the first device of this machine, with the tuning for devices of `kind` even if it is of another.
 
     Kernels for hardware load fewer numbers at once than there, since software devices compile long loop bodies slowly.
+    The kind "least" is hardware with no more than all devices of WebGPU have.
     """
-    device = open_device(checked=True)
-    tuning = tuning_for(DeviceInfo(0, "any", kind, "any", "any"), can_broadcast=measure_subgroup_size(device) >= 8)
+    is_least = kind == "least"
+    device = open_least() if is_least else open_device(checked=True)
+    can_broadcast = not is_least and measure_subgroup_size(device) >= 8
+    info = DeviceInfo(0, "any", "integrated" if is_least else kind, "any", "any")
+    tuning = tuning_for(info, can_broadcast=can_broadcast)
     return device, replace(
         tuning,
         matmuls=_shorter(tuning.matmuls),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 import pytest
@@ -25,6 +25,15 @@ OTHER_MODELS = {
     shape.version: random_model(shape, seed=20) for shape in (*OLDER_SHAPES, *QWEN2_SHAPES, deep_embedded(SHAPE))
 }
 TOKENS: list[list[int]] = np.random.default_rng(21).integers(SHAPE.vocab_size, size=(NUM_SEQUENCES, LENGTH)).tolist()
+
+
+class Limits(TypedDict):
+    """The capacities of a runner."""
+
+    num_slots: int
+    max_tokens: int
+    max_rows: int
+    num_candidates: int
 
 
 class MakeRunner(Protocol):
