@@ -1,4 +1,4 @@
-"""Gradients of the loss with respect to an initial state, on a device and in numpy, and the training of states."""
+"""Gradients of the loss with respect to an initial state or low-rank pairs, on a device and in numpy, to train them."""
 
 from rnn_engine.backward.trainer import Optimizer, Trainer, TrainingDocument, TrainingState
 

@@ -1,4 +1,4 @@
-"""A model loaded onto a device for training: its weights, its initial state, and the dispatches of each step.
+"""A model loaded onto a device for training: its weights, what is trained, and the dispatches of each step.
 
 The loss is computed in pieces of rows, so that no [T, V] of logits is held. Of a layer's activations, the device keeps
 the residual stream before it and those of its channel mix. The time mix is run again before its backward stages,
@@ -16,6 +16,7 @@ import numpy as np
 from rnn_engine.backward.context import BackwardContext, BackwardLayer, LoadBackward
 from rnn_engine.backward.contract import trained_fields
 from rnn_engine.backward.matmul import TransposedMatMul
+from rnn_engine.backward.parameters import PairParameters, Parameters, StateParameters, TrainedBuffer
 from rnn_engine.forward.context import BuildContext
 from rnn_engine.forward.forward_pass import Embedding, Head, Progress, check_width
 from rnn_engine.forward.matmul import MatMulKernels
@@ -25,28 +26,12 @@ from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer, Memory, Plan
-from rnn_engine.types import F32, Model, ModelShape
+from rnn_engine.types import Model, ModelShape
 from rnn_engine_shaders import Constant
 
 SETTINGS: Final = 8  # numbers in struct TrainSettings of train_settings.wgsl
 _THREADS: Final = 64  # of a workgroup that handles one number of a state with each thread
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedLayer:
-    """The device buffers of what is trained in one layer, [stride] f32 each, in the layout of a slot's state."""
-
-    initial: Buffer  # the state from which documents start
-    gradient: Buffer
-    first: Buffer  # Adam's running mean of the gradients
-    second: Buffer  # the same of their squares
-
-    @classmethod
-    def create(cls, layer: int, initial: F32, memory: Memory) -> TrainedLayer:
-        names = ("initial state", "gradient", "first moments", "second moments")
-        buffers = [memory.create_buffer(f"{name} of layer {layer}", initial.nbytes, use="states") for name in names]
-        memory.upload(buffers[0], 0, initial)
-        return cls(*buffers)
+_UPDATE_THREADS: Final = 256  # of one that updates a number with each thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +76,16 @@ class BackwardPass:
         shape = model.shape
         check_width(shape)
         num_parts = shape.num_layers + 1
-        self.state_layout = layout = StateLayout(shape)
-        self.layers = [
-            TrainedLayer.create(layer, initial, memory)
-            for layer, initial in enumerate(layout.pack(shape.initial_state()))
-        ]
+        self._layout = layout = StateLayout(shape)
+        self._initial: list[Buffer] = []  # of each layer, the state from which documents start [stride]
+        for number, initial in enumerate(layout.pack(shape.initial_state())):
+            self._initial.append(memory.create_buffer(f"initial state of layer {number}", initial.nbytes, use="states"))
+            memory.upload(self._initial[-1], 0, initial)
         self.inputs = StepBuffers.create(shape, limits, memory)
         self.buffers = TrainBuffers.create(shape, limits, memory)
+        trained = trained_fields(shape, trains_shifts=trains_shifts)
+        pairs = None if matmuls.pairs is None else PairParameters(matmuls.pairs, self.buffers.settings, memory)
+        self.parameters: Parameters = pairs or StateParameters(shape, layout, self._initial, trained, memory)
         state_bytes = 4 * limits.num_slots * layout.stride
         states = memory.create_buffer("states of documents", state_bytes, use="states")
         self._context = BackwardContext(
@@ -114,9 +102,9 @@ class BackwardPass:
             dx=memory.create_buffer("gradient of x", 4 * limits.max_tokens * shape.width),
             state_gradients=memory.create_buffer("state gradients of documents", state_bytes),
             trains_shifts=trains_shifts,
+            pairs=pairs,
         )
         self._is_trained = memory.create_buffer("which numbers are trained", 4 * layout.stride)
-        trained = trained_fields(shape, trains_shifts=trains_shifts)
         marks = {name: np.full_like(values, name in trained) for name, values in shape.initial_state().items()}
         memory.upload(self._is_trained, 0, layout.pack(marks)[0])
         self._embedding = Embedding(self._context.forward)
@@ -128,6 +116,7 @@ class BackwardPass:
             done = len(self._layers)
             progress("loading layers" if done < shape.num_layers else "loading the head", done, num_parts)
         self._loss, self._row_gradients = self._load_head()
+        self._updates = [self._update(trained) for trained in self.parameters.buffers]
         memory.finish_uploads()
         progress("loaded", num_parts, num_parts)
 
@@ -143,16 +132,17 @@ class BackwardPass:
         return plan_of(self._row_gradients if has_gradient else self._loss, step)
 
     def backward_plan(self, step: StepSize) -> Plan:
-        """Return the dispatches that add the initial state's gradient, right after those for the losses of all rows."""
+        """Return the dispatches that add the parameters' gradients, right after those for the losses of all rows."""
         stages: list[Stage] = []
+        kept = self._layers[-1] if self._context.pairs is None else None  # pairs need the mixes, which do not last
         for layer in reversed(self._layers):
-            recompute = () if layer is self._layers[-1] else layer.stages.recompute
-            stages += [layer.restore, layer.start, *recompute, *layer.stages.backward, layer.add]
+            recompute = () if layer is kept else layer.stages.recompute
+            stages += [layer.restore, layer.start, *recompute, *layer.stages.backward, *layer.add]
         return plan_of(stages, step)
 
     def update_plan(self) -> Plan:
-        """Return the dispatches that change the initial state by its gradient, and clear that. The norm must be 0."""
-        stages = [layer.measure for layer in self._layers] + [layer.update for layer in self._layers]
+        """Return the dispatches that change the parameters by their gradients, and clear these. The norm must be 0."""
+        stages = [measure for measure, _ in self._updates] + [update for _, update in self._updates]
         return plan_of(stages, StepSize(0, 0, 0))
 
     def _load_head(self) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
@@ -191,60 +181,59 @@ class BackwardPass:
 
     def _surround(self, number: int, stages: BackwardLayer) -> _LayerStages:
         """Return the stages of a layer with those that every version's layers need before and after them."""
-        context, trained, buffers = self._context.forward, self.layers[number], self.buffers
-        limits, stride = context.limits, self.state_layout.stride
+        context, initial = self._context.forward, self._initial[number]
+        limits, stride = context.limits, self._layout.stride
         residual_bytes = 4 * limits.max_tokens * context.model.shape.width
         residual = context.memory.create_buffer(f"input of layer {number}", residual_bytes)
         x, label = self.inputs.x, f"layer {number}"
         groups, constants = -(-stride // _THREADS), {"THREADS": _THREADS, "STATE_STRIDE": stride}
-        states = context.states[number]
+        add = []
+        if self._context.pairs is None:
+            buffers = {
+                "settings": self.buffers.settings,
+                "is_trained": self._is_trained,
+                "state_gradients": self._context.state_gradients,
+                "gradient": self.parameters.buffers[number].gradient,
+            }
+            name = "sum_state_gradients"
+            add.append(context.kernel_stage(f"{label} gradient", name, constants, buffers, lambda _: (groups, 1)))
         return _LayerStages(
             stages,
             start=self._stage(
                 f"{label} initial state",
                 "set_states",
                 constants,
-                {"initial": trained.initial, "state": states},
+                {"initial": initial, "state": context.states[number]},
                 lambda step: (groups, step.num_runs),
             ),
             keep=self._on_tokens(f"{label} keep the input", "keep_embedding", {"x": x, "kept": residual}, START=0),
             restore=self._on_tokens(
                 f"{label} restore the input", "keep_embedding", {"x": residual, "kept": x}, START=0
             ),
-            add=context.kernel_stage(
-                f"{label} gradient",
-                "sum_state_gradients",
-                constants,
-                {
-                    "settings": buffers.settings,
-                    "is_trained": self._is_trained,
-                    "state_gradients": self._context.state_gradients,
-                    "gradient": trained.gradient,
-                },
-                lambda _: (groups, 1),
-            ),
-            measure=self._stage(
-                f"{label} squared norm",
-                "squared_norm",
-                {"THREADS": context.tuning.candidate_threads, "STATE_STRIDE": stride},
-                {"gradient": trained.gradient, "squared_norm": buffers.squared_norm},
-                lambda _: (1, 1),
-            ),
-            update=self._stage(
-                f"{label} update",
-                "adam",
-                constants,
-                {
-                    "settings": buffers.settings,
-                    "squared_norm": buffers.squared_norm,
-                    "initial": trained.initial,
-                    "gradient": trained.gradient,
-                    "first": trained.first,
-                    "second": trained.second,
-                },
-                lambda _: (groups, 1),
-            ),
+            add=tuple(add),
         )
+
+    def _update(self, trained: TrainedBuffer) -> tuple[KernelStage, KernelStage]:
+        """Return the stages that add to the squared norm, and that make a step of Adam."""
+        buffers, count = self.buffers, trained.num_floats
+        groups = -(-count // _UPDATE_THREADS)
+        gradient = {"squared_norm": buffers.squared_norm, "gradient": trained.gradient}
+        measure = self._stage(
+            f"{trained.label} squared norm",
+            "squared_norm",
+            {"THREADS": self._context.forward.tuning.candidate_threads, "COUNT": count},
+            gradient,
+            lambda _: (1, 1),
+        )
+        moments = {"values": trained.values, "first": trained.first, "second": trained.second}
+        update = self._stage(
+            f"{trained.label} update",
+            "adam",
+            {"THREADS": _UPDATE_THREADS, "COUNT": count},
+            {"settings": buffers.settings, **gradient, **moments},
+            lambda _: (groups, 1),
+        )
+        return measure, update
 
     def _on_tokens(self, label: str, name: str, buffers: Mapping[str, Buffer], **constants: Constant) -> KernelStage:
         """Return a stage that runs the shader `name` with a workgroup for each token."""
@@ -274,9 +263,7 @@ class _LayerStages:
     start: KernelStage  # sets the states of the documents to the initial state
     keep: KernelStage  # copies the residual stream to the layer's buffer
     restore: KernelStage  # copies it back
-    add: KernelStage  # adds the gradients of the documents to that of the initial state
-    measure: KernelStage  # adds to the squared norm
-    update: KernelStage  # the step of Adam
+    add: tuple[KernelStage, ...]  # adds the gradients of the documents to that of the initial state, if it is trained
 
 
 def _logits_stride(shape: ModelShape) -> int:

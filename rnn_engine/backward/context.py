@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rnn_engine.backward.parameters import PairParameters
 from rnn_engine.forward.context import BuildContext
 from rnn_engine.forward.stages import Stage
 from rnn_engine.gpu import Buffer
@@ -23,6 +24,12 @@ class BackwardContext:
     dx: Buffer  # [T, D] f32, the gradient of the residual stream
     state_gradients: Buffer  # [documents, stride] f32 in the layout of `forward.state_layout`, side 0 of the shifts
     trains_shifts: bool  # if the gradients of the token shifts are wanted, too
+    pairs: PairParameters | None = None  # that are trained in place of the state
+
+    @property
+    def needs_first_inputs(self) -> bool:
+        """True if the gradients of the inputs of the first layer's time mix are needed, too."""
+        return self.trains_shifts or self.pairs is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,11 @@ def trained_fields(shape: ModelShape, *, trains_shifts: bool) -> tuple[str, ...]
     return tuple(field.name for field in shape.state_fields if field.kind in kinds)
 
 
+def state_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the fields of the model's state, for all layers."""
+    return {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
+
+
 def check_optimizer(optimizer: Optimizer) -> None:
     """Raise InvalidRequestError if a setting of `optimizer` is out of range."""
     for name in ("beta1", "beta2"):
@@ -62,12 +67,11 @@ def check_documents(documents: Sequence[TrainingDocument], max_documents: int, m
         raise InvalidRequestError("tokens", num_inputs, f"at most {max_tokens} inputs over all documents of one call")
 
 
-def check_training_state(state: TrainingState, shape: ModelShape, trained: Sequence[str]) -> None:
-    """Raise InvalidRequestError unless `state` fits the model and has moments of exactly the `trained` fields."""
-    all_fields = tuple(field.name for field in shape.state_fields)
-    _check_arrays("state", state.state, shape, all_fields)
-    _check_arrays("first moments", state.first, shape, trained)
-    _check_arrays("second moments", state.second, shape, trained)
+def check_training_state(state: TrainingState, shapes: Mapping[str, tuple[int, ...]], trained: Sequence[str]) -> None:
+    """Raise InvalidRequestError unless `state` has arrays of these `shapes`, and moments of exactly those `trained`."""
+    _check_arrays("state", state.state, shapes)
+    _check_arrays("first moments", state.first, {name: shapes[name] for name in trained})
+    _check_arrays("second moments", state.second, {name: shapes[name] for name in trained})
     for name, values in state.second.items():
         if values.min() < 0:
             raise InvalidRequestError(f"second moments {name}", float(values.min()), "no negative number")
@@ -75,13 +79,12 @@ def check_training_state(state: TrainingState, shape: ModelShape, trained: Seque
         raise InvalidRequestError("num_updates", state.num_updates, "at least 0")
 
 
-def _check_arrays(name: str, arrays: State, shape: ModelShape, fields: Sequence[str]) -> None:
-    if set(arrays) != set(fields):
-        raise InvalidRequestError(name, sorted(arrays), f"the fields {sorted(fields)}")
-    sizes = {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
+def _check_arrays(name: str, arrays: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if arrays.keys() != shapes.keys():
+        raise InvalidRequestError(name, sorted(arrays), f"the fields {sorted(shapes)}")
     for field, values in arrays.items():
-        if values.shape != sizes[field] or values.dtype != np.float32:
-            raise InvalidRequestError(f"{name} {field}", f"{values.dtype} {values.shape}", f"float32 {sizes[field]}")
+        if values.shape != shapes[field] or values.dtype != np.float32:
+            raise InvalidRequestError(f"{name} {field}", f"{values.dtype} {values.shape}", f"float32 {shapes[field]}")
         if not np.isfinite(values).all():
             bad = float(values[~np.isfinite(values)][0])
             raise InvalidRequestError(f"{name} {field}", bad, "finite numbers")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -12,14 +14,16 @@ from rnn_engine.backward.contract import (
     check_documents,
     check_optimizer,
     check_training_state,
+    state_shapes,
     trained_fields,
 )
 from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
 from rnn_engine.errors import StepError, check_finite
+from rnn_engine.forward.pairs import Pairs, half_names
 from rnn_engine.reference import Array, RunBackward, RunLayers, Weights, embed, project_to_logits
 from rnn_engine.reference.backward import project_to_logits_backward
 from rnn_engine.reference.threads import matmul_threads
-from rnn_engine.types import Model, State
+from rnn_engine.types import F32, Model, State
 
 _ROWS_AT_ONCE = 64  # logit rows of which the loss is computed together, so that no [T, V] is held
 
@@ -35,11 +39,15 @@ class CpuTrainer:
         *,
         optimizer: Optimizer,
         trains_shifts: bool = False,
+        pairs: Pairs | None = None,
         max_documents: int = 8,
         max_tokens: int = 256,
         dtype: DTypeLike = np.float32,
     ) -> None:
-        """Prepare to train `model`. Raises InvalidRequestError for settings of the optimizer that are out of range."""
+        """Prepare to train `model`, its initial state or the low-rank `pairs` beside its matrices.
+
+        Raises InvalidRequestError for settings of the optimizer that are out of range.
+        """
         check_optimizer(optimizer)
         self.shape = model.shape
         self._run_layers = run_layers
@@ -47,9 +55,14 @@ class CpuTrainer:
         self._optimizer = optimizer
         self.max_documents = max_documents
         self.max_tokens = max_tokens
-        self._weights: Weights | None = Weights.read(model, dtype)
+        self._weights: PairedWeights | None = PairedWeights.read(model, dtype)
+        self._initial = model.shape.initial_state()
+        self._pairs = pairs
+        self._state: dict[str, F32] = dict(self._initial)  # all that is trained, and the rest of the initial state
         self._trained = trained_fields(model.shape, trains_shifts=trains_shifts)
-        self._state = model.shape.initial_state()
+        if pairs is not None:
+            self._state = {name: np.zeros(shape, np.float32) for name, shape in pairs.shapes.items()}
+            self._trained = tuple(self._state)
         self._first = {name: np.zeros_like(self._state[name]) for name in self._trained}
         self._second = {name: np.zeros_like(self._state[name]) for name in self._trained}
         self._num_updates = 0
@@ -72,9 +85,10 @@ class CpuTrainer:
         with matmul_threads(self.shape):
             self._run_layers(watched, packed.inputs, packed.lengths, states)
             loss, dx = _loss(weights, residuals[-1], packed, needs_gradient=True)
-            gradients = self._run_backward(weights, residuals[:-1], dx, packed.lengths, states)  # [documents, L, ...]
+            learning = weights.learning()
+            gradients = self._run_backward(learning, residuals[:-1], dx, packed.lengths, states)  # [documents, L, ...]
         for name, total in self._gradient.items():
-            total += scale * gradients[name].sum(axis=0)
+            total += scale * (gradients[name].sum(axis=0) if self._pairs is None else learning.gradients[name])
         return loss
 
     def gradient(self) -> State:
@@ -110,7 +124,8 @@ class CpuTrainer:
         )
 
     def write(self, state: TrainingState) -> None:
-        check_training_state(state, self.shape, self._trained)
+        shapes = state_shapes(self.shape) if self._pairs is None else self._pairs.shapes
+        check_training_state(state, shapes, self._trained)
         self._state = {name: values.copy() for name, values in state.state.items()}
         self._first = {name: values.copy() for name, values in state.first.items()}
         self._second = {name: values.copy() for name, values in state.second.items()}
@@ -120,21 +135,68 @@ class CpuTrainer:
     def close(self) -> None:
         self._weights = None
 
-    def _start(self, documents: Sequence[TrainingDocument]) -> tuple[Weights, PackedDocuments]:
+    def _start(self, documents: Sequence[TrainingDocument]) -> tuple[PairedWeights, PackedDocuments]:
         check_documents(documents, self.max_documents, self.max_tokens)
         if self._weights is None:
             raise StepError("the trainer is closed")
-        return self._weights, PackedDocuments.of(documents)
+        weights = self._weights if self._pairs is None else self._weights.with_pairs(self._pairs, self._state)
+        return weights, PackedDocuments.of(documents)
 
     def _initial_states(self, packed: PackedDocuments) -> dict[str, Array]:
         """Return the initial state once for each document: {field: [documents, L, ...]}."""
-        return {
-            name: np.broadcast_to(values, (len(packed.lengths), *values.shape)) for name, values in self._state.items()
-        }
+        initial = self._state if self._pairs is None else self._initial
+        return {name: np.broadcast_to(values, (len(packed.lengths), *values.shape)) for name, values in initial.items()}
 
     def _clear_gradient(self) -> None:
         for values in self._gradient.values():
             values.fill(0)
+
+
+class PairedWeights(Weights):
+    """Weights in numpy with low-rank pairs beside some matrices.
+
+    The backward pass adds up the gradients of the pairs, if the weights are `learning`.
+    """
+
+    _pairs: Pairs | None = None
+    _halves: Mapping[str, Array]
+    _inputs: dict[str, Array] | None = None  # of the matmuls since `learning`
+    gradients: dict[str, Array]
+
+    def with_pairs(self, pairs: Pairs, halves: Mapping[str, Array]) -> Self:
+        """Return a copy with pairs, whose arrays A and B are `halves`."""
+        paired = copy(self)
+        paired._pairs = pairs
+        paired._halves = {name: values.astype(self.dtype) for name, values in halves.items()}
+        return paired
+
+    def learning(self) -> Self:
+        """Return a copy that adds the gradients of the pairs up in `gradients`, which begin at nothing."""
+        learning = copy(self)
+        learning._inputs, learning.gradients = {}, {}
+        return learning
+
+    def matmul(self, x: Array, name: str) -> Array:
+        y = super().matmul(x, name)
+        if self._pairs is not None and name in self._pairs.matrices:
+            down, up = (self._halves[half] for half in half_names(name))
+            y += (self._pairs.scale * (x @ down.T)) @ up.T
+            if self._inputs is not None:
+                self._inputs[name] = x
+        return y
+
+    def matmul_transposed(self, dy: Array, name: str, x: Array | None = None) -> Array:
+        dx = super().matmul_transposed(dy, name)
+        if self._pairs is not None and name in self._pairs.matrices:
+            down_name, up_name = half_names(name)
+            down, up = self._halves[down_name], self._halves[up_name]
+            d_hidden = self._pairs.scale * (dy @ up)
+            dx += d_hidden @ down
+            if self._inputs is not None:
+                inputs = self._inputs.pop(name) if x is None else x
+                self.gradients[up_name] = dy.T @ (self._pairs.scale * (inputs @ down.T))
+                self.gradients[down_name] = d_hidden.T @ inputs
+        return dx
 
 
 def _loss(weights: Weights, x: Array, packed: PackedDocuments, *, needs_gradient: bool) -> tuple[float, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
@@ -18,7 +18,6 @@ from rnn_engine.backward.contract import (
     check_documents,
     check_optimizer,
     check_training_state,
-    trained_fields,
 )
 from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
 from rnn_engine.errors import DeviceError, StepError, check_finite
@@ -51,9 +50,10 @@ class GpuTrainer:
     ) -> None:
         """Upload `model`, which may be closed afterwards, and allocate the device buffers for steps.
 
-        `matmuls` are kernels of `device` for steps of `limits`, with products in f32. A step has at most
-        `limits.num_slots` documents, and computes at most `limits.max_rows` logits at a time. `memory` is an empty
-        group of buffers of `device`. The caller closes it if this fails, else the trainer does.
+        `matmuls` are kernels of `device` for steps of `limits`, with products in f32. If they have low-rank pairs,
+        these are trained in place of the initial state. A step has at most `limits.num_slots` documents, and computes
+        at most `limits.max_rows` logits at a time. `memory` is an empty group of buffers of `device`. The caller closes
+        it if this fails, else the trainer does.
         Raises InvalidRequestError for settings of the optimizer that are out of range, DeviceMemoryError if the device
         has no room, DeviceError if it can't run the model.
         """
@@ -67,10 +67,10 @@ class GpuTrainer:
         self._memory = memory
         self._recorder = Recorder(device)
         self._max_operations = matmuls.tuning.max_step_operations
-        self._trained = trained_fields(model.shape, trains_shifts=trains_shifts)
         self._pass = BackwardPass(
             model, memory, matmuls, limits, load_backward, format_of, progress, trains_shifts=trains_shifts
         )
+        self._parameters = self._pass.parameters
         self._num_updates = 0
         self._closed = False
         self._forward_plans = self._in_parts(self._pass.forward_plan)
@@ -104,7 +104,7 @@ class GpuTrainer:
         return loss
 
     def gradient(self) -> State:
-        return self._read([layer.gradient for layer in self._pass.layers], self._trained)
+        return self._read([each.gradient for each in self._parameters.buffers], self._parameters.trained)
 
     def update(self, rate: float) -> float:
         check_finite("rate", rate)
@@ -124,23 +124,23 @@ class GpuTrainer:
         return norm
 
     def read(self) -> TrainingState:
-        layers = self._pass.layers
+        buffers, trained = self._parameters.buffers, self._parameters.trained
         return TrainingState(
-            self._read([layer.initial for layer in layers], [field.name for field in self.shape.state_fields]),
-            self._read([layer.first for layer in layers], self._trained),
-            self._read([layer.second for layer in layers], self._trained),
+            self._read([each.values for each in buffers], tuple(self._parameters.shapes)),
+            self._read([each.first for each in buffers], trained),
+            self._read([each.second for each in buffers], trained),
             self._num_updates,
         )
 
     def write(self, state: TrainingState) -> None:
-        check_training_state(state, self.shape, self._trained)
+        check_training_state(state, self._parameters.shapes, self._parameters.trained)
         self._check_open()
-        layers = self._pass.layers
+        buffers = self._parameters.buffers
         with _step_errors():
-            self._write([layer.initial for layer in layers], state.state)
-            self._write([layer.first for layer in layers], state.first)
-            self._write([layer.second for layer in layers], state.second)
-            self._write([layer.gradient for layer in layers], {})
+            self._write([each.values for each in buffers], state.state)
+            self._write([each.first for each in buffers], state.first)
+            self._write([each.second for each in buffers], state.second)
+            self._write([each.gradient for each in buffers], {})
         self._num_updates = state.num_updates
 
     def close(self) -> None:
@@ -188,21 +188,18 @@ class GpuTrainer:
         for plan in plans:
             self._recorder.submit(plan)
 
-    def _read(self, buffers: Sequence[Buffer], fields: Sequence[str]) -> dict[str, F32]:
-        """Return `fields` of what the buffers of all layers hold: {field: [L, ...]}."""
+    def _read(self, buffers: Sequence[Buffer], names: Sequence[str]) -> dict[str, F32]:
+        """Return the arrays `names` of what the buffers of all parameters hold."""
         self._check_open()
-        layout = self._pass.state_layout
         with _step_errors():
-            layers = [np.frombuffer(self._memory.read(each, 0, 4 * layout.stride), np.float32) for each in buffers]
-        state = layout.unpack(np.stack(layers), 0)
-        return {name: state[name] for name in fields}
+            contents = [np.frombuffer(self._memory.read(each, 0, each.size), np.float32) for each in buffers]
+        arrays = self._parameters.unpack(contents)
+        return {name: arrays[name] for name in names}
 
-    def _write(self, buffers: Sequence[Buffer], fields: Mapping[str, F32]) -> None:
-        """Write `fields`, {field: [L, ...]}, to the buffers of all layers, and zeros to their other fields."""
-        zeros = {name: np.zeros_like(values) for name, values in self.shape.initial_state().items()}
-        packed = self._pass.state_layout.pack({**zeros, **fields})
-        for buffer, layer in zip(buffers, packed, strict=True):
-            self._memory.upload(buffer, 0, layer)
+    def _write(self, buffers: Sequence[Buffer], arrays: State) -> None:
+        """Write `arrays` to the buffers of all parameters, and zeros for the other ones."""
+        for buffer, content in zip(buffers, self._parameters.pack(arrays), strict=True):
+            self._memory.upload(buffer, 0, content)
 
 
 def encode_documents(packed: PackedDocuments, limits: StepLimits) -> NDArray[np.uint32]:

@@ -13,15 +13,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.forward.matmul import BoundMatMul, LoadedPart
+from rnn_engine.backward.context import BackwardContext
+from rnn_engine.forward.matmul import BoundMatMul, BoundPairs, LoadedPart
+from rnn_engine.forward.pairs import half_names
 from rnn_engine.forward.segments import MAX_SEGMENTS, Activation, SegmentPlace
+from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.step import StepSize
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, round_up
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Memory
 
 _TARGET_WORDS: Final = 8  # of struct Target of matmul_transposed.wgsl
 _SOURCE_WORDS: Final = 5  # of struct Source
-_SLOPES: Final = (Activation.TANH, Activation.SIGMOID, Activation.SQUARED_RELU)  # that matmul_transposed.wgsl knows
+_SLOPES: Final = (Activation.TANH, Activation.SIGMOID, Activation.SQUARED_RELU, Activation.SCALED)
+"""The activations whose slopes matmul_transposed.wgsl knows."""
+_EIGHTS: Final = 8  # of columns, for which a workgroup of matmul_gradient.wgsl adds up gradients of weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +76,21 @@ class TransposedMatMul:
         input_gradients: Buffer,
         inputs: Buffer | None = None,
         adds: bool = False,
+        scale: float = 1.0,
     ) -> TransposedMatMul:
         """Return the stage for the matrices of the stage `forward`, whose weights it shares.
 
         `output_gradients` and `input_gradients` have the layouts of the buffers that `forward` writes and reads. In
         `output_gradients`, what follows a matrix's rows up to a multiple of 8 must be finite. In `input_gradients`,
         nothing but the columns of matrices is written; if `adds`, the results are added to what is there. `inputs` is
-        the buffer that `forward` reads, needed if an activation made the inputs of some matrix.
+        the buffer that `forward` reads, needed if an activation made the inputs of some matrix. `scale` is the factor
+        of `Activation.SCALED`.
         """
         kernels, variant = forward.kernels, forward.kernels.tuning.transposed
         constants = {
             "MAX_SEGMENTS": MAX_SEGMENTS,
             **{f"ACTIVATION_{activation.name}": int(activation) for activation in _SLOPES},
+            "SCALE": scale,
             "THREADS": variant.threads,
             "TOKENS": variant.tokens,
         }
@@ -115,6 +123,85 @@ class TransposedMatMul:
         for part in self.parts:
             moved_bytes, operations = tiles * part.loaded.weight_bytes, 2 * count * part.loaded.num_weights
             yield Dispatch(self.label, part.kernel, part.bind_group, tiles, part.num_tiles, moved_bytes, operations)
+
+
+@dataclass(frozen=True, slots=True)
+class StagesInTurn:
+    """Several stages, one after another."""
+
+    stages: tuple[Stage, ...]
+
+    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        for stage in self.stages:
+            yield from stage.dispatches(step)
+
+
+def matmul_backward(
+    context: BackwardContext,
+    forward: BoundMatMul,
+    output_gradients: Buffer,
+    input_gradients: Buffer,
+    inputs: Buffer | None = None,
+) -> Stage:
+    """Return the stage that computes the gradients of the inputs of the stage `forward`, and of its low-rank pairs.
+
+    `inputs`, which `forward` reads, are needed if an activation has made them; the gradients are those of its argument.
+    """
+    memory = context.forward.memory
+    transposed = TransposedMatMul.of(
+        forward, memory, output_gradients=output_gradients, input_gradients=input_gradients, inputs=inputs
+    )
+    if forward.pairs is None:
+        return transposed
+    return StagesInTurn(
+        (transposed, *_pairs_backward(context, forward.pairs, output_gradients, input_gradients, inputs))
+    )
+
+
+def _pairs_backward(
+    context: BackwardContext,
+    forward: BoundPairs,
+    output_gradients: Buffer,
+    input_gradients: Buffer,
+    inputs: Buffer | None,
+) -> Iterator[Stage]:
+    """Yield the stages that add the gradients of pairs, and those of their inputs to `input_gradients`."""
+    assert context.pairs is not None
+    memory, hidden, inputs = context.forward.memory, forward.hidden, inputs or forward.inputs
+    scale = context.pairs.pairs.scale
+    downs, ups = zip(*map(half_names, forward.matrices), strict=True)
+    d_hidden = memory.create_buffer(f"{forward.down.label} gradients", hidden.size)
+    yield _weight_gradients(context, forward.up, ups, hidden, output_gradients)
+    yield TransposedMatMul.of(
+        forward.up, memory, output_gradients=output_gradients, input_gradients=d_hidden, inputs=hidden, scale=scale
+    )
+    yield _weight_gradients(context, forward.down, downs, inputs, d_hidden)
+    yield TransposedMatMul.of(
+        forward.down, memory, output_gradients=d_hidden, input_gradients=input_gradients, inputs=inputs, adds=True
+    )
+
+
+def _weight_gradients(
+    context: BackwardContext, forward: BoundMatMul, names: Sequence[str], inputs: Buffer, output_gradients: Buffer
+) -> KernelStage:
+    """Return the stage that adds the gradients of the weights of `forward`, which are the trained arrays `names`."""
+    assert context.pairs is not None
+    ((part, _),) = forward.parts  # for the rank is bounded
+    trained = context.pairs.train(names, part)
+    eights = max(-(-place.num_columns // COLUMNS_AT_ONCE) for place in part.places)
+    groups = -(-eights // _EIGHTS), part.num_rows // PANEL_ROWS
+    kernels = context.forward.kernels
+    kernel = kernels.get("matmul_gradient", {"MAX_SEGMENTS": MAX_SEGMENTS, "EIGHTS": _EIGHTS})
+    bindings = {
+        "batch": forward.batch,
+        "matmul": part.segments,
+        "settings": context.pairs.settings,
+        "inputs": inputs,
+        "d_outputs": output_gradients,
+        "gradient": trained.gradient,
+    }
+    bind_group = kernels.bind(kernel.source, bindings)
+    return KernelStage(f"{forward.label}, gradient", kernel, bind_group, lambda _: groups)
 
 
 def _group(places: Sequence[SegmentPlace]) -> dict[_Target, list[SegmentPlace]]:

@@ -1,4 +1,4 @@
-"""The protocol of a trainer, which tunes a model's initial state; `rnn_engine.training` has the data and schedules."""
+"""The protocol of a trainer, of a state or of low-rank pairs; `rnn_engine.training` has the data and schedules."""
 
 from __future__ import annotations
 
@@ -34,19 +34,23 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingState:
-    """What a trainer continues from: the initial state, Adam's moments, and the number of updates so far."""
+    """What a trainer continues from: its parameters, Adam's moments, and the number of updates so far.
 
-    state: State  # {field: [L, ...]}, with the fields that are not trained
-    first: State  # {field: [L, ...]} the running mean of the gradients; trained fields only
-    second: State  # {field: [L, ...]} the running mean of their squares
+    The parameters are the fields of an initial state {field: [L, ...]}, or low-rank pairs {name of A or B: matrix}.
+    """
+
+    state: State  # the parameters, with those that are not trained
+    first: State  # the running mean of the gradients; only of what is trained
+    second: State  # the running mean of their squares
     num_updates: int
 
 
 class Trainer(Protocol):
-    """Trains the initial state of a model by gradient descent. Not thread-safe.
+    """Trains the initial state of a model, or low-rank pairs beside its matrices, by gradient descent. Not thread-safe.
 
-    The fields of kind MATRIX are trained, and those of kind SHIFT if the trainer was made so. The loss of documents is
-    the sum of -log p(token | tokens before it) times the token's weight, in nats, over all their predictions.
+    Of a state, the fields of kind MATRIX are trained, and those of kind SHIFT if the trainer was made so. The loss of
+    documents is the sum of -log p(token | tokens before it) times the token's weight, in nats, over all their
+    predictions.
     The same calls give the same numbers, bit for bit, on one device.
     """
 
@@ -67,17 +71,17 @@ class Trainer(Protocol):
         """Add `scale` times the gradient of the loss of `documents`; return that loss. Raises as `loss` does."""
 
     def gradient(self) -> State:
-        """Return a copy of the gradient so far: {trained field: [L, ...] f32}."""
+        """Return a copy of the gradient so far: an array for each that is trained."""
 
     def update(self, rate: float) -> float:
-        """Change the initial state by one step of Adam at learning rate `rate`, and clear the gradient so far.
+        """Change the parameters by one step of Adam at learning rate `rate`, and clear the gradient so far.
 
         Return the gradient's Euclidean norm before it was bounded. If it is not finite, nothing is changed but the
         gradient.
         """
 
     def read(self) -> TrainingState:
-        """Return copies of the initial state and of Adam's moments."""
+        """Return copies of the parameters and of Adam's moments."""
 
     def write(self, state: TrainingState) -> None:
         """Continue from `state`, and clear the gradient so far. Raises InvalidRequestError if it does not fit."""

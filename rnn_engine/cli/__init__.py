@@ -44,6 +44,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = MappingProxyType(
         "convert": Subcommand("models", "Write a model in another file format."),
         "bench": Subcommand("bench", "Measure decode and prefill speed of a model on a device."),
         "tune-state": Subcommand("tune_state", "Tune a model's initial state with the examples in DATA."),
+        "tune-lora": Subcommand("tune_state", "Train a LoRA with the examples in DATA."),
         "tune-kernels": Subcommand("bench", "Find the fastest kernels for a model's matrices on a device."),
         "key": Subcommand("setup", "Make an API key."),
     }

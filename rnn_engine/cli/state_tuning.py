@@ -1,4 +1,4 @@
-"""Tune a model's initial state for `rnn-engine tune-state`: show the progress, and compare the state with its start."""
+"""Tune a state or a LoRA for `rnn-engine tune-state` and `tune-lora`: show the progress, and compare with the start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rnn_engine.backward import TrainingDocument
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.options import command_to_resume
 from rnn_engine.cli.reports import write_page
-from rnn_engine.cli.tune_state import DataOptions, RunOptions
+from rnn_engine.cli.tune_state import DataOptions, RunOptions, StateOptions
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import delete_file, delete_unfinished
 from rnn_engine.llm.llm import LLM
@@ -26,7 +26,8 @@ from rnn_engine.llm.progress import TuningBar, progress_bar, tuning_bar
 from rnn_engine.llm.results import SamplingParams
 from rnn_engine.llm.state import State
 from rnn_engine.llm.tuner import Tuner
-from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.loading.settings import LoadSettings, LoraSettings
+from rnn_engine.model import LoraChoice
 from rnn_engine.training.data import DataReport, Oddities, TextMaker
 from rnn_engine.training.tuner import Judged, Progress, RateTried, TunerSettings, Updated
 
@@ -39,7 +40,7 @@ _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A question of the held-out examples, and the model's answers with the state at the start and the tuned one."""
+    """A question of the held-out examples, and the model's answers before and after the run."""
 
     question: str
     wanted: str
@@ -49,8 +50,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class TuningReport:
-    """What a run of `rnn-engine tune-state` has done, for its table and its page."""
+    """What a run of `rnn-engine tune-state` or `tune-lora` has done, for its table and its page."""
 
+    what: str
     model: str
     data: str
     output: str
@@ -61,6 +63,10 @@ class TuningReport:
     samples: Sequence[Sample]
 
     @property
+    def title(self) -> str:
+        return f"the initial {self.what} of" if self.what == "state" else f"a {self.what} for"
+
+    @property
     def before(self) -> float:
         return self.progress.judged[0].held_out_loss
 
@@ -69,23 +75,26 @@ class TuningReport:
         return min(judged.held_out_loss for judged in self.progress.judged)
 
 
-def tune_state(
+def tune(
     model: Path,
     data: Path,
     output: Path,
     loading: LoadSettings,
     run: RunOptions,
     examples: DataOptions,
+    what: StateOptions | LoraSettings,
     *,
     resume: bool,
     report: Path | None,
 ) -> None:
-    """Tune the state, write it to `output`, and print how it compares with its start."""
+    """Tune `what`, write it to `output`, and print how it compares with its start."""
     checkpoint = output.with_name(f"{output.name}.checkpoint")
     if checkpoint.exists() and not resume:
         raise click.UsageError(f"{checkpoint} is that of a run that has not ended; go on with --resume, or delete it")
     if resume and not checkpoint.exists():
         raise click.UsageError(f"--resume goes on from {checkpoint}, which does not exist")
+    lora = what if isinstance(what, LoraSettings) else None
+    state = what if isinstance(what, StateOptions) else StateOptions()
     with progress_bar("opening the model") as progress:
         tuner = Tuner(
             data,
@@ -94,15 +103,16 @@ def tune_state(
             held_out=examples.held_out,
             bad_lines=examples.bad_lines,
             long_texts=examples.long_texts,
-            init=run.init,
-            init_prompt=run.init_prompt,
-            train_shifts=run.train_shifts,
+            init=state.init,
+            init_prompt=state.init_prompt,
+            train_shifts=state.train_shifts,
+            lora=lora,
             max_tokens=examples.max_tokens,
             max_documents=run.max_documents,
             checkpoint=checkpoint,
             checkpoint_seconds=run.checkpoint_seconds,
             resume=resume,
-            any_model=run.any_model,
+            any_model=state.any_model,
             device=loading.device,
             weights=loading.weights,
             device_memory=loading.device_memory,
@@ -113,7 +123,7 @@ def tune_state(
         )
     begun = time.monotonic()
     with tuner:
-        form = tuner.form_of(output)
+        tuner.form_of(output)  # raises now, and not after the run
         _echo_report(tuner)
         try:
             with tuning_bar() as bar:
@@ -121,17 +131,23 @@ def tune_state(
         except KeyboardInterrupt:
             click.echo(f"\nstopped; go on with: {command_to_resume()}", err=True)
             sys.exit(_INTERRUPTED)
-        tuner.best.save(output, form)
-        rate, seconds, reached, best = tuner.rate, time.monotonic() - begun, tuner.progress, tuner.best
+        tuner.save(output)
+        rate, seconds, reached = tuner.rate, time.monotonic() - begun, tuner.progress
+        loras = tuple(loading.loras)
+        sides: list[tuple[Sequence[LoraChoice], State | None]] = [(loras, tuner.start), (loras, tuner.best)]
+        if lora is not None:
+            sides = [(loras, None), ((*loras, LoraChoice(output, lora.alpha)), None)]
     assert rate is not None
-    samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, tuner.start, best)
-    made = TuningReport(model.name, data.name, output.name, rate, seconds, tuner.data.report, reached, samples)
+    samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, sides)
+    name = "state" if lora is None else "LoRA"
+    made = TuningReport(name, model.name, data.name, output.name, rate, seconds, tuner.data.report, reached, samples)
     _print(made)
     if report is not None:
         write_page(report, "tuning_report.html", report=made, curve=_Curve.of(made.progress))
     delete_file(checkpoint)
     delete_unfinished(checkpoint)
-    click.echo(f"the state is in {output}")
+    needed = f":{lora.alpha:g}" if lora is not None and output.suffix == ".pth" else ""
+    click.echo(f"the {name} is in {output}" + ("" if lora is None else f"; use it with --lora {output}{needed}"))
 
 
 def _echo_report(tuner: Tuner) -> None:
@@ -179,25 +195,27 @@ def _make_samples(
     loading: LoadSettings,
     maker: TextMaker,
     documents: Sequence[TrainingDocument],
-    start: State,
-    best: State,
+    sides: Sequence[tuple[Sequence[LoraChoice], State | None]],
 ) -> list[Sample]:
-    """Return the model's answers to the first questions of `documents` from both states, without chance."""
+    """Return the model's answers to the first questions of `documents` with the LoRAs and the state of both sides."""
     chosen = [_divide_document(document) for document in documents[:_NUM_SAMPLES]]
     prompts = [prompt for prompt, _ in chosen]
     stop, stop_tokens = _ends(maker)
     params = SamplingParams(temperature=0.0, max_tokens=_SAMPLE_TOKENS, stop=stop, stop_token_ids=(0, *stop_tokens))
-    with LLM(
-        model,
-        device=loading.device,
-        weights=loading.weights,
-        num_slots=_NUM_SAMPLES,
-        tokenizer=loading.tokenizer,
-        chat_template=loading.chat_template,
-        loras=loading.loras,
-        cache=None,
-    ) as llm:
-        before, after = (llm.generate(prompts, params, state=state, progress=False) for state in (start, best))
+    answers = []
+    for loras, state in sides:
+        with LLM(
+            model,
+            device=loading.device,
+            weights=loading.weights,
+            num_slots=_NUM_SAMPLES,
+            tokenizer=loading.tokenizer,
+            chat_template=loading.chat_template,
+            loras=loras,
+            cache=None,
+        ) as llm:
+            answers.append(llm.generate(prompts, params, state=state, progress=False))
+    before, after = answers
     return [
         Sample(_text(maker, prompt), _text(maker, answer), one.text.strip(), two.text.strip())
         for (prompt, answer), one, two in zip(chosen, before, after, strict=True)

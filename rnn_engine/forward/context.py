@@ -75,7 +75,7 @@ class BuildContext:
         """Return the matrix `name` [R, C], or [C, R] if `transposed`, perhaps in blocks, and its format."""
         matrix, block_type = self.model.matrix(name, transposed=transposed), self.model.block_type(name)
         dtype = np.dtype(np.float32) if isinstance(matrix, Blocks) else matrix.dtype
-        return SegmentWeights(matrix, self.format_of(name) or stored_format(dtype, block_type))
+        return SegmentWeights(matrix, self.format_of(name) or stored_format(dtype, block_type), name)
 
     def kernel_stage(
         self,
@@ -163,10 +163,19 @@ class NormShift:
 
 
 def norm_shift_stage(
-    context: BuildContext, layer: int, label: str, vectors: PackedVectors, norm_shift: NormShift, outputs: Buffer
+    context: BuildContext,
+    layer: int,
+    label: str,
+    vectors: PackedVectors,
+    norm_shift: NormShift,
+    outputs: Buffer,
+    x: Buffer | None = None,
 ) -> KernelStage:
-    """Return the stage of a norm and token shift; `outputs` is [mixes, max_tokens, D], with one more plane if kept."""
-    buffers = {"x": context.buffers.x, "vectors": vectors.buffer, "state": context.states[layer], "mixes": outputs}
+    """Return the stage of a norm and token shift; `outputs` is [mixes, max_tokens, D], with one more plane if kept.
+
+    `x` [T, D] is the norm's input, by default the residual stream.
+    """
+    buffers = {"x": x or context.buffers.x, "vectors": vectors.buffer, "state": context.states[layer], "mixes": outputs}
     return context.kernel_stage(
         label,
         "norm_shift",

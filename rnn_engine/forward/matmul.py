@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
+from rnn_engine.forward.pairs import Pairs, half_names
 from rnn_engine.forward.segments import (
     MAX_SEGMENTS,
     SEGMENT_WORDS,
@@ -15,6 +17,7 @@ from rnn_engine.forward.segments import (
     Matrix,
     SegmentPart,
     SegmentPlace,
+    SegmentWeights,
     create_weight_buffers,
     split_matrices,
     upload_rows,
@@ -23,10 +26,18 @@ from rnn_engine.forward.stages import KernelStage, QuantisedInputs
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import MatMulClass, Tuning
 from rnn_engine.forward.variants import MatMulVariant, MatMulWork, StreamVariant
-from rnn_engine.forward.weight_formats import WeightFormat
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat, round_up
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 from rnn_engine.quantised import KEPT_FORMATS
 from rnn_engine_shaders import Constant, Include, ShaderSource
+
+_AFTER_PAIRS: Final = {
+    Activation.NONE: Activation.RESIDUAL,
+    Activation.RESIDUAL: Activation.RESIDUAL,
+    Activation.SQUARED_RELU: Activation.ADDED_SQUARED_RELU,
+    Activation.SIGMOID: Activation.ADDED_SIGMOID,
+}
+"""The activation of a matrix -> that with which its low-rank pair is added to its sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +78,23 @@ class LoadedPart:
 class MatMulKernels:
     """The matmul kernels and matmuls of one model on a device. `tuning` may be replaced before the first plan."""
 
-    def __init__(self, kernels: Kernels, tuning: Tuning, limits: StepLimits, *, activations: str = "f32") -> None:
-        """Prepare kernels for steps within `limits`. `activations` int8 quantises inputs of 8-bit weights to bytes."""
+    def __init__(
+        self,
+        kernels: Kernels,
+        tuning: Tuning,
+        limits: StepLimits,
+        *,
+        activations: str = "f32",
+        pairs: Pairs | None = None,
+    ) -> None:
+        """Prepare kernels for steps within `limits`. `activations` int8 quantises inputs of 8-bit weights to bytes.
+
+        `pairs` are low-rank pairs to train beside the model's matrices.
+        """
         self.kernels = kernels
         self.tuning = tuning
         self.limits = limits
+        self.pairs = pairs
         self.bound: list[BoundMatMul] = []  # the model's matmuls, in the order of loading
         self._quantises = activations == "int8"
         self._packed: dict[int, Buffer] = {}  # the buffers of quantised inputs, by the bytes of a token
@@ -139,6 +162,9 @@ class MatMul:
         self._kernels = kernels
         self._memory = memory
         self._counts_rows = counts_rows
+        paired = kernels.pairs.matrices if kernels.pairs is not None else {}
+        self._paired = [matrix for matrix in matrices if matrix.weights.name in paired]
+        matrices = [_without_pair(matrix) if matrix.weights.name in paired else matrix for matrix in matrices]
         quantised = [matrix for matrix in matrices if kernels.number_of(matrix.weights.format) == "int8"]
         others = [matrix for matrix in matrices if kernels.number_of(matrix.weights.format) != "int8"]
         self._inputs = QuantisedInputs.of(quantised)
@@ -165,7 +191,9 @@ class MatMul:
             return len(_bindings(part, buffers)) + len(more) <= self._kernels.kernels.storage_buffers
 
         parts = self._parts if self._joined is None or not fits(self._joined) else [self._joined]
-        can_norm = not self._inputs.sources and self._kernels.can_norm(int(norm.constants["WIDTH"]))
+        can_norm = (
+            not self._inputs.sources and not self._paired and self._kernels.can_norm(int(norm.constants["WIDTH"]))
+        )
         if not can_norm or not all(map(fits, parts)):
             return NormedMatMul(norm.stage, self.bind(buffers), norms_one=False)
         variants = [self._kernels.tuning.normed_matmul(part.kind) for part in parts]
@@ -182,9 +210,47 @@ class MatMul:
             inputs = quantised if loaded.kind.number == "int8" else buffers.inputs
             bindings = {**_bindings(loaded, buffers), "inputs": inputs}
             parts.append((loaded, self._kernels.kernels.bind(self._kernels.source(loaded), bindings)))
-        bound = BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows, buffers.batch, stage, singles)
+        pairs = self._bind_pairs(buffers)
+        bound = BoundMatMul(
+            self._label, self._kernels, tuple(parts), self._counts_rows, buffers.batch, stage, singles, pairs
+        )
         self._kernels.bound.append(bound)
         return bound
+
+    def _bind_pairs(self, buffers: MatMulBuffers) -> BoundPairs | None:
+        """Return the stages of the low-rank pairs of the matrices; None if there are none."""
+        pairs, memory, downs, ups = self._kernels.pairs, self._memory, [], []
+        if pairs is None or not self._paired:
+            return None
+        stride = round_up(pairs.rank, 8)
+        plane = self._kernels.limits.max_tokens * stride
+        for number, matrix in enumerate(self._paired):
+            place = number * plane, stride
+            down, up = (
+                SegmentWeights(np.broadcast_to(np.float32(0), pairs.shapes[name]), WEIGHT_FORMATS["f32"], name)
+                for name in half_names(matrix.weights.name)
+            )
+            inputs = matrix.inputs_start, matrix.inputs_stride
+            outputs = matrix.outputs_start, matrix.outputs_stride
+            downs.append(Matrix(down, *inputs, *place, Activation.SCALED, inputs_from=matrix.inputs_from))
+            ups.append(Matrix(up, *place, *outputs, _AFTER_PAIRS[matrix.activation], inputs_from=Activation.SCALED))
+        hidden = memory.create_buffer(f"{self._label} hidden of pairs", 4 * plane * len(downs))
+        scales = memory.create_buffer(f"{self._label} scales of pairs", 4 * stride)
+        memory.upload(scales, 0, np.full(stride, pairs.scale, np.float32))
+
+        def bind(
+            what: str, matrices: Sequence[Matrix], operands: Buffer, inputs: Buffer, outputs: Buffer
+        ) -> BoundMatMul:
+            matmul = MatMul(f"{self._label}, pairs {what}", matrices, self._kernels, memory)
+            return matmul.bind(MatMulBuffers(buffers.batch, operands, inputs, outputs))
+
+        return BoundPairs(
+            tuple(matrix.weights.name for matrix in self._paired),
+            bind("down", downs, scales, buffers.inputs, hidden),
+            bind("up", ups, buffers.vectors, hidden, buffers.outputs),
+            buffers.inputs,
+            hidden,
+        )
 
     def _single(
         self,
@@ -263,6 +329,12 @@ class MatMul:
         return segments
 
 
+def _without_pair(matrix: Matrix) -> Matrix:
+    """Return a matrix that has a low-rank pair, without the activation, which follows when the pair is added."""
+    is_residual = matrix.activation is Activation.RESIDUAL
+    return matrix if is_residual else replace(matrix, activation=Activation.NONE)
+
+
 def _bindings(loaded: LoadedPart, buffers: MatMulBuffers) -> dict[str, Buffer]:
     return {
         "batch": buffers.batch,
@@ -294,6 +366,7 @@ class BoundMatMul:
     batch: Buffer  # says how many tokens and rows a step has
     quantise: KernelStage | None  # the stage that quantises the inputs, if some part multiplies bytes
     singles: tuple[SinglePart, ...]  # of steps of one token, in place of `parts`, unless it is empty
+    pairs: BoundPairs | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -301,6 +374,12 @@ class BoundMatMul:
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         """Yield a dispatch for each part, after one to quantise the inputs if needed. A step must not be empty."""
+        yield from self._own_dispatches(step)
+        if self.pairs is not None:
+            yield from self.pairs.down.dispatches(step)
+            yield from self.pairs.up.dispatches(step)
+
+    def _own_dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         count = step.num_rows if self.counts_rows else step.num_tokens
         if self.singles and count == 1:
             for single in self.singles:
@@ -322,6 +401,17 @@ class BoundMatMul:
         tiles = -(-count // variant.tokens)
         moved_bytes, operations = tiles * part.weight_bytes, 2 * count * part.num_weights
         return Dispatch(self.label, kernel, bind_group, part.num_rows // variant.rows, tiles, moved_bytes, operations)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPairs:
+    """The stages that add the low-rank pairs of a matmul's matrices to their sums."""
+
+    matrices: tuple[str, ...]  # which have a pair, in the order of the parts
+    down: BoundMatMul  # hidden = scale * A inputs
+    up: BoundMatMul  # adds B hidden
+    inputs: Buffer  # of the matmul
+    hidden: Buffer  # [matrices, T, R rounded up to 8] f32
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ class Activation(IntEnum):
     SILU = 12
     PRODUCT = 13  # multiplies what the output holds by the sum
     SWIGLU = 14  # of rows in pairs: silu of an even row's sum times the next row's, which is one output
+    SCALED = 15  # the sum times the operand
+    ADDED_SQUARED_RELU = 16  # of the sum plus what the output holds, like the next
+    ADDED_SIGMOID = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class SegmentWeights:
 
     values: HostMatrix  # [R, C], any float type, or in blocks
     format: WeightFormat
+    name: str = ""  # in the model, if it has one
 
     @property
     def numbers(self) -> NDArray[Any]:

@@ -1,7 +1,8 @@
-"""`Tuner`, which tunes the initial state of a model with examples from a file, for scripts and notebooks."""
+"""`Tuner`, which tunes a model's initial state or a LoRA with examples from a file, for scripts and notebooks."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,9 +19,11 @@ from rnn_engine.llm.state import State
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
+from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import DEFAULT_OPTIMIZER, TrainerSize, load_trainer
 from rnn_engine.model import LoraChoice
 from rnn_engine.model.fingerprint import metal_fingerprint
+from rnn_engine.model.lora import write_lora
 from rnn_engine.operations.chat_prompt import text_before_chat
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.training.checkpoint import load_checkpoint, save_checkpoint
@@ -38,7 +41,7 @@ OnEvent: TypeAlias = Callable[[Event], None]
 
 
 class Tuner:
-    """Tunes the initial state of a model with examples from a file. The weights do not change.
+    """Tunes the initial state of a model, or a LoRA, with examples from a file. The weights do not change.
 
         from rnn_engine import Tuner
 
@@ -63,6 +66,7 @@ class Tuner:
         init: State | str | Path | None = None,
         init_prompt: str | None = None,
         train_shifts: bool = False,
+        lora: LoraSettings | None = None,
         optimizer: Optimizer = DEFAULT_OPTIMIZER,
         max_tokens: int = 1024,
         max_documents: int = 16,
@@ -89,7 +93,8 @@ class Tuner:
 
         The state starts from `init`, a state or a file, or from the model's empty state; from there, the model first
         reads `init_prompt`. `any_model` takes a file that was made for another model. `train_shifts` also trains the
-        token shifts. A call of the trainer has at most `max_tokens` tokens and `max_documents` documents.
+        token shifts. With `lora`, low-rank pairs beside the model's matrices are trained in place of the state, which
+        stays empty. A call of the trainer has at most `max_tokens` tokens and `max_documents` documents.
         `device_memory` is that of the device in bytes, if it can't be found out.
 
         `checkpoint` is a file in which the run is kept, at least each `checkpoint_seconds`. With `resume`, the run goes
@@ -105,6 +110,8 @@ class Tuner:
         check_finite("checkpoint_seconds", checkpoint_seconds)
         if resume and checkpoint is None:
             raise InvalidRequestError("resume", True, "false, since there is no checkpoint")
+        if lora is not None and (init is not None or init_prompt is not None or train_shifts):
+            raise InvalidRequestError("lora", str(lora), "none, since the settings of a state are given")
         path = locate_model(model)
         with open_model(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))
@@ -122,7 +129,10 @@ class Tuner:
             self.data = read_data(
                 Path(data), self.maker, DataSettings(max_tokens, part, settings.seed, bad_lines, long_texts)
             )
-            size = TrainerSize(max_tokens, max_documents, train_shifts)
+            self.lora = lora
+            size = TrainerSize(max_tokens, max_documents, train_shifts, lora)
+            pairs = size.pairs(opened.tensors)
+            start = self._start.state if pairs is None else pairs.draw(settings.seed)
             self._trainer = load_trainer(
                 opened,
                 device,
@@ -137,7 +147,7 @@ class Tuner:
         self._saved_at = time.monotonic()
         self._run = self._describe_run(settings, optimizer, size)
         try:
-            self._tuning = Tuning(self._trainer, self.data, settings, self._start.state, rest)
+            self._tuning = Tuning(self._trainer, self.data, settings, start, rest)
             if resume and self._checkpoint is not None:
                 self._tuning.resume(load_checkpoint(self._checkpoint, self._run))
         except BaseException:
@@ -151,13 +161,21 @@ class Tuner:
 
     @property
     def best(self) -> State:
-        """The state with the least loss on the held-out examples so far, at first that of the start."""
+        """The state with the least loss on the held-out examples so far, at first that of the start.
+
+        A run of a LoRA does not change the state.
+        """
         return self._as_state(self._tuning.best)
 
     @property
     def start(self) -> State:
         """The state from which the run has started."""
         return State.of(self._start, self.state_files)
+
+    @property
+    def pairs(self) -> Arrays:
+        """The best pairs of a LoRA so far, A [R, in] and B [out, R] by their names; empty in a run of a state."""
+        return {} if self.lora is None else self._tuning.best
 
     @property
     def rate(self) -> float | None:
@@ -200,22 +218,34 @@ class Tuner:
         return self.best
 
     def save(self, path: str | Path) -> None:
-        """Write the best state to a file, atomically, in the form that its name stands for.
+        """Write the best state, or the LoRA, to a file, atomically, in the form that its name stands for.
 
         `.st` and other `.safetensors` hold the matrices as ai00 has them, `.pth` as BlinkDL, `.state.safetensors` is
-        rwkv-metal's file, and `.state` this project's own; only the last two have token shifts. Raises StateError if
-        the form can't have the state, and OSError if the file can't be written.
+        rwkv-metal's file, and `.state` this project's own; only the last two have token shifts. A LoRA is written to
+        `.safetensors` with its alpha, or to `.pth` without, in RWKV-PEFT's names. Raises StateError if the form can't
+        have the state, and OSError if the file can't be written.
         """
-        self.best.save(path, self.form_of(Path(path)))
+        form, lora = self.form_of(Path(path)), self.lora
+        if lora is None:
+            self.best.save(path, form)
+            return
+        metadata = {
+            "format": "rnn-engine-lora",
+            "rank": str(lora.rank),
+            "targets": ",".join(lora.targets),
+            "run": json.dumps(self._run, sort_keys=True),
+        }
+        write_lora(Path(path), self.pairs, lora.alpha, metadata)
 
     def form_of(self, path: Path) -> ExportForm:
         """Return the form of a file with this name.
 
         Raises InvalidRequestError for an unknown ending, and StateError if the form can't have the run's states.
         """
-        form = next((form for ending, form in _FORMS.items() if path.name.endswith(ending)), None)
+        forms = _FORMS if self.lora is None else _LORA_FORMS
+        form = next((form for ending, form in forms.items() if path.name.endswith(ending)), None)
         if form is None:
-            raise InvalidRequestError("output", str(path), f"a name that ends in {', '.join(_FORMS)}")
+            raise InvalidRequestError("output", str(path), f"a name that ends in {', '.join(forms)}")
         if form in ("tuned", "pth") and (self._train_shifts or self._start.has_shifts):
             raise StateError(
                 f"{path.name}: a file of tuned matrices has no token shifts, and this state has some; expected a name "
@@ -242,6 +272,7 @@ class Tuner:
             "data": self.data.digest,
             "initial state": self._start.digest,
             "trained shifts": size.train_shifts,
+            **({} if size.lora is None else {"LoRA": asdict(size.lora)}),
             "optimizer": asdict(optimizer),
             "most tokens and documents of a call": [size.max_tokens, size.max_documents],
             "settings": asdict(settings),
@@ -259,6 +290,8 @@ class Tuner:
         return state.frozen
 
     def _as_state(self, arrays: Arrays) -> State:
+        if self.lora is not None:
+            return self.start
         start = self._start
         return State(arrays, self.state_files, num_tokens=start.num_tokens, last_tokens=start.last_tokens)
 
@@ -276,6 +309,9 @@ _FORMS: Final[Mapping[str, ExportForm]] = {
     ".pth": "pth",
     ".state": "full",
 }
+
+
+_LORA_FORMS: Final[Mapping[str, ExportForm]] = {".safetensors": "tuned", ".pth": "pth"}
 
 
 def _read_prompt(runner: Runner, maker: TextMaker, start: FrozenState, text: str) -> FrozenState:

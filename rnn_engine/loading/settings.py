@@ -1,13 +1,14 @@
-"""Settings for loading a model, and for the named states with which its engine starts."""
+"""Settings for loading a model, for the named states with which its engine starts, and for training a LoRA."""
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rnn_engine.bounds import (
     AUTO,
@@ -175,3 +176,28 @@ class StateSettings(Settings):
     any_model: bool = setting(False, FLAG, "--any-model-states").help(
         "Also take states whose files say that they were made for another model, if the sizes fit."
     )
+
+
+MOST_RANK: Final = 512
+_RANK: Final = Kind(int, low=1, high=MOST_RANK)
+_NAMES: Final = Kind(metavar="NAMES", parse=lambda text: tuple(text.split(",")), write=",".join)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """The low-rank pairs that a run trains, B [out, rank] and A [rank, in] beside a matrix, scaled by alpha / rank."""
+
+    rank: int = setting(16, _RANK).help("The rank of what is added to a matrix.")
+    alpha: float = setting(32.0, Kind(float, "NUMBER", low=0, is_open=True)).help(
+        "What is added to a matrix is scaled by alpha / rank."
+    )
+    targets: tuple[str, ...] = setting(("att", "ffn"), _NAMES).help(
+        "The matrices that are changed: parts of every layer, or single matrices such as att.key,ffn.value."
+    )
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a rank or an alpha that is out of range."""
+        if not 1 <= self.rank <= MOST_RANK:
+            raise InvalidRequestError("rank", self.rank, f"a whole number from 1 to {MOST_RANK}")
+        if not 0 < self.alpha < math.inf:
+            raise InvalidRequestError("alpha", self.alpha, "a finite number greater than 0")

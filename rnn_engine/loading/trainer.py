@@ -1,13 +1,14 @@
-"""Load trainers of initial states onto a device, and compute beforehand the memory that they take there."""
+"""Load trainers of initial states and LoRAs onto a device, and compute beforehand the memory that they take there."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from typing import Final, Protocol
 
 from rnn_engine.backward import Optimizer, Trainer
 from rnn_engine.backward.cpu_trainer import CpuTrainer
@@ -16,6 +17,7 @@ from rnn_engine.bounds import AUTO, AUTO_FORMATS
 from rnn_engine.errors import DeviceError, DeviceMemoryError, InvalidRequestError, ModelError
 from rnn_engine.forward import Progress, no_progress
 from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.pairs import Pairs
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.unread import UnreadModel
@@ -23,13 +25,15 @@ from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, parse_we
 from rnn_engine.gpu import Device, SizingDevice, list_devices, open_device
 from rnn_engine.loading.kernel_choices import kernel_limits
 from rnn_engine.loading.memory import check_cpu_weights, check_unknown_memory, free_memory, in_words, usual_weights
+from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.model import ModelFile
-from rnn_engine.types import DeviceMemory, Model, ModelShape
+from rnn_engine.types import DeviceMemory, ModelShape
 from rnn_engine.versions.table import VERSIONS
 
 DEFAULT_OPTIMIZER: Final = Optimizer()
 _LOGITS_BYTES: Final = 32 << 20  # for the rows of logits that are computed at a time
 _LEAST_TOKENS: Final = 64  # that an error suggests
+_PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.((?:att|ffn)\.(?:receptance|key|value|gate|output))\.weight")
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +45,7 @@ class TrainerSize:
     max_tokens: int = 1024
     max_documents: int = 16
     train_shifts: bool = False  # the token shifts are trained, too
+    lora: LoraSettings | None = None  # low-rank pairs that are trained in place of an initial state
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_documents"):
@@ -51,8 +56,39 @@ class TrainerSize:
         rows = min(self.max_tokens, max(8, _LOGITS_BYTES // (4 * shape.vocab_size)))
         return StepLimits(self.max_documents, self.max_tokens, rows, num_candidates=1)
 
+    @property
+    def what(self) -> str:
+        return "initial states" if self.lora is None else "LoRAs"
+
+    def pairs(self, tensors: Mapping[str, Shaped]) -> Pairs | None:
+        """Return the low-rank pairs for a model with these tensors. Raises InvalidRequestError for unknown targets."""
+        return None if self.lora is None else find_pairs(self.lora, tensors)
+
 
 DEFAULT_SIZE: Final = TrainerSize()
+
+
+class Shaped(Protocol):
+    """What has a shape, such as an array or a tensor in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def find_pairs(settings: LoraSettings, tensors: Mapping[str, Shaped]) -> Pairs:
+    """Return the pairs for a model with `tensors`. Raises InvalidRequestError for a target that it does not have."""
+    projections = {name: match[1] for name in tensors if (match := _PROJECTION.fullmatch(name))}
+    matrices = sorted(set(projections.values()))
+    known = [*sorted({matrix.partition(".")[0] for matrix in matrices}), *matrices]
+    for target in settings.targets or ("",):
+        if target not in known:
+            raise InvalidRequestError("targets", target, f"some of {', '.join(known)}")
+    shapes: dict[str, tuple[int, int]] = {}
+    for name, matrix in projections.items():
+        if not {matrix, matrix.partition(".")[0]}.isdisjoint(settings.targets):
+            outer, inner = tensors[name].shape
+            shapes[name] = outer, inner
+    return Pairs(shapes, settings.rank, settings.alpha / settings.rank)
 
 
 def load_trainer(
@@ -65,20 +101,20 @@ def load_trainer(
     device_memory: int | None = None,
     progress: Progress = no_progress,
 ) -> Trainer:
-    """Load `model` onto a device and return a trainer of its initial state. The model may then be closed.
+    """Load `model` onto a device and return a trainer of what `size` says. The model may then be closed.
 
     `device` is "auto", an index, a part of a name, or "cpu" for numpy. `weights` is the format of matrices on a GPU, as
     `WeightChoice.parse` reads it, or `AUTO` for the best one that fits; None keeps the blocks of a quantised file, and
     is f16 for any other. Activations are in f32. `device_memory` is the device's number of bytes, for devices whose
     memory can't be found out.
 
-    Raises ModelError for a version of RWKV whose initial states can't be trained, DeviceError if there is no such
+    Raises ModelError for a version of RWKV that can't be trained, DeviceError if there is no such
     device, and InvalidRequestError for settings that are not allowed. Raises DeviceMemoryError if the device has no
     room: if its memory is known, before anything is loaded, and with the settings that would fit.
     """
     version = VERSIONS.get(model.shape.version)
     if version.run_backward is None:
-        raise ModelError(f"initial states of {version.title} can't be trained; expected RWKV-5, 6 or 7")
+        raise ModelError(f"{size.what} of {version.title} can't be trained; expected RWKV-5, 6 or 7")
     if "," in device:
         raise InvalidRequestError("device", device, "a single device, since training does not divide a model")
     if device == "auto" and (version.load_backward is None or not list_devices()):
@@ -91,11 +127,12 @@ def load_trainer(
             version.run_backward,
             optimizer=optimizer,
             trains_shifts=size.train_shifts,
+            pairs=size.pairs(model.tensors),
             max_documents=size.max_documents,
             max_tokens=size.max_tokens,
         )
     if version.load_backward is None:
-        raise DeviceError(f"initial states of {version.title} can't be trained on a GPU; expected the device cpu")
+        raise DeviceError(f"{size.what} of {version.title} can't be trained on a GPU; expected the device cpu")
     weights = plan_trainer(model, device, size, weights=weights, device_memory=device_memory)
     format_of = _formats(weights, model.shape)
     for line in describe_blocks(model, format_of):
@@ -158,13 +195,13 @@ def _formats(weights: str, shape: ModelShape) -> FormatOf:
     """Return the weight format of each matrix. Raises InvalidRequestError for activations other than f32."""
     format_of, activations = parse_weights(weights, shape)
     if activations != "f32":
-        message = f"weights {weights}: initial states can't be trained with activations={activations}; expected f32"
+        message = f"weights {weights}: nothing can be trained with activations={activations}; expected f32"
         raise InvalidRequestError("weights", weights, "activations=f32", message)
     return format_of
 
 
 def _load_gpu_trainer(
-    model: Model,
+    model: ModelFile | UnreadModel,
     device: Device,
     tuning: Tuning,
     size: TrainerSize,
@@ -182,7 +219,7 @@ def _load_gpu_trainer(
             load_backward,
             device,
             memory,
-            MatMulKernels(device.kernels, tuning, limits),
+            MatMulKernels(device.kernels, tuning, limits, pairs=size.pairs(model.tensors)),
             format_of=format_of,
             limits=limits,
             optimizer=optimizer,

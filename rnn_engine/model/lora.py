@@ -7,11 +7,12 @@ own, or is added to it. PEFT does not do here: it needs torch, and a whole model
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
@@ -19,15 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, ModelError
+from rnn_engine.files import output_file
 from rnn_engine.model.conventions import locate_tensors
 from rnn_engine.model.fingerprint import fingerprint
 from rnn_engine.model.huggingface import fla_name, is_transposed, read_json
 from rnn_engine.model.layout import WEIGHT_DTYPES, TensorSpec, squeeze
 from rnn_engine.tensor_files.formats import open_source
-from rnn_engine.tensor_files.source import TensorInfo, TensorSource, count, show, show_all
+from rnn_engine.tensor_files.pth_file import write_pth
+from rnn_engine.tensor_files.safetensors_file import SafetensorsFile, write_safetensors
+from rnn_engine.tensor_files.source import TensorEntry, TensorInfo, TensorSource, count, show, show_all
 from rnn_engine.types import F32
 
 _FILE: Final = "adapter_config.json"
+_ALPHA: Final = "alpha"  # in the metadata of safetensors
 _MODULE: Final = re.compile(r"[\w.]+")
 
 
@@ -105,7 +110,7 @@ _ROWS: Final = 1024  # of a matrix, changed at a time
 
 @dataclass(frozen=True, slots=True)
 class LoraChoice:
-    """A LoRA to merge, of ai00, BlinkDL or PEFT, and its alpha; None is that of PEFT's config."""
+    """A LoRA to merge, of ai00, BlinkDL or PEFT, and its alpha; None is that of PEFT's config or in the file."""
 
     path: Path
     alpha: float | None = None
@@ -330,6 +335,8 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
     path = choice.path if folder is None else _peft_file(folder)
     source = open_source(path)
     try:
+        if choice.alpha is None and isinstance(source, SafetensorsFile) and _ALPHA in source.metadata:
+            choice = replace(choice, alpha=_positive(_ALPHA, json.loads(source.metadata[_ALPHA])))
         if config is None:
             changes = _read_file(choice, specs, source.tensors, model)
         else:
@@ -342,6 +349,22 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
     except BaseException:
         source.close()
         raise
+
+
+def write_lora(path: Path, tensors: Mapping[str, F32], alpha: float, metadata: Mapping[str, str]) -> None:
+    """Write low-rank pairs to a file, atomically: to a .pth as RWKV-PEFT does, or to safetensors with the metadata.
+
+    Only safetensors hold `alpha`; of a .pth, it is to be given to `LoraChoice`. Raises OSError.
+    """
+    entries = [
+        TensorEntry(name, TensorInfo(values.shape, values.dtype), partial(np.asarray, values))
+        for name, values in sorted(tensors.items())
+    ]
+    with output_file(path) as file:
+        if path.suffix == ".pth":
+            write_pth(file, entries)
+        else:
+            write_safetensors(file, entries, {**metadata, _ALPHA: json.dumps(alpha)})
 
 
 def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors) -> dict[str, Change]:

@@ -80,8 +80,11 @@ class Weights:
         """Multiply `x` [T, in] with the low-rank matrix called `name` [in, out] -> [T, out]; or B of each, if 3-D."""
         return x @ self(name)
 
-    def matmul_transposed(self, dy: Array, name: str) -> Array:
-        """Multiply `dy` [T, out] with the transpose of the matrix called `name` [out, in] -> [T, in]."""
+    def matmul_transposed(self, dy: Array, name: str, x: Array | None = None) -> Array:  # noqa: ARG002
+        """Multiply `dy` [T, out] with the transpose of the matrix called `name` [out, in] -> [T, in].
+
+        `x` [T, in] is what the matrix is multiplied with on the way forward, if the backward pass does not do so again.
+        """
         return dy @ self._matrix(name).T
 
     def _matrix(self, name: str) -> Array:
@@ -153,8 +156,8 @@ class Block:
     def project(self, x: Array, name: str) -> Array:
         return self._weights.project(x, self._prefix + name)
 
-    def matmul_transposed(self, dy: Array, name: str) -> Array:
-        return self._weights.matmul_transposed(dy, self._prefix + name)
+    def matmul_transposed(self, dy: Array, name: str, x: Array | None = None) -> Array:
+        return self._weights.matmul_transposed(dy, self._prefix + name, x)
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
         return self._weights.rows(self._prefix + name, ids)

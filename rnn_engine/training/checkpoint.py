@@ -52,7 +52,9 @@ def load_checkpoint(path: Path, run: Mapping[str, object]) -> Progress:
         metadata = dict(file.metadata)
         checksum = metadata.pop("crc32", None)
         if metadata.get("format") != _FORMAT or metadata.get("format_version") != _VERSION:
-            raise StateError(f"{path.name}: expected a checkpoint of rnn-engine tune-state, of version {_VERSION}")
+            raise StateError(
+                f"{path.name}: expected a checkpoint of rnn-engine tune-state or tune-lora, of version {_VERSION}"
+            )
         tensors = {name: np.array(file.read(name)) for name in file.tensors}
     if checksum != _checksum(tensors, metadata):
         raise StateError(f"{path.name}: damaged: its content does not match its checksum")
@@ -74,7 +76,7 @@ def load_checkpoint(path: Path, run: Mapping[str, object]) -> Progress:
 
 def _check_run(path: Path, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
     written: Mapping[str, object] = json.loads(json.dumps(expected))
-    for name in sorted({*found, *written}):
+    for name in dict.fromkeys((*written, *found)):
         if found.get(name) != written.get(name):
             raise StateError(
                 f"{path.name}: belongs to a run with {name} {found.get(name)!r}; this one has {written.get(name)!r}"

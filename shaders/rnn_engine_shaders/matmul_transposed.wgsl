@@ -56,6 +56,7 @@ fn slope(activation: u32, output: f32) -> f32 {
         case ACTIVATION_TANH: { return 1.0 - output * output; }
         case ACTIVATION_SIGMOID: { return output * (1.0 - output); }
         case ACTIVATION_SQUARED_RELU: { return 2.0 * sqrt(output); }
+        case ACTIVATION_SCALED: { return SCALE; }
         default: { return 1.0; }
     }
 }

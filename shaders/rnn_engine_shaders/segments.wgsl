@@ -5,45 +5,11 @@
 // A kernel loads 8 columns at once. It loads none beyond the last 8 of the matrix: the inputs after these are another
 // token's, and an infinite input would give NaN even if it is multiplied by zero.
 
-struct Segment {
-    first_row: u32,     // its first row among the rows of all segments, a multiple of 64
-    num_rows: u32,      // rows without padding; the next segment starts at the next multiple of 64
-    num_eights: u32,    // eights of columns, rounded up
-    panel_blocks: u32,  // blocks of a panel
-    weights_start: u32, // number of its first block
-    inputs_start: u32,  // index of the first token's first input in `inputs`, in numbers of 4 bytes
-    inputs_stride: u32, // numbers of 4 bytes from one token's inputs to the next
-    outputs_start: u32, // index of the first token's first output in `outputs`
-    outputs_stride: u32,
-    operand_start: u32, // index of the operand, such as a bias, of the first row of the first token
-    operand_stride: u32, // floats from one token's operands to the next; 0 if all tokens share them
-    activation: u32,
-}
-
-struct MatMul {
-    counts_rows: u32, // 1 to multiply with a step's rows, 0 to multiply with its tokens
-    num_segments: u32,
-    segments: array<Segment, MAX_SEGMENTS>,
-}
-
+#include segment_table
 #include activations
 
-@group(0) @binding(0) var<storage, read> batch: Batch;
-@group(0) @binding(1) var<storage, read> matmul: MatMul;
 @group(0) @binding(3) var<storage, read> vectors: array<f32>; // operands
 @group(0) @binding(5) var<storage, read_write> outputs: array<f32>;
-
-fn find_segment(row: u32) -> Segment {
-    var index = matmul.num_segments - 1u;
-    while matmul.segments[index].first_row > row {
-        index -= 1u;
-    }
-    return matmul.segments[index];
-}
-
-fn count_tokens() -> u32 {
-    return select(batch.num_tokens, batch.num_rows, matmul.counts_rows == 1u);
-}
 
 // Apply the activation to a finished sum and store it. The clamp avoids NaN: some drivers return it for tanh of a large
 // argument.
@@ -64,6 +30,12 @@ fn store(segment: Segment, token: u32, row: u32, sum: f32) {
         case ACTIVATION_SILU: { outputs[place] = sum * sigmoid(sum); }
         case ACTIVATION_PRODUCT: { outputs[place] *= sum; }
         case ACTIVATION_BIASED_SCALE: { outputs[place] *= sum + vectors[operand]; }
+        case ACTIVATION_SCALED: { outputs[place] = sum * vectors[operand]; }
+        case ACTIVATION_ADDED_SQUARED_RELU: {
+            let positive = max(outputs[place] + sum, 0.0);
+            outputs[place] = positive * positive;
+        }
+        case ACTIVATION_ADDED_SIGMOID: { outputs[place] = sigmoid(outputs[place] + sum); }
         default: { outputs[place] = sum; }
     }
 }

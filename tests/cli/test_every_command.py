@@ -159,6 +159,14 @@ def tune_state(place: Place) -> None:
     assert {name.rpartition(".")[2] for name in load_file(output)} == {"time_state"}
 
 
+def tune_lora(place: Place) -> None:
+    data = place.folder / "data.jsonl"
+    data.write_text('{"instruction": "Hi", "output": "Ho"}\n{"instruction": "Bye", "output": "So long"}\n')
+    output = place.folder / "made.safetensors"
+    rnn_engine_process("tune-lora", data, "-o", output, "--steps", 1, "--rate", 0.1, "--device", "cpu")
+    assert {name.rpartition(".")[2] for name in load_file(output)} == {"lora_A", "lora_B"}
+
+
 def tune_kernels(place: Place) -> None:
     table = rnn_engine_process("tune-kernels", place.model, "--seconds", 0.1)
     assert "fixed choice" in table
@@ -191,6 +199,7 @@ STARTS: Mapping[str, Callable[[Place], None]] = MappingProxyType(
             convert,
             bench,
             tune_state,
+            tune_lora,
             tune_kernels,
             key,
         )

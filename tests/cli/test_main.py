@@ -30,6 +30,7 @@ COMMANDS = [
     "convert",
     "bench",
     "tune-state",
+    "tune-lora",
     "tune-kernels",
     "key",
 ]

@@ -53,6 +53,7 @@ def commands(model: Path, data: Path, output: Path) -> dict[str, list[object]]:
     return {
         "tune-state -o": ["tune-state", model, data, "-o", output],
         "tune-state --report": ["tune-state", model, data, "-o", data.with_name("s.state"), "--report", output],
+        "tune-lora -o": ["tune-lora", model, data, "-o", output],
         "bench": ["bench", model, "--report", output],
         "convert": ["convert", model, output, "--force"],
     }

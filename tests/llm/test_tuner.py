@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,8 +15,13 @@ import pytest
 
 from rnn_engine import LLM, State, Tuner, TunerSettings
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
+from rnn_engine.demo import tokenizer_path
 from rnn_engine.errors import InvalidRequestError, StateError
+from rnn_engine.loading.settings import LoraSettings
+from rnn_engine.model import LoraChoice
 from rnn_engine.operations.chat_prompt import prompt_after
+from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
 from rnn_engine.training.tuner import Event, Judged, Updated
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
@@ -144,3 +152,56 @@ def test_a_checkpoint_is_written_as_often_as_wanted(data: Path, tmp_path: Path) 
 def test_a_run_without_a_checkpoint_does_not_go_on(data: Path) -> None:
     with pytest.raises(InvalidRequestError, match="resume: True is not allowed; expected false"):
         tuner(data, resume=True)
+
+
+LORA = LoraSettings(rank=3, alpha=5.0, targets=("att", "ffn.value"))
+LORA_SETTINGS = replace(SETTINGS, rate=0.01)
+
+
+def test_a_lora_is_trained_and_its_file_gives_the_model_the_loss_of_the_run(data: Path, tmp_path: Path) -> None:
+    paths = tmp_path / "a.safetensors", tmp_path / "a.pth"
+    with tuner(data, LORA_SETTINGS, lora=LORA) as running:
+        state = running.run()
+        assert not any(values.any() for values in state.values())
+        losses = [judged.held_out_loss for judged in running.judged]
+        assert min(losses) < 0.9 * losses[0]
+        for path in paths:
+            running.save(path)
+        assert running.pairs["blocks.0.att.key.lora_A"].shape == (3, state.shape.width)
+        assert "blocks.0.ffn.key.lora_A" not in running.pairs
+    [document] = running.data.held_out
+    prompt, answer = np.split(document.tokens, [int(np.argmax(document.weights > 0))])
+    for lora in (LoraChoice(paths[0]), LoraChoice(paths[1], 5.0)):
+        with LLM(device="cpu", num_slots=1, loras=[lora], cache=None) as merged:
+            [score] = merged.score([(prompt.tolist(), answer.tolist())])
+        assert -score.total / len(answer) == pytest.approx(min(losses), rel=1e-4)
+    with closing(SafetensorsFile(BinaryFile(paths[0]))) as source:
+        metadata = source.metadata
+    assert (metadata["rank"], metadata["alpha"], metadata["targets"]) == ("3", "5.0", "att,ffn.value")
+    assert json.loads(metadata["run"])["model"] == running.state_files.model
+
+
+def test_a_lora_goes_on_from_its_checkpoint_and_only_with_its_model(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.checkpoint"
+    with tuner(data, LORA_SETTINGS, lora=LORA) as whole:
+        whole.run()
+    with tuner(data, LORA_SETTINGS, lora=LORA, checkpoint=path) as running:
+        list(islice(running.events(), 4))
+    with tuner(data, LORA_SETTINGS, lora=LORA, checkpoint=path, resume=True) as running:
+        running.run()
+        for name, values in whole.pairs.items():
+            assert np.array_equal(values, running.pairs[name])
+    shape = tiny_shape(layers=1, width=32, head_size=16, vocab=running.state_files.shape.vocab_size)
+    other = save_safetensors(random_model(shape, seed=1), tmp_path / "o.st")
+    with pytest.raises(StateError, match=r"run.checkpoint: belongs to a run with model '.*'; this one has"):
+        tuner(
+            data, LORA_SETTINGS, model=other, tokenizer=str(tokenizer_path()), lora=LORA, checkpoint=path, resume=True
+        )
+
+
+def test_a_lora_has_no_settings_of_a_state(data: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"lora: .* expected none, since the settings of a state are given"):
+        tuner(data, lora=LORA, init_prompt="Talk like a pirate.")
+    for settings in ({"rank": 0}, {"rank": 10_000}, {"alpha": math.nan}):
+        with pytest.raises(InvalidRequestError):
+            LoraSettings(**settings)

@@ -18,6 +18,8 @@ from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVaria
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice
+from rnn_engine.loading.settings import LoraSettings
+from rnn_engine.loading.trainer import find_pairs
 from rnn_engine.quantised import BLOCK_FORMATS, KEPT_FORMATS
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
@@ -147,14 +149,16 @@ def shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> I
         for count in sorted(tuning.token_counts(_LIMITS.max_tokens)):
             for has_masks in (False, True):
                 runner.plan(count, 1, 1, has_masks=has_masks, has_draws=True, has_following=True)
-    if version.load_backward is not None:
+    for lora in (None, LoraSettings()) if version.load_backward is not None else ():
+        assert version.load_backward is not None
+        pairs = None if lora is None else find_pairs(lora, tensors)
         with closing(device.allocate()) as memory:
             trainer = GpuTrainer(
                 unread,
                 version.load_backward,
                 device,
                 memory,
-                MatMulKernels(device.kernels, tuning, _LIMITS),
+                MatMulKernels(device.kernels, tuning, _LIMITS, pairs=pairs),
                 format_of=choice.of(shape),
                 limits=_LIMITS,
                 optimizer=Optimizer(),

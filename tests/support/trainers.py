@@ -10,6 +10,7 @@ from rnn_engine.backward.context import LoadBackward
 from rnn_engine.backward.cpu_trainer import CpuTrainer
 from rnn_engine.backward.gpu_trainer import GpuTrainer
 from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.pairs import Pairs
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.weight_choice import parse_weights
 from rnn_engine.types import Model
@@ -25,6 +26,7 @@ def make_cpu_trainer(
     max_documents: int,
     max_tokens: int,
     dtype: DTypeLike = np.float32,
+    pairs: Pairs | None = None,
 ) -> CpuTrainer:
     version = VERSIONS.get(model.shape.version)
     assert version.run_backward is not None
@@ -34,6 +36,7 @@ def make_cpu_trainer(
         version.run_backward,
         optimizer=optimizer,
         trains_shifts=trains_shifts,
+        pairs=pairs,
         max_documents=max_documents,
         max_tokens=max_tokens,
         dtype=dtype,
@@ -52,6 +55,7 @@ def make_gpu_trainer(
     weights: str = "f32",
     load_backward: LoadBackward | None = None,
     max_binding_bytes: int | None = None,
+    pairs: Pairs | None = None,
 ) -> GpuTrainer:
     """Return a trainer with checked shaders. `load_backward` replaces that of the model's version."""
     load_backward = load_backward or VERSIONS.get(model.shape.version).load_backward
@@ -67,7 +71,7 @@ def make_gpu_trainer(
         load_backward,
         device,
         memory,
-        MatMulKernels(device.kernels, tuning, limits),
+        MatMulKernels(device.kernels, tuning, limits, pairs=pairs),
         format_of=format_of,
         limits=limits,
         optimizer=optimizer,

@@ -18,6 +18,7 @@ import numpy as np
 from rnn_engine.backward import TrainingDocument
 from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import TrainerSize, load_trainer
 from rnn_engine.types import TokenRun, run_step
 from tools.bench.peers import SHAPES, write_random_model
@@ -31,8 +32,9 @@ _REPEATS = 2  # in turns after a warm-up; the least time counts
 @click.option("--tokens", default=256, show_default=True, help="The length of the text.")
 @click.option("--device", default="0", show_default=True, help="The device, as `rnn-engine` takes it.")
 @click.option("--weights", default="f16", show_default=True, help="The format of the weights.")
+@click.option("--lora", is_flag=True, help="Train a LoRA and no state.")
 @json_option
-def main(shape: str, tokens: int, device: str, weights: str, as_json: bool) -> None:
+def main(shape: str, tokens: int, device: str, weights: str, lora: bool, as_json: bool) -> None:
     """Measure a step of training and a prefill of a text of --tokens tokens."""
     generator = np.random.default_rng(1)
     ids = generator.integers(1, 65536, tokens + 1).astype(np.int32)
@@ -44,7 +46,8 @@ def main(shape: str, tokens: int, device: str, weights: str, as_json: bool) -> N
         weights = "f32" if device == "cpu" else weights
         runner = load_runner(model, device, weights=weights, num_slots=1, max_tokens=tokens, max_rows=1)
         stack.enter_context(closing(runner))
-        trainer = load_trainer(model, device, TrainerSize(tokens, 1), weights=weights)
+        size = TrainerSize(tokens, 1, lora=LoraSettings() if lora else None)
+        trainer = load_trainer(model, device, size, weights=weights)
         stack.enter_context(closing(trainer))
         prompt = [TokenRun(0, ids[:-1].tolist(), rows=1)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rnn_engine.backward.context import BackwardContext, BackwardLayer
-from rnn_engine.backward.matmul import TransposedMatMul
+from rnn_engine.backward.matmul import matmul_backward
 from rnn_engine.forward.context import NormShift
 from rnn_engine.forward.matmul import BoundMatMul
 from rnn_engine.forward.segments import Activation
@@ -50,24 +50,12 @@ def norm_shift_backward(
     )
 
 
-def matmul_backward(
-    context: BackwardContext,
-    forward: BoundMatMul,
-    output_gradients: Buffer,
-    input_gradients: Buffer,
-    inputs: Buffer | None = None,
-) -> TransposedMatMul:
-    """Return the stage that computes the gradients of the inputs of the stage `forward`.
-
-    `inputs`, which `forward` reads, are needed if an activation has made them; the gradients are those of its argument.
-    """
-    return TransposedMatMul.of(
-        forward,
-        context.forward.memory,
-        output_gradients=output_gradients,
-        input_gradients=input_gradients,
-        inputs=inputs,
-    )
+def mixes_again(
+    context: BackwardContext, builder: LayerBuilder, what: str, norm_shift: NormShift, x: Buffer, mixes: Buffer
+) -> Iterator[KernelStage]:
+    """Yield the stage that computes the mixes of a norm once more, to `mixes`, if the gradients of pairs need them."""
+    if context.pairs is not None:
+        yield builder.norm_shift(f"{what} again", norm_shift, mixes, x)
 
 
 def keep_x(context: BackwardContext, kept: Buffer) -> KernelStage:
@@ -203,10 +191,11 @@ class BonusRecurrenceBackward(RecurrenceBackward):
 class GatedChannelMixBackward(GatedChannelMix):
     """The channel mix of RWKV-5 and 6 with its backward pass, for which the value is kept by itself."""
 
-    def __init__(self, context: BackwardContext, mixes: Buffer, d_mixes: Buffer) -> None:
-        """Allocate the buffers. The stages overwrite two planes of `mixes`, and their gradients in `d_mixes`."""
+    def __init__(self, context: BackwardContext, mixes: Buffer, d_mixes: Buffer, spare: Buffer) -> None:
+        """Allocate the buffers. The stages overwrite two planes of `mixes`, of their gradients, and of `spare`."""
         super().__init__(context.forward, mixes)
         self._d_mixes = d_mixes
+        self._spare = spare
         self._d_hidden = context.forward.memory.create_buffer("gradients of ffn hidden", self.hidden.size)
         self._context = context
 
@@ -232,7 +221,8 @@ class GatedChannelMixBackward(GatedChannelMix):
             backward=(
                 self._on_tokens(builder, "gated_residual_backward", {**receptance, **gradients}),
                 matmul_backward(context, value, kept, self._d_hidden, self.hidden),
-                matmul_backward(context, key.matmul, self._d_hidden, self._d_mixes),
+                *mixes_again(context, builder, "ffn norm", norm, middle, self._spare),
+                matmul_backward(context, key.matmul, self._d_hidden, self._d_mixes, self._spare),
                 norm_shift_backward(context, builder, "ffn norm", norm, middle, self._d_mixes),
             ),
         )
@@ -265,7 +255,7 @@ class BonusLayersBackward:
         self.d_projected = create("gradients of projected", projected.size)
         self.d_decay = create("gradient of the decay", 4 * context.forward.limits.max_tokens * shape.width)
         self._context = context
-        self._channel_mix = GatedChannelMixBackward(context, mixes, self.d_mixes)
+        self._channel_mix = GatedChannelMixBackward(context, mixes, self.d_mixes, spare=self.d_projected)
         self._recurrence = BonusRecurrenceBackward(context, shape, bonus=bonus, has_gate=has_gate)
 
     @property
@@ -308,7 +298,7 @@ class BonusLayersBackward:
         heads = HeadBuffers(self.projected, decay, self.d_projected, self.d_decay)
         yield matmul_backward(context, output, context.dx, recurrence.traced)
         yield from recurrence.to_state(builder, heads)
-        if builder.layer > 0 or context.trains_shifts:
+        if builder.layer > 0 or context.needs_first_inputs:
             yield from recurrence.to_inputs(builder, heads)
             yield from mixes_backward
             yield norm_shift_backward(context, builder, "att norm", norm, builder.context.buffers.x, self.d_mixes)

@@ -54,9 +54,9 @@ class LayerBuilder:
         """Return the matrix `blocks.N.{name}` [R, C], or [C, R] if `transposed`."""
         return self.context.weights(f"blocks.{self.layer}.{name}", transposed=transposed)
 
-    def norm_shift(self, what: str, norm_shift: NormShift, outputs: Buffer) -> KernelStage:
+    def norm_shift(self, what: str, norm_shift: NormShift, outputs: Buffer, x: Buffer | None = None) -> KernelStage:
         """Return the stage of a norm and its token shift; see `rnn_engine.forward.context.norm_shift_stage`."""
-        return norm_shift_stage(self.context, self.layer, self.label(what), self.vectors, norm_shift, outputs)
+        return norm_shift_stage(self.context, self.layer, self.label(what), self.vectors, norm_shift, outputs, x)
 
     def matmul(
         self, what: str, matrices: Sequence[Matrix], inputs: Buffer, outputs: Buffer, operands: Buffer | None = None

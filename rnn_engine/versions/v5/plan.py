@@ -19,11 +19,12 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from rnn_engine.backward.context import BackwardContext, BackwardLayer
+from rnn_engine.backward.matmul import matmul_backward
 from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
 from rnn_engine.forward.matmul import BoundMatMul, NormedMatMul
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.gpu import Buffer
-from rnn_engine.versions.shared.backward_plan import BonusLayersBackward, matmul_backward
+from rnn_engine.versions.shared.backward_plan import BonusLayersBackward
 from rnn_engine.versions.shared.plan import (
     Decay,
     GatedChannelMix,

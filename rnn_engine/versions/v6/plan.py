@@ -27,13 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.backward.context import BackwardContext, BackwardLayer
+from rnn_engine.backward.matmul import matmul_backward
 from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
 from rnn_engine.forward.matmul import BoundMatMul, NormedMatMul
 from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
-from rnn_engine.versions.shared.backward_plan import BonusLayersBackward, matmul_backward, on_tokens
+from rnn_engine.versions.shared.backward_plan import BonusLayersBackward, on_tokens
 from rnn_engine.versions.shared.plan import (
     Decay,
     GatedChannelMix,

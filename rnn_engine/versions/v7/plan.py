@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, Self
 from numpy.typing import NDArray
 
 from rnn_engine.backward.context import BackwardContext, BackwardLayer
+from rnn_engine.backward.matmul import matmul_backward
 from rnn_engine.forward.context import BuildContext, CarriedRows, NormShift, PackedVectors
 from rnn_engine.forward.matmul import BoundMatMul, NormedMatMul
 from rnn_engine.forward.segments import Activation, Matrix
@@ -36,7 +37,7 @@ from rnn_engine.versions.shared.backward_plan import (
     HeadBuffers,
     RecurrenceBackward,
     keep_x,
-    matmul_backward,
+    mixes_again,
     norm_shift_backward,
 )
 from rnn_engine.versions.shared.plan import (
@@ -313,7 +314,8 @@ class _Layer(Layer):
     def _channel_mix_backward(self, forward: ChannelMixStages) -> Iterator[Stage]:
         context, d, hidden = self._backward, self._gradients, self._scratch.ffn_hidden
         yield matmul_backward(context, forward.value, context.dx, d.ffn_hidden, hidden)
-        yield matmul_backward(context, forward.key.matmul, d.ffn_hidden, d.mixes)
+        yield from mixes_again(context, self, "ffn norm", FFN_NORM, self._middle, d.projected)
+        yield matmul_backward(context, forward.key.matmul, d.ffn_hidden, d.mixes, d.projected)
         yield norm_shift_backward(context, self, "ffn norm", FFN_NORM, self._middle, d.mixes)
 
     def _time_mix_backward(self, forward: TimeMixStages) -> Iterator[Stage]:
@@ -322,7 +324,7 @@ class _Layer(Layer):
         yield matmul_backward(context, forward.output, context.dx, recurrence.traced)
         yield self._outputs_backward()
         yield from recurrence.to_state(self, d.heads)
-        if self.layer > 0 or context.trains_shifts:
+        if self.layer > 0 or context.needs_first_inputs:
             yield recurrence.to_decay(self, d.heads)
             yield self._inputs_backward()
             yield matmul_backward(context, forward.recurrence.gates, d.gates, d.projected, self._scratch.projected)

@@ -301,7 +301,8 @@ def channel_mix_backward(d_out: Array, block: Block, x: Array, previous: Array) 
     """Return the gradients of x and of previous from that of the channel mix of RWKV-7. All are [T, D]."""
     mix = block("ffn.x_k")
     k = block.matmul(x + (previous - x) * mix, "ffn.key.weight")
-    dk = squared_relu_backward(block.matmul_transposed(d_out, "ffn.value.weight"), k)
+    hidden = np.square(np.maximum(k, 0))
+    dk = squared_relu_backward(block.matmul_transposed(d_out, "ffn.value.weight", hidden), k)
     return mixes_backward({"k": block.matmul_transposed(dk, "ffn.key.weight")}, {"k": mix})
 
 

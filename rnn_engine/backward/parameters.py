@@ -1,0 +1,126 @@
+"""What a trainer on a device trains, in its buffers: an initial state, or low-rank pairs beside matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from rnn_engine.backward.contract import state_shapes
+from rnn_engine.forward.matmul import LoadedPart
+from rnn_engine.forward.pairs import Pairs
+from rnn_engine.forward.segments import SegmentPlace
+from rnn_engine.forward.slot_states import StateLayout
+from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, from_panels, round_up, to_panels
+from rnn_engine.gpu import Buffer, Memory
+from rnn_engine.types import F32, ModelShape, State
+
+_BLOCK: Final = COLUMNS_AT_ONCE  # floats of a block of weights in f32
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedBuffer:
+    """The device buffers of numbers that are trained, [n] f32 each, in one layout."""
+
+    label: str
+    values: Buffer
+    gradient: Buffer
+    first: Buffer  # Adam's running mean of the gradients
+    second: Buffer  # the same of their squares
+
+    @classmethod
+    def create(cls, label: str, values: Buffer, memory: Memory) -> TrainedBuffer:
+        names = ("gradient", "first moments", "second moments")
+        return cls(
+            label, values, *(memory.create_buffer(f"{label} {name}", values.size, use="states") for name in names)
+        )
+
+    @property
+    def num_floats(self) -> int:
+        return int(self.values.size) // 4
+
+
+class Parameters(Protocol):
+    """What is trained on a device, as named arrays on the host."""
+
+    @property
+    def buffers(self) -> Sequence[TrainedBuffer]: ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every array by its name, also of those that are not trained."""
+
+    @property
+    def trained(self) -> Sequence[str]:
+        """The names of those that are trained."""
+
+    def pack(self, arrays: State) -> list[F32]:
+        """Return the content of each buffer for these arrays, with zeros for those that are missing."""
+
+    def unpack(self, contents: Sequence[F32]) -> dict[str, F32]: ...
+
+
+class StateParameters:
+    """The initial state from which all documents start."""
+
+    def __init__(
+        self, shape: ModelShape, layout: StateLayout, initial: Sequence[Buffer], trained: Sequence[str], memory: Memory
+    ) -> None:
+        """Train the fields `trained` of the states in `initial`, a buffer for each layer."""
+        self.shapes: Mapping[str, tuple[int, ...]] = state_shapes(shape)
+        self.trained = trained
+        self.buffers = [TrainedBuffer.create(f"layer {layer}", each, memory) for layer, each in enumerate(initial)]
+        self._layout = layout
+
+    def pack(self, arrays: State) -> list[F32]:
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items()}
+        return list(self._layout.pack({**zeros, **arrays}))
+
+    def unpack(self, contents: Sequence[F32]) -> dict[str, F32]:
+        return self._layout.unpack(np.stack(contents), 0)
+
+
+class PairParameters:
+    """The low-rank pairs beside matrices, whose halves are the weights of matmuls in f32."""
+
+    def __init__(self, pairs: Pairs, settings: Buffer, memory: Memory) -> None:
+        """Prepare for `train`. `settings` holds struct TrainSettings of train_settings.wgsl."""
+        self.pairs = pairs
+        self.settings = settings
+        self.shapes: Mapping[str, tuple[int, ...]] = pairs.shapes
+        self.trained = tuple(self.shapes)
+        self.buffers: list[TrainedBuffer] = []
+        self._places: list[dict[str, SegmentPlace]] = []  # of the arrays in each buffer
+        self._memory = memory
+
+    def train(self, names: Sequence[str], part: LoadedPart) -> TrainedBuffer:
+        """Train the weights of `part`, which are the arrays called `names`."""
+        self._places.append(dict(zip(names, part.places, strict=True)))
+        self.buffers.append(TrainedBuffer.create(", ".join(names), part.weights["weights"], self._memory))
+        return self.buffers[-1]
+
+    def pack(self, arrays: State) -> list[F32]:
+        contents = [np.zeros(buffer.num_floats, np.float32) for buffer in self.buffers]
+        for content, places in zip(contents, self._places, strict=True):
+            for name, place in places.items():
+                if name in arrays:
+                    _view(content, place)[:] = to_panels(arrays[name], _BLOCK, np.float32).reshape(-1)
+        return contents
+
+    def unpack(self, contents: Sequence[F32]) -> dict[str, F32]:
+        found = {}
+        for content, places in zip(contents, self._places, strict=True):
+            for name, place in places.items():
+                blocks = place.panel_blocks // PANEL_ROWS
+                panels = _view(content, place).reshape(-1, blocks, PANEL_ROWS, _BLOCK)
+                found[name] = from_panels(panels, place.num_rows, place.num_columns)
+        return {name: found[name] for name in self.shapes}
+
+
+def _view(content: F32, place: SegmentPlace) -> F32:
+    """Return the part of a buffer's content that holds a matrix."""
+    panels = round_up(place.num_rows, PANEL_ROWS) // PANEL_ROWS
+    start = place.weights_start * _BLOCK
+    return content[start : start + panels * place.panel_blocks * _BLOCK]

@@ -1,0 +1,152 @@
+"""Low-rank pairs beside matrices: their gradients in numpy by finite differences, and those on a device as in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rnn_engine.backward import Optimizer, Trainer, TrainingState
+from rnn_engine.forward.pairs import Pairs, half_names
+from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.loading.settings import LoraSettings
+from rnn_engine.loading.trainer import find_pairs
+from rnn_engine.types import ModelShape
+from tests.backward.test_gradients import ODD_RANKS, make_documents
+from tests.support.models import TensorModel, random_model, tiny_shape
+from tests.support.older_models import tiny_v5, tiny_v6
+from tests.support.quantised import rounded
+from tests.support.reference import relative_error
+from tests.support.trainers import make_cpu_trainer, make_gpu_trainer
+
+V7 = tiny_shape(layers=2, width=48, head_size=16, ffn=100, vocab=40, ranks=ODD_RANKS)
+SIZES: dict[str, tuple[ModelShape, LoraSettings]] = {
+    "v7": (V7, LoraSettings(rank=5, alpha=7.0)),
+    "v7, one matrix of each part, rank 1": (V7, LoraSettings(1, 3.0, ("ffn.value", "att.output"))),
+    "v6": (tiny_v6(layers=2, width=48, head_size=24, ffn=53, vocab=97), LoraSettings(rank=3, alpha=4.0)),
+    "v5.0": (tiny_v5("v5.0", layers=1, width=80, head_size=40, ffn=53, vocab=12), LoraSettings(rank=17, alpha=4.0)),
+}
+LENGTHS = (17, 1, 9)
+LIMITS: dict[str, Any] = {
+    "optimizer": Optimizer(),
+    "trains_shifts": False,
+    "max_documents": len(LENGTHS),
+    "max_tokens": 40,
+}
+
+
+def random_pairs(pairs: Pairs) -> TrainingState:
+    """Return pairs whose product matters beside the matrices, and moments of zero."""
+    chance = np.random.default_rng(8)
+    halves = {name: chance.normal(0, 0.2, shape).astype(np.float32) for name, shape in pairs.shapes.items()}
+    zeros = {name: np.zeros_like(values) for name, values in halves.items()}
+    return TrainingState(halves, zeros, zeros, 0)
+
+
+def merged(model: TensorModel, pairs: Pairs, halves: dict[str, Any]) -> TensorModel:
+    tensors = {**model.tensors}
+    for name in pairs.matrices:
+        down, up = (halves[half].astype(np.float64) for half in half_names(name))
+        tensors[name] = tensors[name].astype(np.float64) + pairs.scale * (up @ down)
+    return TensorModel(model.shape, tensors)
+
+
+def gradients(trainer: Trainer, start: TrainingState, calls: Sequence[Sequence[int]]) -> tuple[list[float], Any]:
+    trainer.write(start)
+    losses = []
+    for lengths in calls:
+        documents = make_documents(lengths, trainer.shape.vocab_size)
+        losses += [trainer.loss(documents), trainer.accumulate(documents, 0.5)]
+    return losses, trainer.gradient()
+
+
+@pytest.mark.parametrize("name", ["v7", "v6", "v5.0"])
+def test_the_gradient_is_the_slope_of_the_loss_of_the_merged_model(name: str) -> None:
+    shape, settings = SIZES[name]
+    model = random_model(shape, seed=51)
+    pairs = find_pairs(settings, model.tensors)
+
+    def make(model: TensorModel, pairs: Pairs | None = None) -> Trainer:
+        return make_cpu_trainer(model, pairs=pairs, dtype=np.float64, **LIMITS)
+
+    start = random_pairs(pairs)
+    losses, gradient = gradients(make(model, pairs), start, [LENGTHS])
+    documents = make_documents(LENGTHS, shape.vocab_size)
+    loss = make(merged(model, pairs, dict(start.state))).loss(documents)
+    assert losses == pytest.approx([loss, loss], rel=1e-12)
+    chance = np.random.default_rng(9)
+    for half, values in gradient.items():
+        direction = chance.normal(size=values.shape)
+        sides = [
+            make(merged(model, pairs, {**start.state, half: start.state[half] + step * direction})).loss(documents)
+            for step in (1e-5, -1e-5)
+        ]
+        slope = 0.5 * (sides[0] - sides[1]) / 2e-5
+        assert abs(np.sum(values * direction) - slope) < 1e-5 * np.linalg.norm(values), half
+
+
+def check(shape: ModelShape, settings: LoraSettings, weights: str = "f32", kind: str = "software") -> None:
+    """Compare a device with numpy in f64: losses, gradients, and what is read after an update."""
+    chance = np.random.default_rng(53)
+    exact = random_model(shape, seed=51).tensors
+    model = TensorModel(
+        shape, {k: (v * chance.uniform(0.99, 1.01, v.shape)).astype(np.float32) for k, v in exact.items()}
+    )
+    oracle = model if weights == "f32" else rounded(model, WeightChoice.parse(weights))
+    pairs = find_pairs(settings, model.tensors)
+    start = random_pairs(pairs)
+    calls = [LENGTHS, (1,), (40,)]
+    reference = make_cpu_trainer(oracle, pairs=pairs, dtype=np.float64, **LIMITS)
+    expected_losses, expected = gradients(reference, start, calls)
+    with closing(make_gpu_trainer(model, pairs=pairs, kind=kind, weights=weights, **LIMITS)) as trainer:
+        losses, found = gradients(trainer, start, calls)
+        assert losses == pytest.approx(expected_losses, rel=1e-4)
+        assert list(found) == list(expected) == list(pairs.shapes)
+        for name, values in expected.items():
+            assert relative_error(found[name], values) < 1e-4, name
+        assert trainer.update(0.01) == pytest.approx(reference.update(0.01), rel=1e-4)
+        after = trainer.read()
+    for part in ("state", "first"):
+        for name, values in getattr(reference.read(), part).items():
+            assert relative_error(getattr(after, part)[name], values) < 1e-3, name
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_device_agrees_with_numpy(name: str) -> None:
+    check(*SIZES[name])
+
+
+def test_the_kernels_of_hardware() -> None:
+    check(*SIZES["v7"], kind="discrete")
+
+
+def test_rounded_weights() -> None:
+    check(tiny_shape(), LoraSettings(4, 8.0), "f16,att=int8,ffn=int4")
+
+
+@pytest.mark.parametrize("make", [make_cpu_trainer, make_gpu_trainer])
+def test_what_was_read_goes_on_with_the_same_bits(make: Callable[..., Trainer]) -> None:
+    shape, settings = SIZES["v7"]
+    model = random_model(shape, seed=51)
+    pairs = find_pairs(settings, model.tensors)
+    documents = make_documents(LENGTHS, shape.vocab_size)
+
+    def learn(start: TrainingState, count: int) -> TrainingState:
+        with closing(make(model, pairs=pairs, **LIMITS)) as trainer:
+            trainer.write(start)
+            for _ in range(count):
+                trainer.accumulate(documents, 0.1)
+                trainer.update(0.01)
+            return trainer.read()
+
+    start = replace(random_pairs(pairs), state=pairs.draw(3))
+    whole, again = learn(start, 3), learn(learn(start, 1), 2)
+    assert whole.num_updates == again.num_updates == 3
+    for part in ("state", "first", "second"):
+        for name, values in getattr(whole, part).items():
+            assert np.array_equal(values, getattr(again, part)[name]), name
+    assert all(values.any() for values in whole.state.values())

@@ -1,0 +1,66 @@
+"""`rnn-engine tune-lora`: what it prints and writes, how it goes on after Ctrl-C, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.training.tuner import Event, Tuning
+from tests.support.cli import Command
+
+SHORT = ("--device", "cpu", "--steps", 3, "--rate", 0.02, "--warm-up", 0, "--batch-size", 2, "--held-out", 0.4)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data.jsonl"
+    records = [{"instruction": f"Question {number}", "output": "Arr! Aye."} for number in range(5)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_a_run_that_was_stopped_goes_on(
+    rnn_engine: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, output, page = tmp_path / "whole" / "a.safetensors", tmp_path / "a.safetensors", tmp_path / "report.html"
+    whole.parent.mkdir()
+    options = (*SHORT, "--rank", 3, "--alpha", 5, "--targets", "att,ffn.key")
+    said = rnn_engine("tune-lora", data, "-o", whole, "--report", page, *options)
+    assert f"the LoRA is in {whole}; use it with --lora {whole}\n" in said
+    assert [line.split() for line in said.splitlines()].count(["wanted", "Arr!", "Aye."]) == 2
+    assert "a.safetensors: a LoRA for demo.safetensors" in page.read_text()
+    run = Tuning.run
+
+    def interrupted(self: Tuning) -> Iterator[Event]:
+        for number, event in enumerate(run(self)):
+            yield event
+            if number == 2:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tuning, "run", interrupted)
+        assert "--resume" in rnn_engine("tune-lora", data, "-o", output, *options, code=130)
+    refused = rnn_engine("tune-lora", data, "-o", output, *options, "--rank", 4, "--resume", code=1)
+    assert "belongs to a run with LoRA {'alpha': 5.0, 'rank': 3, 'targets': ['att', 'ffn.key']}" in refused
+    rnn_engine("tune-lora", data, "-o", output, *options, "--resume")
+    assert output.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--targets", "att,emb"], "targets: 'emb' is not allowed; expected some of att, ffn, att.key, att.output,"),
+        (["--targets", ""], "targets: '' is not allowed; expected some of att, ffn, att.key, att.output,"),
+        (["--rank", "0"], "0 is not in the range 1<=x<=512"),
+        (["--rank", "10000"], "10000 is not in the range 1<=x<=512"),
+        (["--alpha", "0"], "0.0 is not in the range x>0"),
+        (["--alpha", "nan"], "nan"),
+        (["-o", "a.st"], "output: 'a.st' is not allowed; expected a name that ends in .safetensors, .pth"),
+    ],
+)
+def test_refusals(rnn_engine: Command, data: Path, arguments: list[str], words: str) -> None:
+    said = rnn_engine("tune-lora", data, "-o", "a.pth", *SHORT, *arguments, code=2)
+    assert words in " ".join(said.replace("│", " ").split())
