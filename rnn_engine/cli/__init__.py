@@ -37,6 +37,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = MappingProxyType(
         "fleet": Subcommand("fleet", "Serve models with several replicas, on Ray Serve."),
         "chat": Subcommand("chat", "Talk with a model."),
         "generate": Subcommand("generate", "Continue a text and print what follows."),
+        "batch": Subcommand("batch", "Run the requests in FILE, and write their answers to OUT."),
         "devices": Subcommand("setup", "List the devices that can run a model."),
         "pull": Subcommand("setup", "Fetch a model from the Hugging Face Hub."),
         "models": Subcommand("models", "List the models on this computer, and the short names of others."),

@@ -24,14 +24,15 @@ def ignore(*_: object) -> None:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Report]:
+def progress_bar(title: str, *, with_time_left: bool = False) -> Iterator[Report]:
     """Return a context manager that shows a progress bar while its block runs, and yields a function to update it.
 
     Without a terminal, progress is written to the log: at first, and then every few seconds.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    with _bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+    times = (TimeElapsedColumn(), TimeRemainingColumn()) if with_time_left else (TimeElapsedColumn(),)
+    with _bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times) as bar:
         task = bar.add_task(title, total=None)
         if not bar.disable:
             yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

@@ -26,6 +26,7 @@ from rnn_engine_states.vectors import Matrices
 
 FILE: Final = "collections.sqlite"
 FOLDER_LOCK: Final = "collections-in-use.lock"
+_FORMER: Final = ("?" * 32 + ".sqlite",)  # of versions before 0.2.0, a file for each collection
 
 MAX_ID: Final = 256  # characters
 MAX_METADATA_BYTES: Final = 1 << 14  # of JSON, of one document
@@ -254,11 +255,11 @@ class DocumentStore:
     def __init__(self, folder: Path | None = None, limits: CollectionLimits | None = None) -> None:
         """Open the collections in `folder`, which is created if it is missing; None = keep collections in memory.
 
-        What can be read of a damaged file is kept. Blocks. Raises StateError if the folder can't be used, or if
-        another process uses it, and StorageError if it has no room.
+        What can be read of a damaged file is kept. Blocks. Raises StateError if the folder can't be used, if another
+        process uses it, or if a former version has written it, and StorageError if it has no room.
         """
         self.limits = limits or CollectionLimits()
-        self._owned = None if folder is None else OwnedFolder(folder, "folder of collections", FOLDER_LOCK)
+        self._owned = None if folder is None else OwnedFolder(folder, "folder of collections", FOLDER_LOCK, _FORMER)
         find_path = None if folder is None else lambda: folder / FILE
         what = "the store of collections"
         schema = (resources.files("rnn_engine_states") / "documents.sql").read_text("utf-8")

@@ -109,6 +109,14 @@ def generate(_place: Place) -> None:
     assert re.fullmatch("[A-Z][a-z]+\n", whole)
 
 
+def batch(place: Place) -> None:
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi", "max_tokens": 4}}
+    file, output = place.folder / "in.jsonl", place.folder / "out.jsonl"
+    file.write_text(json.dumps(request))
+    assert "1 of 1 requests" in rnn_engine_process("batch", file, "-o", output, "--device", "cpu")
+    assert json.loads(output.read_text())["response"]["status_code"] == 200
+
+
 def devices(_place: Place) -> None:
     assert rnn_engine_process("devices").splitlines()[-1].startswith("cpu: ")
 
@@ -192,6 +200,7 @@ STARTS: Mapping[str, Callable[[Place], None]] = MappingProxyType(
             fleet,
             chat,
             generate,
+            batch,
             devices,
             pull,
             models,

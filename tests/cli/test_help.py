@@ -85,6 +85,7 @@ def test_help_shows_what_most_people_need_and_help_all_everything(rnn_engine: Co
 
 
 def test_usage_names_the_output_that_help_speaks_of(rnn_engine: Command) -> None:
+    assert "batch [OPTIONS] [MODEL] FILE -o OUT\n" in rnn_engine("batch", "--help")
     assert "tune-state [OPTIONS] [MODEL] DATA -o FILE\n" in rnn_engine("tune-state", "--help")
 
 

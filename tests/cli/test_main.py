@@ -23,6 +23,7 @@ COMMANDS = [
     "fleet",
     "chat",
     "generate",
+    "batch",
     "devices",
     "pull",
     "models",

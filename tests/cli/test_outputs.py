@@ -6,13 +6,18 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rnn_engine.cli.session import EngineChoice
 from tests.support.cli import Command
+from tests.support.fake_engine import FakeEngine
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
+Install = Callable[[FakeEngine], list[EngineChoice]]
+LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 1}}
 SPELLINGS = ["same", "dots", "link", "hard link"]
 
 
@@ -38,12 +43,41 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_two_outputs_are_two_files(rnn_engine: Command, tmp_path: Path) -> None:
-    data, out = tmp_path / "data.jsonl", tmp_path / "out.safetensors"
-    data.write_text('{"text": "a"}')
-    said = rnn_engine("tune-state", data, "-o", out, "--report", tmp_path / "." / "out.safetensors", code=2)
-    assert "--report, too; expected two files" in said or "FILE, too; expected two files" in said
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(LINE))
+    return path
+
+
+@pytest.mark.parametrize("how", SPELLINGS)
+def test_a_batch_does_not_write_over_its_requests(rnn_engine: Command, requests: Path, how: str) -> None:
+    before = requests.read_bytes()
+    for options in (
+        ["-o", spell(requests, how)],
+        ["-o", requests.with_name("out"), "--errors", spell(requests, "same")],
+    ):
+        said = rnn_engine("batch", requests, *options, code=2)
+        assert "is what the command reads" in said
+        assert requests.read_bytes() == before
+
+
+def test_two_outputs_are_two_files(rnn_engine: Command, requests: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    said = rnn_engine("batch", requests, "-o", out, "--errors", tmp_path / "." / "out.jsonl", code=2)
+    assert "ERRORS, too; expected two files" in said or "OUT, too; expected two files" in said
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "out.errors.jsonl"])
+def test_a_batch_without_a_failure_deletes_nothing(
+    rnn_engine: Command, requests: Path, tmp_path: Path, install: Install, name: str
+) -> None:
+    install(FakeEngine())
+    (tmp_path / name).write_text("mine")
+    rnn_engine("batch", requests, "-o", tmp_path / "out.jsonl", "--errors", tmp_path / name)
+    assert (tmp_path / name).read_text() == "mine"
+    assert json.loads((tmp_path / "out.jsonl").read_text())["custom_id"] == "a"
 
 
 SHORT = ("--device", "cpu", "--slots", 1, "--lengths", 2, "--repeats", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
@@ -71,6 +72,19 @@ def test_another_encoding_is_refused_and_the_right_one_named(name: str, encoding
     path.write_text(text, encoding)
     with pytest.raises(Exception, match="UTF-8"):
         read(path)
+
+
+def test_a_batch_and_options_take_a_mark(rnn_engine: Command, install: Install, tmp_path: Path) -> None:
+    install(FakeEngine())
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        json.dumps({"custom_id": name, "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}})
+        for name in "ab"
+    ]
+    file.write_text("\n".join(lines), "utf-8-sig")
+    assert "2 of 2 requests are answered" in rnn_engine("batch", "demo", file, "-o", output)
+    file.write_text("\n".join(lines), "utf-16")
+    assert "in UTF-16; expected UTF-8" in rnn_engine("batch", "demo", file, "-o", output, code=2)
 
 
 def test_a_grammar_in_another_encoding_is_refused(rnn_engine: Command, tmp_path: Path) -> None:

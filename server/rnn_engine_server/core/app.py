@@ -79,7 +79,7 @@ def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
     }
 
 
-__all__ = ["STORE", "LoadEngine", "LoadOrder", "ModelRegistry", "make_app", "run"]
+__all__ = ["BATCHES", "RUNNER", "STORE", "LoadEngine", "LoadOrder", "ModelRegistry", "make_app", "run"]
 
 Served: TypeAlias = EngineLike | ModelRegistry
 """What a server serves: one engine, or the models of a registry."""

@@ -38,6 +38,7 @@ TEMPORARY_FOLDER: Final = "rnn-engine-jobs-"  # the beginning of the names of te
 
 _DATABASE: Final = "jobs.sqlite"
 _BLOBS: Final = "blobs"
+_FORMER: Final = ("file-*.json", "batch_*.json", "ftjob-*.json", "conversations.sqlite")  # of versions before 0.2.0
 _SCHEMA: Final = resources.files("rnn_engine_server.store") / "schema"
 _THINGS: Final = (("files", "batches", "tunings"), ("conversations", "responses"))
 """The tables of things that each format of the database has beside those of the one before."""
@@ -72,7 +73,7 @@ class Store:
 
         None is a temporary folder, which is made when it is first needed, and deleted when the store is closed. When it
         is made, those that killed processes have left are deleted. Damaged records are logged and left out. Raises
-        StateError if the folder can't be used, or if another process uses it.
+        StateError if the folder can't be used, if another process uses it, or if a former version has written it.
         """
         self.limits = limits or Limits()
         self.now = clock
@@ -105,7 +106,7 @@ class Store:
         with self._making:
             if self._folder is None:
                 for lock in Path(tempfile.gettempdir()).glob(f"{TEMPORARY_FOLDER}*/{FOLDER_LOCK}"):
-                    _delete_abandoned(lock.parent)
+                    delete_abandoned(lock.parent)
                 with storage_errors("a temporary folder of jobs can't be made"):
                     folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_FOLDER))
                 self._owned = _own(folder)
@@ -194,10 +195,10 @@ def _read_schema() -> list[str]:
 
 
 def _own(folder: Path) -> OwnedFolder:
-    return OwnedFolder(folder, "folder of jobs", FOLDER_LOCK)
+    return OwnedFolder(folder, "folder of jobs", FOLDER_LOCK, _FORMER)
 
 
-def _delete_abandoned(folder: Path) -> bool:
+def delete_abandoned(folder: Path) -> bool:
     """Delete a folder of jobs that no process uses. Return False if one does, or if the folder can't be used."""
     try:
         _own(folder).release()

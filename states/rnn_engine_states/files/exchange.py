@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -98,17 +99,21 @@ CACHE_LOCK = "in-use.lock"
 STATES_LOCK = "states-in-use.lock"
 """The names of the locks differ, so that one server may keep both in one folder."""
 
+_LAST_READER = "4a47fbfa"
+"""The last commit that reads folders of versions before 0.2.0, the first release."""
+
 _HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}  # the last two on Windows
 
 
 class OwnedFolder:
     """A folder that this process has locked against others. `release` or garbage collection unlocks it."""
 
-    def __init__(self, path: Path, what: str, lock_name: str) -> None:
+    def __init__(self, path: Path, what: str, lock_name: str, former: Sequence[str] = ()) -> None:
         """Lock the folder at `path` against other processes, and create it if it is missing.
 
-        Error messages call it `what`, and `lock_name` is the lock file in it. Raises StateError if the folder can't be
-        used or another process has locked it.
+        Error messages call it `what`. Raises StateError if the folder can't be used or another process has locked it,
+        and if a file in it has a name as one of the patterns `former`: versions that this one can't read had such
+        files. `lock_name` is the lock file in it.
         """
         self.path = path
         try:
@@ -119,6 +124,12 @@ class OwnedFolder:
                 f"{what} {path}: {error.strerror}; expected a folder that the server can write to"
             ) from error
         self._close = weakref.finalize(self, os.close, descriptor)
+        if (old := next(chain.from_iterable(map(path.glob, former)), None)) is not None:
+            self._close()
+            raise StateError(
+                f"{what} {path}: a version before 0.2.0 has written {old.name}; start rnn-engine of the commit "
+                f"{_LAST_READER} once with this folder, which takes over what is in it, or name another folder"
+            )
         try:
             _lock(descriptor)
         except OSError as error:
