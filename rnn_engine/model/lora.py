@@ -7,7 +7,6 @@ own, or is added to it. PEFT does not do here: it needs torch, and a whole model
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +93,14 @@ def _positive(field: str, value: object) -> float:
     if type(value) not in (int, float) or not 0 < value < 1e9:  # type: ignore[operator]
         raise ModelError(f"{field} is {show(str(value))}; expected a number above 0")
     return float(value)  # type: ignore[arg-type]
+
+
+def _parse_alpha(text: str) -> float:
+    """Return the alpha in the metadata of a file. Raises ModelError unless it is a number above 0."""
+    try:
+        return _positive(_ALPHA, float(text))
+    except ValueError:
+        raise ModelError(f"the metadata's {_ALPHA} is {show(text)}; expected a number above 0") from None
 
 
 def _find(pattern: Mapping[str, float], module: str, default: float) -> float:
@@ -336,7 +343,7 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
     source = open_source(path)
     try:
         if choice.alpha is None and isinstance(source, SafetensorsFile) and _ALPHA in source.metadata:
-            choice = replace(choice, alpha=_positive(_ALPHA, json.loads(source.metadata[_ALPHA])))
+            choice = replace(choice, alpha=_parse_alpha(source.metadata[_ALPHA]))
         if config is None:
             changes = _read_file(choice, specs, source.tensors, model)
         else:
@@ -364,7 +371,7 @@ def write_lora(path: Path, tensors: Mapping[str, F32], alpha: float, metadata: M
         if path.suffix == ".pth":
             write_pth(file, entries)
         else:
-            write_safetensors(file, entries, {**metadata, _ALPHA: json.dumps(alpha)})
+            write_safetensors(file, entries, {**metadata, _ALPHA: str(alpha)})
 
 
 def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors) -> dict[str, Change]:

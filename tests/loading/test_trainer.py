@@ -18,6 +18,7 @@ from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, ModelError
 from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.gpu import SizingDevice
 from rnn_engine.loading.runner import open_model
+from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import TrainerSize, load_trainer, measure_trainer, plan_trainer
 from rnn_engine.model import ModelFile
 from rnn_engine.tensor_files.source import TensorInfo
@@ -53,9 +54,13 @@ def test_training_takes_one_device(opened: ModelFile) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.version)
-@pytest.mark.parametrize("weights", ["f16", "int4,emb=int8,adapters=q8_0,layers=1"])
-def test_the_estimate_is_what_is_allocated(shape: ModelShape, weights: str, tmp_path: Path) -> None:
-    size = TrainerSize(max_tokens=40, max_documents=3)
+@pytest.mark.parametrize(
+    ("weights", "lora"), [("f16", None), ("int4,emb=int8,adapters=q8_0,layers=1", LoraSettings(rank=3))]
+)
+def test_the_estimate_is_what_is_allocated(
+    shape: ModelShape, weights: str, lora: LoraSettings | None, tmp_path: Path
+) -> None:
+    size = TrainerSize(max_tokens=40, max_documents=3, lora=lora)
     with open_model(save_safetensors(random_model(shape, seed=1), tmp_path / "m.st")) as opened:
         unread = UnreadModel(shape, opened.tensors)
         estimate = measure_trainer(unread, SizingDevice.like("auto"), size, weights=weights)

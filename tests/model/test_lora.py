@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.loading.runner import open_model
@@ -244,6 +244,25 @@ def test_numbers_that_overflow_are_refused(path: Path, tmp_path: Path) -> None:
 def test_a_file_of_pairs_needs_an_alpha(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"lora\.st: the file does not contain its alpha; expected FILE:ALPHA"):
         open_model(path, [LoraChoice(save_ai00({KEY: PAIR}, tmp_path / "lora.st"))])
+
+
+@pytest.mark.parametrize(("text", "given", "alpha"), [("16.0", None, 16.0), ("16", 3.0, 3.0)])
+def test_an_alpha_in_the_metadata_counts_unless_one_is_given(
+    text: str, given: float | None, alpha: float, path: Path, tmp_path: Path
+) -> None:
+    file, pair = tmp_path / "lora.safetensors", {f"{KEY}.lora_A": PAIR[0], f"{KEY}.lora_B": PAIR[1]}
+    save_file(pair, file, {"alpha": text})
+    with open_model(path) as plain, open_model(path, [LoraChoice(file, given)]) as merged:
+        change = merged.tensor(f"{KEY}.weight") - plain.tensor(f"{KEY}.weight").astype(np.float32)
+    assert np.allclose(change, alpha / 4 * PAIR[1] @ PAIR[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["", "much", "nan", "-1"])
+def test_an_alpha_in_the_metadata_that_is_no_number_above_0_is_refused(text: str, path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lora.safetensors"
+    save_file({f"{KEY}.lora_A": PAIR[0], f"{KEY}.lora_B": PAIR[1]}, file, {"alpha": text})
+    with pytest.raises(ModelError, match=r"lora.safetensors: .*alpha is .*; expected a number above 0"):
+        open_model(path, [LoraChoice(file)])
 
 
 @pytest.mark.parametrize(
