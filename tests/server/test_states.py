@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rnn_engine_server.apis.common.owned import ListOf
 from rnn_engine_server.apis.common.states import StateEntry
 from rnn_engine_server.apis.engine.states import (
     AdvancedState,
     CreatedState,
-    LeaseEnded,
-    LeaseEntry,
     StateEntries,
     StateRemoved,
 )
@@ -139,25 +136,6 @@ async def test_a_state_is_allocated_without_running_anything(serve: Serve) -> No
     assert len(engine.requests) == 1
     advanced = await post(client, f"{PATH}/empty/advance", AdvancedState, {"input": "x"})
     assert advanced["state"]["num_tokens"] == 1
-
-
-async def test_a_lease_is_listed_and_ended_with_all_its_states(serve: Serve) -> None:
-    client = await serve(FakeEngine())
-    await create(client, "a", owner="bob", ttl=60)
-    await create(client, "b", owner="bob")
-    await create(client, "c")
-    leases = await (await client.get("/v1/leases")).json()
-    check_shape(ListOf[LeaseEntry], leases)
-    assert [(lease["owner"], lease["states"]) for lease in leases["data"]] == [("c", ["c"]), ("bob", ["a", "b"])]
-    assert leases["data"][1]["ttl"] == leases["data"][1]["expires_in"] == 60
-    ended = await (await client.delete("/v1/leases/bob")).json()
-    check_shape(LeaseEnded, ended)
-    assert ended == {"object": "lease.ended", "owner": "bob", "states": ["a", "b"]}
-    assert await names(client) == ["c"]
-    error = await error_of(await client.get(f"{PATH}/a"), 404)
-    assert "it was" not in error["message"]
-    assert "its owner's lease was ended" in error["message"]
-    await error_of(await client.delete("/v1/leases/bob"), 404)
 
 
 async def test_an_id_is_no_name_and_advances_its_own_state(serve: Serve) -> None:

@@ -19,7 +19,6 @@ from rnn_engine_states.files.full import SavedState, full_state_file, write_file
 from rnn_engine_states.files.reading import LAYOUT_KEY, Layout, LoadedState, StateForm, tuned_from_state
 from rnn_engine_states.frozen import FrozenState, freeze_state
 from rnn_engine_states.named.entry import NamedState, Retention
-from rnn_engine_states.named.leases import OwnerLease
 from rnn_engine_states.named.local import LocalTable, SavedStates
 from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
 from rnn_engine_states.named.store import StateStore
@@ -141,9 +140,6 @@ class BlockingStates:
 
     def delete(self, name_or_id: str) -> NamedState:
         return _wait_for(self.store.delete(name_or_id))
-
-    def end_lease(self, owner: str) -> OwnerLease:
-        return _wait_for(self.store.end_lease(owner))
 
 
 T = TypeVar("T")

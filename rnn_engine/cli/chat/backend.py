@@ -1,4 +1,4 @@
-"""How a conversation in the terminal uses an engine, and what it knows of the engine's states and answers."""
+"""How a conversation in the terminal uses an engine, and what it knows of the engine's answers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from rnn_engine.operations.naming import check_room, run_tokens
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.frozen import NO_INITIAL_STATE, FrozenState
-from rnn_engine_states.named.entry import NamedState, Retention, check_new_name
+from rnn_engine_states.named.entry import Retention, check_new_name
 from rnn_engine_states.named.quota import MAX_TTL
+from rnn_engine_states.named.table import StateListing
 
 _RETENTION: Final = Retention(ttl=MAX_TTL)
 
@@ -33,33 +34,12 @@ class ChatPlace:
     system: str | None  # the system text with which the conversation begins again
 
 
-@dataclass(frozen=True, slots=True)
-class KnownState:
-    """A named state that a conversation may start from, with its number of tokens."""
-
-    name: str
-    num_tokens: int | None  # taken in; 0 for a tuned state, None if unknown
-
-    @property
-    def remembers_text(self) -> bool:
-        """True if the state was made by running a text, or if that is unknown. False if it was made by training."""
-        return self.num_tokens != 0
-
-
-@dataclass(frozen=True, slots=True)
-class KnownStates:
-    """The named states that a conversation may start from, and the name of the one that is the default."""
-
-    states: Sequence[KnownState]
-    default: str | None  # the name of the default state; None = an empty one
-
-
 class Reply:
     """Collects the answer that a backend generates, with token counts and times in seconds, and shows it."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self.text = ""
-        self.prompt_tokens: int | None = None  # None: the backend has not said it yet
+        self.prompt_tokens: int | None = None  # None: it is not known yet
         self.cached_tokens = 0
         self.completion_tokens = 0
         self.first_seconds: float | None = None  # until the first text
@@ -153,18 +133,18 @@ class Backend:
         sampling.check(self._engine.info.shape.vocab_size)
         return sampling
 
-    def states(self) -> KnownStates:
-        listing = self._session.run(self._engine.states.list())
-        return KnownStates(tuple(map(_known, listing.entries)), listing.default)
+    def states(self) -> StateListing:
+        """Return the named states that a conversation may start from."""
+        return self._session.run(self._engine.states.list())
 
-    def load(self, path: Path, name: str | None = None) -> KnownState:
-        """Load the state in a file; `name` None stands for a free name. Raises OSError if the file can't be read."""
+    def load(self, path: Path, name: str | None = None) -> str:
+        """Load the state in a file, and return its name; `name` None stands for a free one. Raises OSError."""
         files = self._engine.state_files
         loaded = files.read(path)
         frozen = files.freeze(loaded, str(path))
-        name = name or free_name(path, [state.name for state in self.states().states])
+        name = name or free_name(path, [state.name for state in self.states().entries])
         put = self._engine.states.put(name, frozen, _RETENTION, source=path.name, form=loaded.form)
-        return _known(self._session.run(put))
+        return self._session.run(put).name
 
     def save(self, place: ChatPlace, path: Path) -> int:
         """Write the state after a conversation to a new file, and return its number of tokens. Raises OSError."""
@@ -194,7 +174,3 @@ class Backend:
     def _earlier_replies(self, messages: Sequence[ChatMessage]) -> list[int]:
         replies = [message.content for message in messages if message.role is Role.ASSISTANT]
         return [token for reply in replies for token in self._engine.tokenize(reply)]
-
-
-def _known(named: NamedState) -> KnownState:
-    return KnownState(named.name, named.frozen.num_tokens)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rnn_engine.chat_template import ChatMessage, Role
-from rnn_engine.cli.chat.backend import Backend, ChatPlace, KnownState, KnownStates, Reply
+from rnn_engine.cli.chat.backend import Backend, ChatPlace, Reply
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.settings import StateFile
 from rnn_engine.requests import SamplingParams
 from rnn_engine.sampling.params import PARAMETERS, Parameter, Seed
 from rnn_engine_states.frozen import NO_INITIAL_STATE
+from rnn_engine_states.named.table import StateListing
 
 
 class Screen(ABC):
@@ -211,24 +212,25 @@ class Talk:
 
     def _begin_from(self, name: str) -> bool:
         """Start from a state; return True if messages are kept. Raises InvalidRequestError if it is unknown."""
-        known = {state.name: state for state in (_EMPTY, *self._find_states().states)}
+        known = {NO_INITIAL_STATE: 0, **{one.name: one.frozen.num_tokens for one in self._find_states().entries}}
         if name not in known:
             names = ", ".join(known)
             raise InvalidRequestError("NAME", name, f"one of {names}", f"unknown state {name!r}; there are: {names}")
         self._start = name
-        if known[name].remembers_text:
+        is_tuned = known[name] == 0  # it has read no text; None if that is unknown
+        if not is_tuned:
             self._begin_with(None)
-        return not known[name].remembers_text
+        return is_tuned
 
     def _load_file(self, path: Path, name: str | None) -> str:
-        self._start = self.backend.load(path, name).name
+        self._start = self.backend.load(path, name)
         self._begin_with(None)
         self._find_states()
         return self._start
 
-    def _find_states(self) -> KnownStates:
+    def _find_states(self) -> StateListing:
         known = self.backend.states()
-        self.state_names = (NO_INITIAL_STATE, *(state.name for state in known.states))
+        self.state_names = (NO_INITIAL_STATE, *(state.name for state in known.entries))
         return known
 
     def _take_back(self) -> str:
@@ -298,7 +300,6 @@ def _parse_change(word: str) -> tuple[str, Any]:
         raise InvalidRequestError(name, text, "a number") from None
 
 
-_EMPTY: Final = KnownState(NO_INITIAL_STATE, 0)
 _SHOWN: Final = 60
 _PARAMETERS: Final[dict[str, Parameter]] = {each.name: each for each in PARAMETERS if each.type in (float, int, Seed)}
 

@@ -28,7 +28,6 @@ from rnn_engine_states.named.entry import (
     name_taken,
     split_name,
 )
-from rnn_engine_states.named.leases import OwnerLease
 from rnn_engine_states.named.store import Viewer
 from rnn_engine_states.named.table import NamedStateTable
 
@@ -191,10 +190,6 @@ class KeyViewer(Viewer):
         owner = None if entry.owner is None else split_name(entry.owner)[1]
         return replace(entry, name=entry.plain_name, owner=owner, read_only=read_only)
 
-    def shown_lease(self, lease: OwnerLease) -> OwnerLease:
-        names = tuple(_plain(name, self.home) for name in lease.names)
-        return replace(lease, owner=_plain(lease.owner, self.home), names=names)
-
     def place(
         self, table: NamedStateTable, name: str, retention: Retention, moved: NamedState | None = None
     ) -> tuple[str, Retention]:
@@ -213,11 +208,6 @@ class KeyViewer(Viewer):
             retention = replace(retention, owner=full_name(namespace, retention.owner))
         return place, retention
 
-    def owner(self, table: NamedStateTable, owner: str) -> str:
-        """Return an owner's full name. An admin may also name an owner of another API key, as `ann/owner`."""
-        own = full_name(self.home, owner)
-        return owner if self._is_admin and table.leases.find(own) is None else own
-
     def _check_new(self, table: NamedStateTable, name: str, retention: Retention) -> None:
         needed = Scope.ADMIN if retention.shared else Scope.MANAGE
         if not self._scope.includes(needed):
@@ -228,8 +218,3 @@ class KeyViewer(Viewer):
         check_new_name(name, "name")
         if self.home and (shared := table.find(name)) is not None:
             raise name_taken(shared, "name")
-
-
-def _plain(name: str, namespace: str) -> str:
-    """Return the `name` of a state or an owner without its namespace if that is `namespace`, else unchanged."""
-    return split_name(name)[1] if split_name(name)[0] == namespace else name

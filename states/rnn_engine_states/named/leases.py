@@ -110,17 +110,6 @@ class Lease:
     expires: float  # seconds, by the clock of `Leases`
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerLease:
-    """A description of a lease at one moment: its owner, time to live and states."""
-
-    owner: str
-    ttl: float  # seconds
-    expires_in: float  # seconds, if none of them is used
-    names: tuple[str, ...]  # of its states
-    num_bytes: int  # of these states, as if they shared no arrays
-
-
 class Leases:
     """The leases of all owners, except those that have expired or were ended. Not thread-safe."""
 

@@ -19,7 +19,6 @@ from rnn_engine.errors import ModelNotFoundError, NotFoundError
 from rnn_engine_states.files.reading import StateForm
 from rnn_engine_states.frozen import FrozenState
 from rnn_engine_states.named.entry import NamedState, Retention, check_changeable, check_names, full_name
-from rnn_engine_states.named.leases import OwnerLease
 from rnn_engine_states.named.table import NamedStateTable, StateListing, StateUsage
 
 T = TypeVar("T")
@@ -80,10 +79,6 @@ class Viewer:
         """Return a state as this viewer sees it. It is read-only if the viewer may not change it."""
         return entry
 
-    def shown_lease(self, lease: OwnerLease) -> OwnerLease:
-        """Return a lease with the names that this viewer says."""
-        return lease
-
     def place(
         self,
         table: NamedStateTable,  # noqa: ARG002
@@ -93,10 +88,6 @@ class Viewer:
     ) -> tuple[str, Retention]:
         """Return the full name and retention of a new or `moved` state. Raises ForbiddenError, InvalidRequestError."""
         return name, retention
-
-    def owner(self, table: NamedStateTable, owner: str) -> str:  # noqa: ARG002
-        """Return the full name of the owner whom this viewer calls `owner`."""
-        return owner
 
 
 _OPERATOR = Viewer()
@@ -231,16 +222,6 @@ class StateStore:
             return self._viewer.shown(table.drop(self._require_changeable(table, name_or_id), "it was removed"))
 
         return await self._access.change(drop)
-
-    async def leases(self) -> tuple[OwnerLease, ...]:
-        """Return descriptions of all leases that the viewer sees, the newest first. Renews no lease."""
-        leases = await self._access.ask(lambda table: table.leases_of(self._viewer.listed))
-        return tuple(map(self._viewer.shown_lease, leases))
-
-    async def end_lease(self, owner: str) -> OwnerLease:
-        """End a lease and delete its states, of which sequences continue. Raises NotFoundError if there is none."""
-        ended = await self._access.change(lambda table: table.end_lease(self._viewer.owner(table, owner)))
-        return self._viewer.shown_lease(ended)
 
     def lock(self, key: uuid.UUID) -> asyncio.Lock:
         """Return the lock of a state among this engine's tasks, which get it in their order; see `compare_and_set`."""

@@ -28,7 +28,7 @@ from rnn_engine_states.named.entry import (
     parse_id,
     split_name,
 )
-from rnn_engine_states.named.leases import Lease, Leases, OwnerLease, Quotas, ReferenceCounts
+from rnn_engine_states.named.leases import Lease, Leases, Quotas, ReferenceCounts
 from rnn_engine_states.named.quota import DEFAULT_TTL, Quota
 
 
@@ -199,35 +199,12 @@ class NamedStateTable:
         num_bytes = self._counts.num_bytes
         return StateUsage(num_bytes, self.capacity, len(entries), persistent, len(self.leases), failed_writes)
 
-    def leases_of(self, namespace: str | None) -> tuple[OwnerLease, ...]:
-        """Return descriptions of the leases in a namespace, or of all leases if it is None, the newest first."""
-        return tuple(
-            self._described(lease)
-            for lease in self.leases.newest_first()
-            if namespace is None or split_name(lease.owner)[0] == namespace
-        )
-
-    def _described(self, lease: Lease) -> OwnerLease:
-        owned = self._index.owned_by(lease.owner)
-        names, num_bytes = tuple(entry.name for entry in owned), sum(entry.frozen.num_bytes for entry in owned)
-        return OwnerLease(lease.owner, lease.ttl, self.leases.seconds_left(lease), names, num_bytes)
-
     # How it is changed
 
     def end_expired(self) -> None:
         """Remove the states whose leases have expired, and these leases."""
         for lease in self.leases.end_expired():
             self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
-
-    def end_lease(self, owner: str) -> OwnerLease:
-        """End a lease and remove its states; return what it was. Raises NotFoundError if the owner has none."""
-        lease = self.leases.find(owner)
-        if lease is None:
-            raise NotFoundError(f"owner {split_name(owner)[1]!r} has no lease")
-        ended = self._described(lease)
-        self._drop_all_of(owner, "its owner's lease was ended")
-        self.leases.end(owner)
-        return ended
 
     def use(self, entry: NamedState) -> NamedState:
         """Renew the lease of the owner of `entry`, a state of the table, and return `entry`."""

@@ -15,7 +15,6 @@ from rnn_engine.requests import MAX_PRIORITY, TokenInfo
 from rnn_engine.types import ModelShape
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, Input, tokens_of
-from rnn_engine_server.apis.common.owned import ListOf
 from rnn_engine_server.apis.common.states import (
     ModelNameBody,
     NewStateBody,
@@ -31,8 +30,7 @@ from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import Long, RouteTable
-from rnn_engine_server.core.routing import MODEL_QUERY
-from rnn_engine_server.core.schema import RequestBody, Usage, described
+from rnn_engine_server.core.schema import RequestBody, Usage
 from rnn_engine_server.core.workers import work
 from rnn_engine_states.frozen import NO_INITIAL_STATE
 from rnn_engine_states.named.entry import NamedState
@@ -81,28 +79,6 @@ class AdvanceStateRequest(RequestBody):
     )
     top_k: int = Field(default=0, ge=0, description="Return this many of the tokens that are likeliest to come next.")
     priority: Priority = 0
-
-
-class LeaseEntry(TypedDict):
-    """The description of an owner's lease, which keeps the owner's states.
-
-    The lease ends when none of them was used for `ttl` seconds.
-    """
-
-    object: Literal["lease"]
-    owner: str
-    ttl: float
-    expires_in: float
-    states: list[str]
-    bytes: int
-
-
-class LeaseEnded(TypedDict):
-    """The answer to a request to end a lease. `states` are the names that were removed with it."""
-
-    object: Literal["lease.ended"]
-    owner: str
-    states: list[str]
 
 
 class StateEntries(TypedDict):
@@ -239,26 +215,6 @@ async def advance(call: Call, body: AdvanceStateRequest) -> Long[AdvancedState]:
         }
 
     return Long(len(tokens) + call.lease.num_bytes, make)
-
-
-@ROUTES.get("/v1/leases", query=MODEL_QUERY)
-async def list_leases(call: Call) -> ListOf[LeaseEntry]:
-    """What owners have leased, the newest first. If an older lease needs memory, they are ended in this order."""
-    leases = await call.engine.states.leases()
-    return {
-        "object": "list",
-        "data": [
-            described(LeaseEntry, lease, object="lease", states=list(lease.names), bytes=lease.num_bytes)
-            for lease in leases
-        ],
-    }
-
-
-@ROUTES.delete("/v1/leases/{owner}", query=MODEL_QUERY, scope=Scope.MANAGE)
-async def end_lease(call: Call) -> LeaseEnded:
-    """End the lease of an owner, with all of its states."""
-    lease = await call.engine.states.end_lease(call.parameters["owner"])
-    return {"object": "lease.ended", "owner": lease.owner, "states": list(lease.names)}
 
 
 def _name(call: Call) -> str:

@@ -1,10 +1,8 @@
-// States under names, and the leases by which clients keep them.
+// States under names.
 
-import { get, remove } from "../../api.js";
 import { Button, IconButton } from "../../components/button.js";
 import { Failure } from "../../components/failure.js";
 import { formatBytes, formatSpan } from "../../components/format.js";
-import { notify, notifyError } from "../../components/notices.js";
 import { usePolling } from "../../components/polling.js";
 import { modelName } from "../../server.js";
 import { formatNumber, t } from "../../strings/index.js";
@@ -16,14 +14,13 @@ import { listStates } from "./state_calls.js";
 const SECONDS = 3;
 
 /** @typedef {import("./state_calls.js").NamedState} NamedState */
-/** @typedef {import("./state_calls.js").Lease} Lease */
 
 export function NamedPart() {
   const [open, setOpen] = useState("");
   const [making, setMaking] = useState(false);
   const model = modelName();
-  const { value, error, reload } = usePolling((signal) => load(model, signal), SECONDS, [model]);
-  const chosen = value?.states.find(({ id }) => id === open);
+  const { value, error, reload } = usePolling((signal) => listStates(signal), SECONDS, [model]);
+  const chosen = value?.data.find(({ id }) => id === open);
   return html`
     <div>
       <div class="bar">
@@ -34,26 +31,15 @@ export function NamedPart() {
         }
       </div>
       ${error && html`<${Failure} error=${error} />`}
-      ${value && value.states.length === 0 && html`<p class="empty">${t("states.no_names")}</p>`}
-      ${value && value.states.length > 0 && html`<${StateTable} value=${value} onOpen=${setOpen} />`}
-      ${value && value.leases.length > 0 && html`<${LeaseTable} leases=${value.leases} onChange=${reload} />`}
+      ${value && value.data.length === 0 && html`<p class="empty">${t("states.no_names")}</p>`}
+      ${value && value.data.length > 0 && html`<${StateTable} value=${value} onOpen=${setOpen} />`}
       ${making && html`<${NewStateDialog} onClose=${() => setMaking(false)} onMade=${reload} />`}
       ${chosen && html`<${StateDialog} state=${chosen} onClose=${() => setOpen("")} onChange=${reload} />`}
     </div>
   `;
 }
 
-/** @param {string} model @param {AbortSignal} signal */
-async function load(model, signal) {
-  const [listing, leases] = await Promise.all([
-    listStates(signal),
-    get(`/v1/leases?model=${encodeURIComponent(model)}`, { signal }),
-  ]);
-  const { data, ...rest } = listing;
-  return { states: data, leases: /** @type {Lease[]} */ (leases.data), ...rest };
-}
-
-/** @param {{value: {states: NamedState[], default: string | null}, onOpen: (id: string) => void}} props */
+/** @param {{value: {data: NamedState[], default: string | null}, onOpen: (id: string) => void}} props */
 function StateTable({ value, onOpen }) {
   return html`
     <div class="table-box">
@@ -69,7 +55,7 @@ function StateTable({ value, onOpen }) {
           </tr>
         </thead>
         <tbody>
-          ${value.states.map(
+          ${value.data.map(
             (state) => html`
               <tr key=${state.id}>
                 <th scope="row">
@@ -102,53 +88,4 @@ function retentionOf(state) {
   if (state.persistent) return t("states.for_good");
   const owner = state.owner ?? state.name;
   return t("states.leased", { owner, time: formatSpan(state.expires_in ?? 0) });
-}
-
-/** @param {{leases: Lease[], onChange: () => void}} props */
-function LeaseTable({ leases, onChange }) {
-  /** @param {Lease} lease */
-  const end = async ({ owner }) => {
-    try {
-      await remove(`/v1/leases/${encodeURIComponent(owner)}?model=${encodeURIComponent(modelName())}`);
-      notify(t("states.lease_ended", { owner }));
-      onChange();
-    } catch (error) {
-      notifyError(error);
-    }
-  };
-  return html`
-    <section>
-      <h2 class="part-title">${t("states.leases")}</h2>
-      <div class="table-box">
-        <table class="list">
-          <thead>
-            <tr>
-              <th scope="col">${t("states.owner")}</th>
-              <th scope="col">${t("states.states")}</th>
-              <th scope="col" class="number is-minor">${t("states.size")}</th>
-              <th scope="col">${t("states.ends_in")}</th>
-              <th scope="col"><span class="unseen">${t("states.actions")}</span></th>
-            </tr>
-          </thead>
-          <tbody>
-            ${leases.map(
-              (lease) => html`
-                <tr key=${lease.owner}>
-                  <th scope="row">${lease.owner}</th>
-                  <td>${lease.states.join(", ")}</td>
-                  <td class="number is-minor">${formatBytes(lease.bytes)}</td>
-                  <td>${formatSpan(lease.expires_in)}</td>
-                  <td class="is-end">
-                    <${Button} aria-label=${t("states.release_of", { owner: lease.owner })} onClick=${() => end(lease)}>
-                      ${t("states.release")}
-                    <//>
-                  </td>
-                </tr>
-              `,
-            )}
-          </tbody>
-        </table>
-      </div>
-    </section>
-  `;
 }

@@ -20,8 +20,6 @@ import { t } from "../../strings/index.js";
  * @property {number | null} expires_in
  */
 
-/** @typedef {{owner: string, ttl: number, expires_in: number, states: string[], bytes: number}} Lease */
-
 /** Return the path of all states, with the model in its query. */
 export const statesPath = () => `/v1/states?model=${encodeURIComponent(modelName())}`;
 
