@@ -460,8 +460,8 @@ class AsyncLLM:
         tokens = await asyncio.to_thread(read)
         if not tokens:
             return state or State(self.engine.info.shape.initial_state(), self.state_files)
-        ran = await run_tokens(self.engine, start, tokens, wait_for_room=True)
-        return State.of(ran.frozen, self.state_files)
+        frozen, _ = await run_tokens(self.engine, start, tokens, wait_for_room=True)
+        return State.of(frozen, self.state_files)
 
     async def load_state(self, path: str | Path, *, any_model: bool = False) -> State:
         """Read a state file in any supported format, such as a tuned initial state. Raises StateError.

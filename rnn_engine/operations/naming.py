@@ -5,46 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Cost, run_each
-from rnn_engine.requests import EndState, GenerateRequest, TokenInfo
-from rnn_engine.sampling.ranking import top_logprobs
-from rnn_engine.sampling.rows import LogitRow
-from rnn_engine.types import F32, FieldKind, ModelShape, State
+from rnn_engine.requests import EndState, GenerateRequest
+from rnn_engine.types import FieldKind, ModelShape, State
 from rnn_engine_states.frozen import NO_INITIAL_STATE, FrozenState, TokenPath, freeze_state
 from rnn_engine_states.named.entry import NamedState, Retention, check_changeable
 from rnn_engine_states.tokens import pack
-
-MAX_TOP_K = 1024
-
-Likeliest: TypeAlias = tuple[tuple[int, float], ...]
-"""Token ids with their log-probabilities, the likeliest first."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ran:
-    """The result of `run_tokens`: the state and logits after the last token, and the tokens' log-probabilities."""
-
-    frozen: FrozenState
-    logits: F32  # [V] after the last token
-    scored: tuple[TokenInfo, ...]  # the tokens with their log-probabilities, if requested
-    cost: Cost
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Advanced:
-    """The result of `advance_state`: the named state after its tokens, and the requested log-probabilities."""
-
-    named: NamedState
-    scored: tuple[TokenInfo, ...]
-    top: Likeliest  # for the next token
-    cost: Cost
 
 
 async def create_state(
@@ -54,7 +25,6 @@ async def create_state(
     retention: Retention,
     *,
     initial_state: FrozenState | None = None,
-    priority: int = 0,
     with_tokens: bool = False,
 ) -> tuple[NamedState, Cost]:
     """Run tokens from a recurrent state, store the state after them under `name`, and return it and the token counts.
@@ -64,8 +34,7 @@ async def create_state(
     """
     await check_room(engine, name, retention)
     if tokens:
-        ran = await run_tokens(engine, initial_state, tokens, priority=priority)
-        frozen, cost = ran.frozen, ran.cost
+        frozen, cost = await run_tokens(engine, initial_state, tokens)
         if with_tokens:
             root = NO_INITIAL_STATE if initial_state is None else initial_state.digest
             frozen = replace(frozen, path=TokenPath(root, pack(tokens)))
@@ -75,65 +44,40 @@ async def create_state(
     return await engine.states.put(name, frozen, retention, source="prompt"), cost
 
 
-async def advance_state(
-    engine: EngineLike,
-    name_or_id: str,
-    tokens: Sequence[int],
-    *,
-    logprobs: int | None = None,
-    top_k: int = 0,
-    priority: int = 0,
-) -> Advanced:
-    """Run `tokens` from a named state, and atomically replace the named state by the state after the tokens.
+async def advance_state(engine: EngineLike, name_or_id: str, tokens: Sequence[int]) -> tuple[NamedState, Cost]:
+    """Run `tokens` from a named state, and atomically replace the named state by the state after them.
 
-    If `logprobs` is given, the tokens are scored, each with this many alternatives. `top_k` is how many of the
-    likeliest next tokens to return. Without tokens the state does not change. Raises NotFoundError if the named state
-    is gone or was replaced meanwhile, and InvalidRequestError for a state that comes from the operator's files.
+    Without tokens the state does not change. Raises NotFoundError if the named state is gone or was replaced meanwhile,
+    and InvalidRequestError for a state that comes from the operator's files.
     """
-    most = min(MAX_TOP_K, engine.info.shape.vocab_size)
-    if not 0 <= top_k <= most:
-        raise InvalidRequestError("top_k", top_k, f"a number from 0 to {most}")
     states = engine.states
     key = (await states.get(name_or_id)).id
     async with states.lock(key):
         named = await states.get(str(key))
-        if tokens:
-            check_changeable(named, "state")
-        ran = await run_tokens(engine, named.frozen, tokens, logprobs=logprobs, priority=priority)
-        if tokens:
-            named = await states.compare_and_set(named, ran.frozen, source="advance")
-    top = top_logprobs(LogitRow.of_full(ran.logits, max(top_k, 1)), top_k)
-    return Advanced(named, ran.scored, top, ran.cost)
+        if not tokens:
+            return named, Cost(0, 0)
+        check_changeable(named, "state")
+        frozen, cost = await run_tokens(engine, named.frozen, tokens)
+        return await states.compare_and_set(named, frozen, source="advance"), cost
 
 
 async def run_tokens(
-    engine: EngineLike,
-    initial_state: FrozenState | None,
-    tokens: Sequence[int],
-    *,
-    logprobs: int | None = None,
-    priority: int = 0,
-    wait_for_room: bool = False,
-) -> Ran:
-    """Run `tokens` from a recurrent state without generating text; return the state and the logits after them.
+    engine: EngineLike, initial_state: FrozenState | None, tokens: Sequence[int], *, wait_for_room: bool = False
+) -> tuple[FrozenState, Cost]:
+    """Run `tokens` from a recurrent state without generating text; return the state after them and the token counts.
 
-    If `logprobs` is given, the tokens are scored, each with `logprobs` alternatives. Raises OverloadedError if the
-    queue is full, unless `wait_for_room` is set.
+    Raises OverloadedError if the queue is full, unless `wait_for_room` is set.
     """
     request = GenerateRequest(
         prompt=tokens,
         initial_state=None if initial_state is None else initial_state.for_request,
         max_tokens=0,
-        logprobs=logprobs,
-        score_from=None if logprobs is None else 0,
         keep_end=True,
-        priority=priority,
     )
     [(_, ended)] = [each async for each in run_each(engine, [request], wait_for_room=wait_for_room)]
     end = ended.finished.end
     assert end is not None  # it was requested
-    after = await asyncio.to_thread(state_after, engine.info.shape, initial_state, end)
-    return Ran(after, end.logits, ended.scored, ended.cost)
+    return await asyncio.to_thread(state_after, engine.info.shape, initial_state, end), ended.cost
 
 
 def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndState) -> FrozenState:
@@ -162,7 +106,8 @@ async def settle_end(
     if len(text) <= len(taken_in):
         return initial
     rest = engine.tokenize(text[len(taken_in) :].decode(errors="replace"))
-    return (await run_tokens(engine, initial, rest, wait_for_room=True)).frozen  # the answer is complete: don't lose it
+    settled, _ = await run_tokens(engine, initial, rest, wait_for_room=True)  # the answer is complete: don't lose it
+    return settled
 
 
 async def check_room(engine: EngineLike, name: str, retention: Retention) -> None:

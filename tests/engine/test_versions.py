@@ -115,8 +115,8 @@ async def test_a_named_state_outlives_the_engine_and_is_advanced(shape: ModelSha
     async with loaded(model, tmp_path, states=settings) as engine:
         await create_state(engine, "kept", PROMPT[:20], Retention(persistent=True))
     async with loaded(model, tmp_path, states=settings) as engine:
-        advanced = await advance_state(engine, "kept", PROMPT[20:40])
-        _, _, tokens = await run(engine, PROMPT[40:], advanced.named.frozen.for_request)
+        advanced, _ = await advance_state(engine, "kept", PROMPT[20:40])
+        _, _, tokens = await run(engine, PROMPT[40:], advanced.frozen.for_request)
     assert tokens == greedy(model, PROMPT)
 
 

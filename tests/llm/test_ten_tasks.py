@@ -122,8 +122,7 @@ async def tools(engine: Engine) -> None:
 
 async def states(engine: Engine) -> None:
     system = Conversation([ChatMessage(Role.SYSTEM, "You answer in one word.")], answers=False)
-    ran = await run_tokens(engine, None, prompt_after(engine, None, system).tokens)
-    brief = ran.frozen
+    brief, _ = await run_tokens(engine, None, prompt_after(engine, None, system).tokens)
     conversation = Conversation([ChatMessage(Role.USER, "What is the capital of France?")])
     prompt = prompt_after(engine, brief, conversation)
     request = GenerateRequest(prompt.tokens, initial_state=brief.for_request, stop=prompt.stop)

@@ -98,7 +98,7 @@ LARGE: list[tuple[str, Body]] = [
     ("/v1/rerank", {"query": "a", "documents": ["b"] * 1000}),
     ("/v1/choices", {"input": "a", "choices": [f"b{number}" for number in range(1000)]}),
     ("/v1/tokenize", {"messages": MESSAGES}),
-    ("/v1/states/s/advance", {"input": SCORED, "logprobs": 1}),
+    ("/v1/states/s/advance", {"input": SCORED}),
 ]
 
 

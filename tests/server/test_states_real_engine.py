@@ -75,23 +75,38 @@ async def test_forks_and_files_of_a_conversation_go_on_alike(client: Client) -> 
     assert set(answers) == {expected}
 
 
-async def test_an_advance_in_steps_scores_as_one_run_does(client: Client) -> None:
+async def test_a_state_that_is_saved_in_steps_scores_as_one_run_does(client: Client) -> None:
     text = "User: What is the capital of France?\n\nAssistant: The capital of France is Paris."
-    body = {"prompt": text, "echo": True, "logprobs": 1, "max_tokens": 0, "state": "pirate"}
-    whole = (await post(client, "/v1/completions", Completion, body))["choices"][0]["logprobs"]
     tokens = (await (await client.post("/tokenize", json={"content": text})).json())["tokens"]
+    scoring = {"echo": True, "logprobs": 1, "max_tokens": 0}
+    whole = await scores(client, {**scoring, "prompt": tokens, "state": "pirate"})
     await post(client, "/v1/states", CreatedState, {"name": "s", "prompt": tokens[:4], "state": "pirate"})
-    scored: list[dict[str, Any]] = []
+    scored: list[float] = []
     for first in range(4, len(tokens), 5):
-        part = {"input": tokens[first : first + 5], "logprobs": 1, "top_k": 1}
-        answer = await post(client, "/v1/states/s/advance", AdvancedState, part)
-        scored += answer["scored"]
-    assert [token["id"] for token in scored] == tokens[4:]
-    assert [token["logprob"] for token in scored] == pytest.approx(whole["token_logprobs"][4:], abs=1e-3)
-    drawn = {"prompt": "", "state": "s", "max_tokens": 1, "temperature": 0, "return_token_ids": True}
-    choice = (await post(client, "/v1/completions", Completion, {**drawn, "stop": []}))["choices"][0]
-    assert answer["next"][0]["token"] == "\n\n"
-    assert choice["token_ids"] == [answer["next"][0]["id"]]
+        part = {**scoring, "prompt": tokens[first : first + 5], "state": "s", "save_as": "s"}
+        scored += await scores(client, part)
+    assert scored == pytest.approx(whole[4:], abs=1e-3)
+
+
+async def scores(client: Client, body: dict[str, Any]) -> list[float]:
+    logprobs = (await post(client, "/v1/completions", Completion, body))["choices"][0]["logprobs"]
+    found: list[float] = logprobs["token_logprobs"]
+    return found
+
+
+async def test_an_advance_in_steps_reaches_the_state_of_one_run(client: Client) -> None:
+    tokens = engine_in(client).tokenize("User: What is the capital of France?\n\nAssistant:")
+    for name in ("whole", "steps"):
+        await post(client, "/v1/states", CreatedState, {"name": name, "prompt": tokens[:4], "state": "pirate"})
+    await post(client, "/v1/states/whole/advance", AdvancedState, {"input": tokens[4:]})
+    for first in range(4, len(tokens), 5):
+        await post(client, "/v1/states/steps/advance", AdvancedState, {"input": tokens[first : first + 5]})
+    ask = {"prompt": " ", "max_tokens": 6, "temperature": 0}
+    texts = [
+        (await post(client, "/v1/completions", Completion, {**ask, "state": name}))["choices"][0]["text"]
+        for name in ("whole", "steps")
+    ]
+    assert texts[0] == texts[1] != ""
 
 
 async def test_what_is_removed_is_dropped_from_the_cache(client: Client) -> None:

@@ -162,7 +162,7 @@ class Backend:
     def _run(self, place: ChatPlace) -> tuple[FrozenState, int]:
         initial = self._initial(place.start)
         prompt = prompt_after(self._engine, initial, Conversation(place.messages, answers=False))
-        frozen = self._session.run(run_tokens(self._engine, initial, prompt.tokens)).frozen
+        frozen, _ = self._session.run(run_tokens(self._engine, initial, prompt.tokens))
         return frozen, frozen.num_tokens or len(prompt.tokens)
 
     def _initial(self, start: str | None) -> FrozenState | None:

@@ -80,7 +80,7 @@ def _parse_state(value: object) -> StateRef:
         case str() if 0 < len(value) <= _MAX_NAME_BYTES:
             return value
         case {"data": data, "shape": [_, _, _, _] as shape, **rest} if rest.keys() <= _LABELS and is_integers(shape):
-            return InlineState(parse_numbers(data), tuple(shape))
+            return InlineState(_parse_numbers(data), tuple(shape))
         case {"path": str(path), **rest} if rest.keys() <= _LABELS:
             if any(len(part.encode()) > _MAX_NAME_BYTES for part in path.split("/")):
                 raise RefusedError(path, f"a path whose parts have at most {_MAX_NAME_BYTES} bytes each", below="path")
@@ -127,7 +127,7 @@ def _parse_labelled(state: dict[object, object]) -> StateRef | None:
     return _parse_state(labels[0]) if labels else None
 
 
-def parse_numbers(data: object) -> F32:
+def _parse_numbers(data: object) -> F32:
     """Return an array of numbers that a request gives as a flat list or as base64 of f32. Raises RefusedError."""
     try:
         if isinstance(data, str):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
-from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import F64, FieldDifference, advance_state, create_state, state_difference
-from rnn_engine.requests import MAX_PRIORITY, TokenInfo
 from rnn_engine.types import ModelShape
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, Input, tokens_of
+from rnn_engine_server.apis.common.generation import Input, tokens_of
 from rnn_engine_server.apis.common.states import (
     ModelNameBody,
     NewStateBody,
@@ -26,32 +24,20 @@ from rnn_engine_server.apis.common.states import (
     resolve_state,
     state_entry,
 )
-from rnn_engine_server.apis.openai.dialect import token_text
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import Long, RouteTable
+from rnn_engine_server.core.handlers import RouteTable
 from rnn_engine_server.core.schema import RequestBody, Usage
 from rnn_engine_server.core.workers import work
 from rnn_engine_states.frozen import NO_INITIAL_STATE
 from rnn_engine_states.named.entry import NamedState
 from rnn_engine_states.named.table import StateListing
 
-Priority: TypeAlias = Annotated[
-    int,
-    Field(
-        ge=-MAX_PRIORITY,
-        le=MAX_PRIORITY,
-        description="Among a client's requests that wait for a slot, the one with the greatest priority comes first, "
-        "then the earliest.",
-    ),
-]
-
 
 class CreateStateRequest(NewStateBody, StateRefBody):
     """A request to run a prompt, and to store the state after it as a named state."""
 
     prompt: Input = Field(description="What to run: a text or token ids. Empty: keep `state` as it is.")
-    priority: Priority = 0
 
 
 class ForkStateRequest(RetentionBody):
@@ -67,18 +53,11 @@ class TakeStateRequest(RetentionBody):
 
 
 class AdvanceStateRequest(RequestBody):
-    """A request to run more tokens from a named state, which then changes. It says what to report about them."""
+    """A request to run more tokens from a named state, which then changes."""
 
     always_strict: ClassVar = True
 
     input: Input = Field(default="", description="A text or token ids to run. Without any, the state stays as it is.")
-    logprobs: int | None = Field(
-        default=None,
-        ge=0,
-        description="Return the log-probabilities of the tokens, and of this many other tokens at each position.",
-    )
-    top_k: int = Field(default=0, ge=0, description="Return this many of the tokens that are likeliest to come next.")
-    priority: Priority = 0
 
 
 class StateEntries(TypedDict):
@@ -107,28 +86,11 @@ class CreatedState(TypedDict):
     usage: Usage
 
 
-class StateToken(TypedDict):
-    """A token with its log-probability. `logprob` is null for the first token after a state without logits."""
-
-    id: int
-    token: str
-    logprob: float | None
-
-
-class ScoredStateToken(StateToken):
-    top: list[StateToken]
-
-
 class AdvancedState(TypedDict):
-    """The answer to a request to run more tokens from a named state: the state after them.
-
-    `scored` is null unless the request sets `logprobs`. `next` has `top_k` tokens, the likeliest first.
-    """
+    """The answer to a request to run more tokens from a named state: the state after them."""
 
     object: Literal["state.advanced"]
     state: StateEntry
-    scored: list[ScoredStateToken] | None
-    next: list[StateToken]
     usage: Usage
 
 
@@ -149,9 +111,7 @@ async def create(call: Call, body: CreateStateRequest) -> CreatedState:
     resolved = await resolve_state(engine, body.state)
     tokens = await work(call, len(body.prompt), partial(tokens_of, engine, body.prompt))
     call.limits.check("max_prompt_tokens", "prompt", len(tokens))
-    named, cost = await create_state(
-        engine, body.name, tokens, body.retention, initial_state=resolved.frozen, priority=body.priority
-    )
+    named, cost = await create_state(engine, body.name, tokens, body.retention, initial_state=resolved.frozen)
     return {"object": "state.created", "state": state_entry(named), "usage": usage_of([cost])}
 
 
@@ -190,31 +150,17 @@ async def take(call: Call, body: TakeStateRequest) -> StateEntry:
 
 
 @ROUTES.post("/v1/states/{name}/advance", scope=Scope.MANAGE)
-async def advance(call: Call, body: AdvanceStateRequest) -> Long[AdvancedState]:
-    """Run more tokens from a named state, which the name then stands for, and read out log-probabilities.
+async def advance(call: Call, body: AdvanceStateRequest) -> AdvancedState:
+    """Run more tokens from a named state, which the name then stands for.
 
-    Calls for one state run in the order in which they come.
+    Calls for one state run in the order in which they come. `/v1/completions` with `state` and `save_as` of one name
+    does so, too, and has log-probabilities.
     """
     engine = call.engine
     tokens = await work(call, len(body.input), partial(tokens_of, engine, body.input))
-    limits = call.limits
-    limits.check("max_prompt_tokens", "input", len(tokens))
-    if body.logprobs is not None:
-        limits.check("max_logprob_entries", "logprobs", len(tokens) * (1 + body.logprobs))
-    advanced = await advance_state(
-        engine, _name(call), tokens, logprobs=body.logprobs, top_k=body.top_k, priority=body.priority
-    )
-
-    def make() -> AdvancedState:
-        return {
-            "object": "state.advanced",
-            "state": state_entry(advanced.named),
-            "scored": None if body.logprobs is None else [_scored(engine, info) for info in advanced.scored],
-            "next": _likeliest(engine, advanced.top),
-            "usage": usage_of([advanced.cost]),
-        }
-
-    return Long(len(tokens) + call.lease.num_bytes, make)
+    call.limits.check("max_prompt_tokens", "input", len(tokens))
+    named, cost = await advance_state(engine, _name(call), tokens)
+    return {"object": "state.advanced", "state": state_entry(named), "usage": usage_of([cost])}
 
 
 def _name(call: Call) -> str:
@@ -233,19 +179,6 @@ def _entries(entries: Sequence[NamedState], listing: StateListing) -> StateEntri
         "bytes": listing.num_bytes,
         "capacity": listing.capacity,
     }
-
-
-def _scored(engine: EngineLike, info: TokenInfo) -> ScoredStateToken:
-    return {**_token(engine, info.token, info.logprob), "top": _likeliest(engine, info.top)}
-
-
-def _likeliest(engine: EngineLike, tokens: Iterable[tuple[int, float]]) -> list[StateToken]:
-    return [_token(engine, token, logprob) for token, logprob in tokens]
-
-
-def _token(engine: EngineLike, token: int, logprob: float | None) -> StateToken:
-    known = None if logprob is None else max(logprob, LEAST_LOGPROB)
-    return {"id": token, "token": token_text(token, engine.detokenize([token])), "logprob": known}
 
 
 # Compare two states.
