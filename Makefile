@@ -70,16 +70,15 @@ types-windows: setup-dev ## Check types as they are on Windows
 # One process more than there are cores, since a quarter of the time tests wait. Each takes up to 3 GB.
 WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
 
-# Kernels in which eight lanes share what they load. Mesa's software driver has as many lanes unless it is told to
-# have four, for which it compiles a kernel in half the time.
-EIGHT_LANES = $(patsubst %,tests/%.py,backward/test_matmul forward/test_gpu_runner forward/test_int8_activations \
-	forward/test_matmul forward/test_tuned_tokens forward/test_variants versions/test_other_versions)
+# Folders with tests of kernels in which eight lanes share what they load. Mesa's software driver has as many lanes
+# unless it is told to have four, for which it compiles a kernel in half the time.
+EIGHT_LANES = tests/backward tests/forward tests/versions
 
 # Ray gives its processes seconds to start, so its tests run when the others have ended.
 unit: setup-dev $(NODE_MODULES) ## Run the tests
 	LP_NATIVE_VECTOR_WIDTH=128 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --ignore tests/fleet \
-		$(EIGHT_LANES:%=--ignore %)
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(EIGHT_LANES)
+		-m 'not eight_lanes'
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m eight_lanes $(EIGHT_LANES)
 	$(BIN)/pytest --over fleet tests/fleet $(OVER_FLEET)
 
 # Tests of the server that run over a fleet, too; all pass over one: pytest --over fleet tests/server

@@ -57,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "over_one_engine(reason): a fleet can't pass the test")
+    config.addinivalue_line("markers", "eight_lanes: needs a device whose subgroups have eight lanes")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,7 @@ from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS, WeightFormat, round_up
 from rnn_engine.gpu import Buffer, Device, Memory, Plan, Recorder
 from rnn_engine.types import F32
-from tests.support.gpu import KINDS, open_checked
+from tests.support.gpu import SHARING_KINDS, open_checked
 from tests.support.kept_blocks import ONLY_KEPT, random_kept
 from tests.support.reference import relative_error
 
@@ -77,7 +77,7 @@ class Bench:
         return buffer
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=SHARING_KINDS)
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     device, tuning = open_checked(request.param)
     with closing(device.allocate()) as memory:

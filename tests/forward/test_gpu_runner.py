@@ -17,13 +17,13 @@ from rnn_engine.gpu import BufferCopy, Plan, Recorder
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun, run_step
 from tests.support.golden_contract import GoldenContract
-from tests.support.gpu import KINDS, make_gpu_runner
+from tests.support.gpu import SHARING_KINDS, eight_lanes, make_gpu_runner
 from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.results_contract import MakeRunner
 from tests.support.runner_contract import RunnerContract
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=SHARING_KINDS)
 def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
     return partial(make_gpu_runner, kind=request.param)
 
@@ -32,10 +32,46 @@ class TestGpuRunner(RunnerContract):
     tolerance = 2e-5
 
 
+@eight_lanes
 class TestGoldenInF32(GoldenContract):
     tolerance = 1e-4
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_runner(cls) -> MakeRunner:
+        return make_gpu_runner
 
+
+class TestGoldenOnHardware(GoldenContract):
+    """Golden models of each version, with its widest heads and sizes that are no multiples of the threads."""
+
+    tolerance = 1e-4
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_runner(cls) -> MakeRunner:
+        return partial(make_gpu_runner, kind="discrete")
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "v4-deep-odd-sizes",
+            "v5.0-head32",
+            "v5.1-head24",
+            "v5.2-deep-head16-odd-sizes",
+            "v6-deep-head32-odd-sizes",
+            "v6-vocab256-head64",
+            "v7-deep-head16-odd-sizes",
+            "v7-deepembed-head16",
+            "v7-single-head128",
+            "v7-vocab500-head64",
+        ],
+    )
+    def test_every_chunk_size_gives_the_golden_numbers(self, make_runner: MakeRunner, name: str) -> None:
+        super().test_every_chunk_size_gives_the_golden_numbers(make_runner, name)
+
+
+@eight_lanes
 class TestGoldenInF16(GoldenContract):
     tolerance = 1e-4  # the golden weights are f16 themselves
 

@@ -16,7 +16,7 @@ from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import F32, ModelShape, TokenRun, run_step
 from tests.forward.test_matmul import Bench, draw, stored
 from tests.forward.test_variants import run_with
-from tests.support.gpu import KINDS, make_gpu_runner, open_checked
+from tests.support.gpu import SHARING_KINDS, eight_lanes, make_gpu_runner, open_checked
 from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.older_models import OLDER_SHAPES
 
@@ -37,7 +37,7 @@ SPLITS: tuple[MatMulVariant, ...] = (
 for_each_format = pytest.mark.parametrize("weights", BYTE_FORMATS, ids=lambda weights: weights.name)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=SHARING_KINDS)
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     device, tuning = open_checked(request.param)
     with closing(device.allocate()) as memory:
@@ -143,6 +143,7 @@ def software() -> Iterator[Bench]:
         yield Bench(device, memory, tuning, "int8")
 
 
+@eight_lanes
 def test_variants_are_right_and_those_without_splits_equal(software: Bench) -> None:
     """Sums within a block are exact, and blocks are added in their order, so all sums are equal to the last bit."""
     matrices = [draw(rows, 250, seed=rows) for rows in (65, 7, 130)]

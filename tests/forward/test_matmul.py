@@ -20,7 +20,7 @@ from rnn_engine.gpu import Buffer, Device, Memory, Plan, Recorder
 from rnn_engine.quantised.rows import Matrix as HostMatrix
 from rnn_engine.quantised.rows import interleave_rows
 from rnn_engine.types import F32
-from tests.support.gpu import KINDS, open_checked
+from tests.support.gpu import SHARING_KINDS, open_checked
 from tests.support.kept_blocks import KINDS as KEPT_KINDS
 from tests.support.kept_blocks import ONLY_KEPT, random_kept
 from tests.support.reference import relative_error
@@ -97,7 +97,7 @@ class Bench:
         return buffer
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=SHARING_KINDS)
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     device, tuning = open_checked(request.param)
     with closing(device.allocate()) as memory:

@@ -14,6 +14,7 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.variants import KernelLimits, MatMulVariant, StreamVariant
 from rnn_engine.types import TokenRun, run_step
+from tests.support.gpu import eight_lanes
 from tests.support.models import random_model, tiny_shape
 from tests.support.tuned import load_with_matmuls
 from tests.support.tuned_tokens import Draws, count_same, draw, load_chosen, possible, rounding_decides, works_of
@@ -35,6 +36,7 @@ def is_compiled_soon(variant: MatMulVariant) -> bool:
     return isinstance(variant, StreamVariant) and variant.panels == 1
 
 
+@eight_lanes
 @settings(max_examples=2, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**64 - 1), temperature=st.sampled_from([0.0, 0.3, 1.0]))
 def test_other_kernels_draw_the_same_tokens(
@@ -48,6 +50,7 @@ def test_other_kernels_draw_the_same_tokens(
         assert count_same(runner, other, Draws([5], seed, temperature, num_tokens=12)) > 0
 
 
+@eight_lanes
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())
 def test_other_kernels_that_multiply_bytes_and_split_no_row_give_the_same_logits(data: st.DataObject) -> None:

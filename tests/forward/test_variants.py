@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from rnn_engine.forward.variants import (
     KernelLimits,
@@ -19,7 +20,7 @@ from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.loading.kernel_choices import kernel_limits
 from rnn_engine.types import F32
 from tests.forward.test_matmul import Bench, draw, stored
-from tests.support.gpu import open_checked
+from tests.support.gpu import eight_lanes, open_checked
 
 STREAMS = (
     StreamVariant(tokens=1, groups=8, splits=4),
@@ -45,6 +46,12 @@ TILES = (
 LIMITS = KernelLimits(can_broadcast=True)
 
 
+def case(*values: MatMulVariant | str) -> ParameterSet:
+    """Return a variant as the parameter of a test, alone or with a format."""
+    shares = any(isinstance(value, StreamVariant) and value.inputs != "direct" for value in values)
+    return pytest.param(*values, marks=(eight_lanes,) if shares else ())
+
+
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
     device, tuning = open_checked("software")
@@ -66,7 +73,7 @@ def run_with(bench: Bench, variant: MatMulVariant, matrices: list[F32], inputs: 
 
 @pytest.mark.parametrize(
     ("variant", "weights"),
-    [*((variant, "f16") for variant in (*STREAMS, *TILES)), (STREAMS[5], "int8"), (TILES[1], "int8")],
+    [*(case(variant, "f16") for variant in (*STREAMS, *TILES)), case(STREAMS[5], "int8"), case(TILES[1], "int8")],
     ids=str,
 )
 def test_a_variant_multiplies_matrices_of_any_size(bench: Bench, variant: MatMulVariant, weights: str) -> None:
@@ -79,7 +86,7 @@ def test_a_variant_multiplies_matrices_of_any_size(bench: Bench, variant: MatMul
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-4)
 
 
-@pytest.mark.parametrize("variant", [STREAMS[5], TILES[3]], ids=str)
+@pytest.mark.parametrize("variant", [case(STREAMS[5]), case(TILES[3])], ids=str)
 def test_a_token_that_is_not_finite_leaves_its_neighbours_alone(bench: Bench, variant: MatMulVariant) -> None:
     matrix, inputs = draw(70, 40), draw(20, 40, seed=6)
     (expected,) = run_with(bench, variant, [matrix], inputs, "f16")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import cast
 
+import pytest
 import wgpu
 
 from rnn_engine.forward import GpuRunner
@@ -23,6 +24,9 @@ from rnn_engine.versions.shared.layout import HeadsShape
 from rnn_engine.versions.table import VERSIONS
 
 KINDS = ("software", "discrete")
+eight_lanes = pytest.mark.eight_lanes
+SHARING_KINDS = (pytest.param("software", marks=eight_lanes), "discrete")
+"""The same kinds, for tests of the kernels in which eight lanes of a software device share what they load."""
 _SMALL_HEAD = 32  # software devices compile a recurrence of larger heads for so long that one kernel is enough
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
 from rnn_engine.versions.shared.layout import HeadsShape
 from tests.support.cpu import make_cpu_runner
-from tests.support.gpu import make_gpu_runner
+from tests.support.gpu import eight_lanes, make_gpu_runner
 from tests.support.models import TensorModel, deep_embedded, random_model, tiny_shape
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 from tests.support.reference import forward, relative_error
@@ -40,7 +40,7 @@ SIZES: dict[str, ModelShape] = {
 }
 
 
-@pytest.fixture(scope="class", params=["cpu", "gpu"])
+@pytest.fixture(scope="class", params=["cpu", pytest.param("gpu", marks=eight_lanes)])
 def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
     return make_cpu_runner if request.param == "cpu" else make_gpu_runner
 
@@ -64,6 +64,7 @@ def gpu_runner(model: TensorModel) -> Runner:
     return make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=4)
 
 
+@eight_lanes
 @pytest.mark.parametrize("shape", SIZES.values(), ids=SIZES.keys())
 def test_awkward_sizes(shape: ModelShape) -> None:
     model = random_model(shape, seed=31)
