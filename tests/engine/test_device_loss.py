@@ -64,6 +64,7 @@ def cached(heard: Heard) -> int:
 
 async def test_a_device_that_is_destroyed_is_opened_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rnn_engine.scheduler.worker.RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(GpuRunner, "warm_up", lambda *_: None)  # it would compile kernels that the test does not use
     path = save_safetensors(random_model(SHAPE, seed=1), tmp_path / "tiny.safetensors")
     faults = Faults(on_lost=destroy)
     async with Engine(await asyncio.to_thread(parts_on, path, faults)) as engine:

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
+from rnn_engine.forward import GpuRunner
 from rnn_engine.grammar import json_grammar
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.runner import load_runner
@@ -49,7 +50,8 @@ async def answer(engine: Engine, seed: int, most: int, counts: Counter[str]) -> 
 
 
 @pytest.mark.parametrize("model", ["demo", "random"])
-async def test_streamed_answers_are_valid_or_cut(model: str) -> None:
+async def test_streamed_answers_are_valid_or_cut(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GpuRunner, "warm_up", lambda *_: None)  # it would compile kernels that the test does not use
     counts: Counter[str] = Counter()
     async with await load(model) as engine, asyncio.TaskGroup() as group:
         for seed in range(0, 300, 40):

@@ -27,6 +27,12 @@ SHAPE = tiny_shape(vocab=50)
 TOKENS = [1, 2, 3]
 
 
+@pytest.fixture(autouse=True)
+def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the warm-up out, which would compile kernels that the tests do not use."""
+    monkeypatch.setattr(GpuRunner, "warm_up", lambda *_: None)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return save_safetensors(random_model(SHAPE, seed=1), tmp_path / "tiny.safetensors")
@@ -60,8 +66,7 @@ def nothing() -> None:
     """Do nothing, so that the load goes on."""
 
 
-def test_a_reranker_is_opened_again_with_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GpuRunner, "warm_up", lambda *_: None)  # it would compile kernels that the test does not use
+def test_a_reranker_is_opened_again_with_its_model(tmp_path: Path) -> None:
     reranker = Path(shutil.copy(RERANKER, tmp_path / "reranker.pth"))
     with parts_of(EMBEDDING, "0", reranker=reranker) as parts:
         assert isinstance(parts.runner, GpuRunner)

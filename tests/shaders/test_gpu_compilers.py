@@ -37,7 +37,7 @@ def compiled(family: str, kernels: Mapping[str, str], *, with_loops: bool = True
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("family", ["vega10", "navi21", "navi31", "gfx1201"])  # the others' compilers say the same
+@pytest.mark.parametrize("family", ["vega10", "navi21"])  # of both kinds those with the fewest registers
 def test_no_kernel_keeps_registers_in_memory(family: str, kernels: Mapping[str, str]) -> None:
     assert len(kernels) > 90
     found = compiled(family, kernels, with_loops=False)

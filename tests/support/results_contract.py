@@ -18,6 +18,13 @@ from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES
 from tests.support.reference import forward
 
 NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
+LIMITS = {
+    "num_slots": NUM_SLOTS,
+    "max_tokens": MAX_TOKENS,
+    "max_rows": MAX_ROWS,
+    "num_candidates": NUM_CANDIDATES,
+}
+"""The limits of nearly all runners of the contract, since kernels are compiled anew for others."""
 NUM_SEQUENCES, LENGTH = 4, 30
 SHAPE = tiny_shape()
 MODEL = random_model(SHAPE, seed=20)
@@ -76,9 +83,7 @@ class ResultsContract:
     @pytest.fixture(scope="class")
     @classmethod
     def runner(cls, make_runner: MakeRunner, model: TensorModel) -> Iterator[Runner]:
-        runner = make_runner(
-            model, num_slots=NUM_SLOTS, max_tokens=MAX_TOKENS, max_rows=MAX_ROWS, num_candidates=NUM_CANDIDATES
-        )
+        runner = make_runner(model, **LIMITS)
         yield runner
         runner.close()
 
