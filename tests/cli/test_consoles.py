@@ -24,7 +24,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "gbk", "ascii", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "gbk"])  # one that lacks nearly all, and one that lacks some
 def test_what_a_console_lacks_is_replaced(encoding: str, tmp_path: Path) -> None:
     model = tmp_path / "模型é.safetensors"
     save_safetensors(random_model(replace(tiny_shape(), vocab_size=65536), seed=1), model, "f16")

@@ -28,7 +28,6 @@ FLA = (
     "<|rwkv_tokenizer_end_of_text|>{% for m in messages %}User: {{ m.content + '\n\n' }}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-WORLD = load_tokenizer("world", model_path(), 65536)
 
 
 class Words(FakeEngine):
@@ -92,7 +91,7 @@ def test_a_token_that_others_read_as_text_stays_one_where_the_assistant_wrote_it
 
 
 def test_worlds_end_of_text() -> None:
-    engine = Words(WORLD)
+    engine = Words(load_tokenizer("world", model_path(), 65536))
     found = prompt(
         engine, JinjaTemplate(FLA, {}), Conversation([ChatMessage(Role.USER, "<|rwkv_tokenizer_end_of_text|>")])
     )

@@ -14,8 +14,7 @@ from rnn_engine.operations.chat_prompt import token_positions
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from tests.support.fake_engine import FakeEngine
 
-DEMO = load_tokenizer("auto", model_path(), 2317)
-WORLD = load_tokenizer("world", model_path(), 65536)
+VOCAB_SIZES = {"auto": 2317, "world": 65536}  # by the tokenizer's choice
 
 words = st.text(st.sampled_from("aB.? \n\"'é1:"), max_size=12)
 messages = st.lists(st.builds(ChatMessage, st.sampled_from(list(Role)), words), min_size=1, max_size=4)
@@ -37,14 +36,14 @@ class Words(FakeEngine):
 
 def test_a_token_that_straddles_a_place_lies_behind_it() -> None:
     lengths = {1: b"ab", 2: b"cde", 3: b""}
-    engine = Words(DEMO)
+    engine = Words(load_tokenizer("none", model_path(), 4))
     engine.detokenize = lambda tokens: b"".join(lengths[token] for token in tokens)  # type: ignore[method-assign]
     assert token_positions(engine, [1, 2, 3, 1], [0, 1, 2, 4, 5, 7, 9]) == (0, 0, 1, 1, 3, 4, 4)
 
 
-@pytest.mark.parametrize("tokenizer", [DEMO, WORLD], ids=["demo", "world"])
-def test_longer_conversations_begin_with_the_tokens_of_their_turns(tokenizer: Tokenizer) -> None:
-    engine = Words(tokenizer)
+@pytest.mark.parametrize("choice", VOCAB_SIZES)
+def test_longer_conversations_begin_with_the_tokens_of_their_turns(choice: str) -> None:
+    engine = Words(load_tokenizer(choice, model_path(), VOCAB_SIZES[choice]))
     check: Callable[[], None] = given(conversation=messages)(lambda conversation: _check_turns(engine, conversation))
     check()
 

@@ -53,6 +53,7 @@ from tests.support.models import tiny_shape
 from tests.support.named_states import BlockingStates, make_states
 
 VOCAB_SIZE = 257
+SHAPE = tiny_shape(vocab=VOCAB_SIZE)
 RANDOM_SEED = 4321
 
 
@@ -63,7 +64,7 @@ def encode(text: str) -> list[int]:
 
 def state_after(tokens: Sequence[int], root: str = "") -> dict[str, F32]:
     """Return the fake engine's state after these tokens from this root: random, but the same for the same arguments."""
-    fields = tiny_shape(vocab=VOCAB_SIZE).initial_state().items()
+    fields = SHAPE.initial_state().items()
     return {
         name: np.random.default_rng([number, *root.encode(), *tokens]).standard_normal(array.shape, np.float32)
         for number, (name, array) in enumerate(fields)
@@ -87,7 +88,7 @@ class FakeEngine:
     release: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request is abandoned
-    named: BlockingStates = field(default_factory=lambda: make_states(shape=tiny_shape(vocab=VOCAB_SIZE)))
+    named: BlockingStates = field(default_factory=lambda: make_states(shape=SHAPE))
     requests: list[GenerateRequest] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)  # roots of states that have no name any more
     slots_held: Sequence[SlotUse] = ()  # as it reports them
@@ -116,7 +117,7 @@ class FakeEngine:
     def info(self) -> EngineInfo:
         return EngineInfo(
             model=self.model,
-            shape=tiny_shape(vocab=VOCAB_SIZE),
+            shape=SHAPE,
             device="none",
             weights="f32",
             num_slots=self.num_slots,
@@ -168,7 +169,7 @@ class FakeEngine:
         return encode(text)
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
-        check_token_ids("token", tokens, self.info.shape.vocab_size)
+        check_token_ids("token", tokens, VOCAB_SIZE)
         return bytes(token - 1 for token in tokens if token > 0)
 
     def check_queue(self, client: Client = ANONYMOUS) -> None:

@@ -7,7 +7,7 @@ from asyncio.events import Handle
 from functools import cache
 from inspect import CO_COROUTINE
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ class LoopGuard:
                 return
         elif event not in ("c_call", "return"):
             return
-        if not _is_watched(frame.f_code):
+        if not _is_watched(frame.f_code.co_filename) or frame.f_code.co_name in _QUICK:
             return
         if event == "return":
             makes = isinstance(arg, str | bytes) and len(arg) > self._most_size
@@ -72,7 +72,5 @@ class LoopGuard:
 
 
 @cache
-def _is_watched(code: CodeType) -> bool:
-    if code.co_name in _QUICK:
-        return False
-    return code.co_filename.startswith(_WATCHED) or _OF_SERVER in code.co_filename
+def _is_watched(path: str) -> bool:
+    return path.startswith(_WATCHED) or _OF_SERVER in path

@@ -79,9 +79,6 @@ def test_none_refuses_text_and_has_none(model_path: Path) -> None:
     assert str(caught.value) == ("the model has no tokenizer, so it takes token ids and no text: none was chosen")
 
 
-WORLD_FILE = Path(RWKVTokenizer().vocab_filepath)
-
-
 @pytest.mark.parametrize("name", ["rwkv_vocab_v20230424.txt", "vocab.txt"])
 def test_the_vocabulary_in_a_folder_made_for_transformers(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -97,7 +94,7 @@ def test_the_vocabulary_in_a_folder_made_for_transformers(tmp_path: Path, name: 
 
 
 def test_a_copy_of_the_world_vocabulary_is_world(tmp_path: Path) -> None:
-    (tmp_path / "rwkv_vocab_v20230424.txt").write_bytes(WORLD_FILE.read_bytes())
+    (tmp_path / "rwkv_vocab_v20230424.txt").write_bytes(Path(RWKVTokenizer().vocab_filepath).read_bytes())
     assert load_tokenizer("auto", tmp_path, 65536).name == "world"
 
 
