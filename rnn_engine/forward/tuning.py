@@ -161,7 +161,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             StreamVariant(1, panels=4, splits=32, inputs="normed", unroll=2),
         ),
         blocks=_hardware_streams("f32", unrolls.blocks),
-        transposed=TransposedVariant(threads=64, tokens=8, inputs="direct"),
+        transposed=TransposedVariant(threads=64, tokens=unrolls.transposed, inputs="direct"),
         broadcast=False,
         codes={"nibbles": "nibbles_by_bytes", "levels": "levels_by_table"},
         norm_threads=256,
@@ -177,14 +177,15 @@ class _Unrolls(NamedTuple):
 
     floats: tuple[int, int, int, int, int]
     blocks: tuple[int, int, int, int, int]
+    transposed: int = 8  # tokens that a thread of a transposed product sums up
 
 
 _USUAL_UNROLLS: Final = _Unrolls((4, 4, 4, 4, 2), (8, 4, 4, 4, 2))
 
 _UNROLLS: Final[Mapping[frozenset[str], _Unrolls]] = {
     # A thread has 128 registers. With more, Mesa's compiler gives up hiding latency: 32 to 44 bytes of weights are on
-    # their way instead of 64 to 80.
-    frozenset({"intel", "arc", "iris"}): _Unrolls((2, 2, 2, 2, 2), (2, 2, 2, 2, 2)),
+    # their way instead of 64 to 80. Transposed products of eight tokens keep 85 registers in memory, of four none.
+    frozenset({"intel", "arc", "iris"}): _Unrolls((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), transposed=4),
     # A thread has 64 registers; with more, some are kept in memory.
     frozenset({"mali", "immortalis"}): _Unrolls((4, 2, 2, 2, 1), (4, 2, 2, 2, 1)),
 }

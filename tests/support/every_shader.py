@@ -117,7 +117,7 @@ def shaders_of_variant(
     if "one_format" in includes:
         formats = [each for each in formats if each.name in KEPT_FORMATS]
     for weights in formats:
-        norm = _NORM if variant in matmuls.tuning.normed else {}
+        norm = _NORM if isinstance(variant, StreamVariant) and variant.inputs == "normed" else {}
         matmuls.get(variant, weights, {**norm, **constants}, includes)
     for weights, (_, text) in zip(formats, device.shaders, strict=True):
         yield weights.name, text

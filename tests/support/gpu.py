@@ -51,12 +51,13 @@ def open_checked(kind: str) -> tuple[Device, Tuning]:
     """Return the first device of this machine, with the tuning for devices of `kind` even if it is of another.
 
     Kernels for hardware load fewer numbers at once than there, since software devices compile long loop bodies slowly.
-    The kind "least" is hardware with no more than all devices of WebGPU have.
+    The kind "least" is hardware of Intel with no more than all devices of WebGPU have.
     """
     is_least = kind == "least"
     device = open_least() if is_least else open_device(checked=True)
     can_broadcast = not is_least and measure_subgroup_size(device) >= 8
-    info = DeviceInfo(0, "any", "integrated" if is_least else kind, "any", "any")
+    name, kind = ("an Intel GPU", "integrated") if is_least else ("any", kind)
+    info = DeviceInfo(0, name, kind, "any", "any")
     tuning = tuning_for(info, can_broadcast=can_broadcast)
     return device, replace(
         tuning,
