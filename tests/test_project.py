@@ -76,6 +76,16 @@ def test_make_targets_and_variables_in_documents_exist(document: Path) -> None:
         assert set(re.findall(r"\b([A-Z]+)=", rest)) <= variables
 
 
+def test_tests_that_need_eight_lanes_are_in_the_folders_where_they_are_run() -> None:
+    [folders] = re.findall(r"^EIGHT_LANES = (.+)$", read("Makefile"), re.MULTILINE)
+    marked = [
+        path
+        for path in (ROOT / "tests").glob("*/test_*.py")
+        if re.search("eight_lanes|SHARING_KINDS", path.read_text())
+    ]
+    assert {f"tests/{path.parent.name}" for path in marked} == set(folders.split())
+
+
 def test_make_help_lists_every_target() -> None:
     listed = {line.split()[0] for line in make("help").splitlines() if re.match(r"[a-z-]+  ", line)}
     phony = set(re.findall(r"^\.PHONY: (.*)", read("Makefile"), flags=re.MULTILINE)[0].split())
