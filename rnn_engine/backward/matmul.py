@@ -26,7 +26,7 @@ _TARGET_WORDS: Final = 8  # of struct Target of matmul_transposed.wgsl
 _SOURCE_WORDS: Final = 5  # of struct Source
 _SLOPES: Final = (Activation.TANH, Activation.SIGMOID, Activation.SQUARED_RELU, Activation.SCALED)
 """The activations whose slopes matmul_transposed.wgsl knows."""
-_EIGHTS: Final = 8  # of columns, for which a workgroup of matmul_gradient.wgsl adds up gradients of weights
+_EIGHTS: Final = 8  # of columns, for which a workgroup of pair_gradient.wgsl adds up gradients of weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def _weight_gradients(
     eights = max(-(-place.num_columns // COLUMNS_AT_ONCE) for place in part.places)
     groups = -(-eights // _EIGHTS), part.num_rows // PANEL_ROWS
     kernels = context.forward.kernels
-    kernel = kernels.get("matmul_gradient", {"MAX_SEGMENTS": MAX_SEGMENTS, "EIGHTS": _EIGHTS})
+    kernel = kernels.get("pair_gradient", {"MAX_SEGMENTS": MAX_SEGMENTS, "EIGHTS": _EIGHTS})
     bindings = {
         "batch": forward.batch,
         "matmul": part.segments,

@@ -25,7 +25,7 @@ _RECIPE: Final = 3  # increased whenever the form of a record changes
 
 _KERNEL_FILES: Final = (
     *("matmul", "products_", "tiles_", "inputs_", "stored_inputs", "one_format", "packed_", "weights_", "halves"),
-    *("segments", "activations", "number_", "eight", "broadcast", "batch"),
+    *("segment", "activations", "number_", "eight", "broadcast", "batch"),
     *("block_", "part_scales", "codebook4", "nibbles", "levels_", "split_codes", "five_bits"),
 )  # the beginnings of the names of the matmuls' WGSL files and of those that they include
 
