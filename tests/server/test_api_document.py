@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.schema import Only, RequestBody
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
-from rnn_engine_server.openapi.document import describe_bodies, make_document, plain_path
+from rnn_engine_server.openapi.document import KeptDocuments, describe_bodies, make_document, plain_path
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 
@@ -26,6 +27,19 @@ DOCUMENT = make_document(ALL_ROUTES, asks_for_key=False)
 def operation(method: str, path: str) -> dict[str, Any]:
     found: dict[str, Any] = DOCUMENT["paths"][path][method]
     return found
+
+
+async def test_the_document_is_made_once_for_all_who_ask_at_once() -> None:
+    made: list[str] = []
+
+    def encode(server: str) -> bytes:
+        made.append(server)
+        return server.encode()
+
+    documents = KeptDocuments(encode)
+    assert set(await asyncio.gather(*(documents.get(".") for _ in range(20)))) == {b"."}
+    assert await documents.get("..") == b".."
+    assert made == [".", ".."]
 
 
 def test_it_is_openapi() -> None:

@@ -161,7 +161,7 @@ _RETRY_HEADERS = {"Retry-After": {"description": "Seconds.", "schema": {"type": 
 
 
 def encode_document(routes: Iterable[Route], server: str, *, asks_for_key: bool, strict: bool) -> bytes:
-    """Return `make_document` as JSON. Takes some tenths of a second, so the application keeps what this returns."""
+    """Return `make_document` as JSON. Takes some tenths of a second, which `KeptDocuments` takes once."""
     return json.dumps(make_document(routes, asks_for_key=asks_for_key, strict=strict, server=server)).encode()
 
 
@@ -343,8 +343,20 @@ def _tag(route: Route) -> tuple[str, str]:
     return parts[length - 1].replace("_", "-"), words
 
 
-API_DOCUMENT: AppKey[Callable[[str], bytes]] = AppKey("api_document")
-"""Returns the document as JSON, for the server's address as `make_document` takes it. For any thread."""
+class KeptDocuments:
+    """The document as JSON for each address of the server that `make_document` takes, made once, on a thread."""
+
+    def __init__(self, encode: Callable[[str], bytes]) -> None:
+        self._encode = encode
+        self._made: dict[str, asyncio.Task[bytes]] = {}
+
+    async def get(self, server: str) -> bytes:
+        if server not in self._made:
+            self._made[server] = asyncio.create_task(asyncio.to_thread(self._encode, server))
+        return await asyncio.shield(self._made[server])
+
+
+API_DOCUMENTS = AppKey("api_documents", KeptDocuments)
 
 
 # The routes for the document and for the page.
@@ -365,7 +377,7 @@ ROUTES = RouteTable(uses_model=False)
 async def document(call: Call) -> Encoded:
     """All routes and bodies, as an OpenAPI 3.1 document."""
     server = "." if call.path.count("/") == 1 else ".."
-    return Encoded(await asyncio.to_thread(call.app[API_DOCUMENT], server))
+    return Encoded(await call.app[API_DOCUMENTS].get(server))
 
 
 @ROUTES.get("/docs", "/api-docs", answer=None, content_type=HTML, always=True, is_page=True)
