@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeAlias
 
@@ -63,17 +62,16 @@ class Load(Protocol):
 async def leave_during(
     asking: Coroutine[Any, Any, object], owner: object, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Send a request; while the server calls the method `name` of `owner` on a thread, let the client leave.
+    """Send a request; while the server awaits the method `name` of `owner`, let the client leave.
 
     The method goes on when the server has heard of that.
     """
-    method, may_go_on, begun = getattr(owner, name), threading.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+    method, may_go_on, begun = getattr(owner, name), asyncio.Event(), asyncio.Event()
 
-    def wait_and_call(*args: object, **kwargs: object) -> object:
-        loop.call_soon_threadsafe(begun.set)
-        may_go_on.wait(10)
-        return method(*args, **kwargs)
+    async def wait_and_call(*args: object, **kwargs: object) -> object:
+        begun.set()
+        await may_go_on.wait()
+        return await method(*args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, wait_and_call)
