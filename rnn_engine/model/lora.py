@@ -361,7 +361,7 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
 def write_lora(path: Path, tensors: Mapping[str, F32], alpha: float, metadata: Mapping[str, str]) -> None:
     """Write low-rank pairs to a file, atomically: to a .pth as RWKV-PEFT does, or to safetensors with the metadata.
 
-    Only safetensors hold `alpha`; of a .pth, it is to be given to `LoraChoice`. Raises OSError.
+    Only safetensors hold `alpha`; who loads a .pth gives it to `LoraChoice`. Raises OSError.
     """
     entries = [
         TensorEntry(name, TensorInfo(values.shape, values.dtype), partial(np.asarray, values))

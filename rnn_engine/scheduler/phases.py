@@ -244,7 +244,7 @@ class DeviceDecode(HostDecode):
     def awaits_token(self, sequence: SamplingSequence) -> bool:
         """Return True if a token is being drawn that no run can follow.
 
-        The device may lack it where it is run, or the state at the prompt's end must be saved before it is run.
+        Another device may draw it than the one that runs it, or the state at the prompt's end must be saved first.
         """
         if self.num_drawing == 0:
             return False

@@ -389,6 +389,8 @@ class Scheduler:
         If one client reads a prompt while another one gets an answer, the step is short. Some prompts may then have to
         wait for a later one, but not all of any client.
         """
+        if len(self._slots.held) < 2:
+            return live, max_tokens
         prompts = [one for one in live if isinstance(one.phase, Prompt)]
         answers = [one for one in live if not isinstance(one.phase, Prompt)]
         clients = {one.request.client for one in prompts}

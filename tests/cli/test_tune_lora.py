@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rnn_engine.training.tuner import Event, Tuning
 from tests.support.cli import Command
+from tests.support.interrupted_tuning import tuning_interrupted
 
 SHORT = ("--device", "cpu", "--steps", 3, "--rate", 0.02, "--warm-up", 0, "--batch-size", 2, "--held-out", 0.4)
 
@@ -22,9 +21,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_that_was_stopped_goes_on(
-    rnn_engine: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_stopped_goes_on(rnn_engine: Command, data: Path, tmp_path: Path) -> None:
     whole, output, page = tmp_path / "whole" / "a.safetensors", tmp_path / "a.safetensors", tmp_path / "report.html"
     whole.parent.mkdir()
     options = (*SHORT, "--rank", 3, "--alpha", 5, "--targets", "att,ffn.key")
@@ -32,16 +29,7 @@ def test_a_run_that_was_stopped_goes_on(
     assert f"the LoRA is in {whole}; use it with --lora {whole}\n" in said
     assert [line.split() for line in said.splitlines()].count(["wanted", "Arr!", "Aye."]) == 2
     assert "a.safetensors: a LoRA for demo.safetensors" in page.read_text()
-    run = Tuning.run
-
-    def interrupted(self: Tuning) -> Iterator[Event]:
-        for number, event in enumerate(run(self)):
-            yield event
-            if number == 2:
-                raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Tuning, "run", interrupted)
+    with tuning_interrupted():
         assert "--resume" in rnn_engine("tune-lora", data, "-o", output, *options, code=130)
     refused = rnn_engine("tune-lora", data, "-o", output, *options, "--rank", 4, "--resume", code=1)
     assert "belongs to a run with LoRA {'alpha': 5.0, 'rank': 3, 'targets': ['att', 'ffn.key']}" in refused

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rnn_engine.training.tuner import Event, Tuning
 from tests.support.cli import Command
+from tests.support.interrupted_tuning import tuning_interrupted
 
 SHORT = ("--device", "cpu", "--steps", 3, "--rate", 0.5, "--warm-up", 0, "--batch-size", 2, "--held-out", 0.4)
 
@@ -39,22 +38,11 @@ def test_a_run_prints_its_losses_and_answers_and_writes_a_page(rnn_engine: Comma
     assert "nan" not in text
 
 
-def test_a_run_that_was_stopped_goes_on(
-    rnn_engine: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_stopped_goes_on(rnn_engine: Command, data: Path, tmp_path: Path) -> None:
     whole, output = tmp_path / "whole" / "a.state", tmp_path / "a.state"
     whole.parent.mkdir()
     rnn_engine("tune-state", data, "-o", whole, *SHORT)
-    run = Tuning.run
-
-    def interrupted(self: Tuning) -> Iterator[Event]:
-        for number, event in enumerate(run(self)):
-            yield event
-            if number == 2:
-                raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Tuning, "run", interrupted)
+    with tuning_interrupted():
         said = rnn_engine("tune-state", data, "-o", output, *SHORT, code=130)
     assert "stopped; go on with: rnn-engine" in said
     assert "--resume" in said
