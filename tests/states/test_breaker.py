@@ -40,3 +40,16 @@ def test_a_try_whose_outcome_is_never_noted_is_followed_by_another() -> None:
     assert breaker.allow()
     clock.now = 2.0
     assert breaker.allow()
+
+
+def test_operations_that_ran_when_it_opened_do_not_make_the_pause_longer() -> None:
+    clock = Clock()
+    breaker = CircuitBreaker(clock, most_failures=1, first_pause=1.0)
+    for _ in range(8):  # all at once, as when a store is killed
+        breaker.note_failure()
+    clock.now = 1.0
+    assert breaker.allow()
+    breaker.note_failure()
+    breaker.note_failure()
+    clock.now = 3.0
+    assert breaker.allow()

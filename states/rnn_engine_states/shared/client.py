@@ -49,6 +49,7 @@ class CircuitBreaker:
         self._pause = first_pause
         self._failures = 0
         self._open_until: float | None = None  # None while closed
+        self._is_tried = False  # while open: an operation was allowed after a pause, and has not ended
         self.openings = 0  # since the start
 
     @property
@@ -70,6 +71,7 @@ class CircuitBreaker:
             return False
         if self._open_until is not None:
             self._open_until = self._clock() + self._pause  # refuse others until this one has ended
+            self._is_tried = True
         return True
 
     def note_success(self) -> None:
@@ -79,14 +81,20 @@ class CircuitBreaker:
         self._pause = self._first_pause
 
     def note_failure(self) -> None:
-        """Count a failed operation. Open the circuit after too many in a row; if it is open, double the pause."""
+        """Count a failed operation. Open the circuit after too many in a row; if it is open, double the pause.
+
+        Operations that ran when it opened change nothing.
+        """
         self._failures += 1
         if self._failures < self._most_failures:
             return
         if self._open_until is None:
             self.openings += 1
+        elif not self._is_tried:
+            return
         else:
             self._pause = min(2 * self._pause, self._longest_pause)
+        self._is_tried = False
         self._open_until = self._clock() + self._pause
 
 
