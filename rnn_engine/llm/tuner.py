@@ -217,8 +217,8 @@ class Tuner:
             on_event(event)
         return self.best
 
-    def save(self, path: str | Path) -> None:
-        """Write the best state, or the LoRA, to a file, atomically, in the form that its name stands for.
+    def save(self, path: str | Path, *, best: bool = True) -> None:
+        """Write the best state or LoRA, or the present one, to a file, atomically, in the form of its name.
 
         `.st` and other `.safetensors` hold the matrices as ai00 has them, `.pth` as BlinkDL, `.state.safetensors` is
         rwkv-metal's file, and `.state` this project's own; only the last two have token shifts. A LoRA is written to
@@ -227,7 +227,7 @@ class Tuner:
         """
         form, lora = self.form_of(Path(path)), self.lora
         if lora is None:
-            self.best.save(path, form)
+            (self.best if best else self.state).save(path, form)
             return
         metadata = {
             "format": "rnn-engine-lora",
@@ -235,7 +235,7 @@ class Tuner:
             "targets": ",".join(lora.targets),
             "run": json.dumps(self._run, sort_keys=True),
         }
-        write_lora(Path(path), self.pairs, lora.alpha, metadata)
+        write_lora(Path(path), self._tuning.best if best else self._tuning.state, lora.alpha, metadata)
 
     def form_of(self, path: Path) -> ExportForm:
         """Return the form of a file with this name.

@@ -15,17 +15,20 @@ from typing import Any
 import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob
+from safetensors.numpy import load
 
 from rnn_engine.cli.session import load_engine
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, NotFoundError
+from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.model import LoraChoice
 from rnn_engine.training.tuner import RateTried, TunerSettings, Updated
 from rnn_engine_server.apis.common.owned import ListOf, PageOf, PartOf
 from rnn_engine_server.apis.openai import fine_tuning
 from rnn_engine_server.apis.openai.fine_tuning import TUNING_RUNNER, TUNINGS
 from rnn_engine_server.apis.openai.models import ModelEntry
-from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.app import STORE, make_app
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_server.jobs import tuning_process
 from rnn_engine_server.jobs.tuning_process import (
@@ -43,7 +46,7 @@ from rnn_engine_server.jobs.tuning_process import (
 )
 from rnn_engine_server.jobs.tuning_runner import TuningProcess
 from rnn_engine_server.models.orders import LoadOrder
-from rnn_engine_server.models.registry import ModelRegistry
+from rnn_engine_server.models.registry import MODELS, ModelRegistry
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.store.owners import Cursor
 from rnn_engine_server.store.tunings import FOLLOWS, Hyperparameters, TuningJob
@@ -215,7 +218,7 @@ class TestOfficialClient:
 
         with pytest.raises(openai.NotFoundError, match="there is no file 'file-x'"):
             await begin(client, training_file="file-x")
-        with refused("'supervised' or 'state'|'state' or 'supervised'|state, supervised"):
+        with refused("method.type: 'dpo' is not allowed; expected 'state', 'supervised' or 'lora'"):
             await begin(client, method={"type": "dpo"})
         with refused("n_epochs"):
             await begin(client, hyperparameters={"n_epochs": 0})
@@ -225,6 +228,8 @@ class TestOfficialClient:
             await begin(client, method={"type": "state", "state": {}}, hyperparameters={"n_epochs": 1})
         with refused("method.state: 'an object' is not allowed; expected null, since the type is supervised"):
             await begin(client, method={"type": "supervised", "state": {}})
+        with refused("method.lora: 'an object' is not allowed; expected null, since the type is state"):
+            await begin(client, method={"type": "state", "lora": {}})
         with refused("suffix"):
             await begin(client, suffix="a/b")
         with refused("integrations"):
@@ -366,6 +371,99 @@ class TestCourse:
         await client.fine_tuning.jobs.cancel(job.id)
 
 
+LORA = {"type": "lora", "lora": {"hyperparameters": {"rank": 3, "alpha": 5, "targets": ["att", "ffn.key", "att"]}}}
+
+
+def use_demo_file(server: JobServer) -> None:
+    """Let the fake model have the file of the demo model, whose tensors say what a LoRA may change."""
+    served = server.app[MODELS].default
+    served.order = replace(served.order, path=model_path())
+
+
+class TestLora:
+    async def test_the_result_is_a_file_of_the_key(self, client: openai.AsyncOpenAI, server: JobServer) -> None:
+        use_demo_file(server)
+        job = await until(client, await begin(client, method=LORA, suffix="sums"))
+        assert (job.status, job.error) == ("succeeded", None)
+        shown: Any = await client.get(f"/fine_tuning/jobs/{job.id}", cast_to=object)
+        check_shape(fine_tuning.FineTuningJob, shown)
+        assert shown["method"]["lora"]["hyperparameters"] == {
+            "n_epochs": 3,
+            "batch_size": 8,
+            "learning_rate_multiplier": 10.0,  # times 0.01, of a LoRA
+            "rank": 3,
+            "alpha": 5.0,
+            "targets": ["att", "ffn.key"],
+        }
+        assert job.fine_tuned_model is not None
+        metrics, lora = [await client.files.retrieve(each) for each in job.result_files]
+        assert (metrics.filename, lora.purpose) == (f"{job.id}_metrics.csv", "fine-tune-results")
+        assert lora.filename == f"{job.fine_tuned_model.removeprefix('fake:')}.safetensors"
+        content = (await client.files.content(lora.id)).content
+        assert (load(content)["blocks.0.att.key.lora_A"] == STEPS).all()
+        kept: Any = await client.get(f"/fine_tuning/jobs/{job.id}/checkpoints", cast_to=object)
+        check_shape(PageOf[fine_tuning.FineTuningCheckpoint], kept)
+        files = {each["fine_tuned_model_checkpoint"]: each["result_file"] for each in kept["data"]}
+        assert list(files) == [f"{job.fine_tuned_model}:ckpt-step-{step}" for step in (8, 6, 4)]
+        names = {**files, job.fine_tuned_model: lora.id}
+        listed = await server.app_store.files.loras("ann")
+        assert {name: stored.id for name, stored in listed.items()} == names
+        path = await server.app_store.files.content("ann", lora.id)
+        assert (path.parent, path.read_bytes()) == (server.folder / "loras", content)
+        assert {path.name for path in (server.folder / "loras").iterdir()} == set(names.values())
+        assert await server.app_store.files.loras("bob") == {}
+        with pytest.raises(openai.NotFoundError):
+            await client.with_options(api_key="bob's key").files.content(lora.id)
+        assert f"{job.fine_tuned_model}; its LoRA is that of step 8" in (await messages(client, job))[-2]
+        states: Any = await client.get("/states", cast_to=object)
+        assert states["data"] == []
+        await client.files.delete(lora.id)
+        assert not path.exists()
+
+    @pytest.mark.parametrize(
+        ("hyperparameters", "refused"),
+        [
+            ({"rank": 0}, r"method.lora.hyperparameters.rank: 0 is not allowed; expected .*1"),
+            ({"rank": 10000}, r"method.lora.hyperparameters.rank: 10000 is not allowed; expected .*512"),
+            ({"alpha": 0}, r"method.lora.hyperparameters.alpha: 0 is not allowed; expected .*0"),
+            ({"targets": []}, r"method.lora.hyperparameters.targets"),
+            ({"targets": ["emb"]}, r"targets: 'emb' is not allowed; expected some of att, ffn, att.key, att.output,"),
+            ({"rang": 4}, r"method.lora.hyperparameters.rang"),
+        ],
+    )
+    async def test_settings_that_make_no_job(
+        self, client: openai.AsyncOpenAI, server: JobServer, hyperparameters: dict[str, object], refused: str
+    ) -> None:
+        use_demo_file(server)
+        with pytest.raises(openai.BadRequestError, match=refused):
+            await begin(client, method={"type": "lora", "lora": {"hyperparameters": hyperparameters}})
+        assert (await client.fine_tuning.jobs.list()).data == []
+
+
+async def test_a_file_of_a_lora_may_not_be_too_large(server: JobServer) -> None:
+    server.limits = Limits(max_file_bytes=100_000)
+    async with server.run() as client:
+        use_demo_file(server)
+        with pytest.raises(openai.BadRequestError, match=r"rank: 512 .* at most 100000 bytes \(max_file_bytes\), not "):
+            await begin(client, method={"type": "lora", "lora": {"hyperparameters": {"rank": 512}}})
+
+
+async def test_a_lora_that_a_key_has_no_room_for_pauses_its_job(server: JobServer, processes: FakeProcesses) -> None:
+    server.limits = Limits(max_key_files=3)
+    async with server.run() as client:
+        use_demo_file(server)
+        job = await until(client, await begin(client, method=LORA), "paused")
+        told = await messages(client, job)
+        assert told[-1].startswith("The job has been paused, since it can't go on: file: 'file 4' is not allowed")
+        assert [line for line in told if line.startswith("The checkpoint of step 4 can't be kept: file: 'file 4'")]
+        [kept] = (await client.fine_tuning.jobs.checkpoints.list(job.id)).data
+        await client.files.delete(str(kept.to_dict()["result_file"]))
+        await client.fine_tuning.jobs.resume(job.id)
+        job = await until(client, job)
+        assert (job.status, len(job.result_files)) == ("succeeded", 2)
+        await client.files.content(job.result_files[1])
+
+
 @pytest.mark.parametrize("has_ended", [False, True])
 async def test_a_process_ends_or_has_ended_before(has_ended: bool) -> None:
     pipe = asyncio.subprocess.PIPE
@@ -378,15 +476,18 @@ async def test_a_process_ends_or_has_ended_before(has_ended: bool) -> None:
     assert (process.returncode == 0) == has_ended
 
 
-@pytest.mark.parametrize("step", [1, 3, 4, 8])
-async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: Through, step: int) -> None:
+@pytest.mark.parametrize(("step", "method"), [(1, None), (3, None), (4, None), (8, None), (4, LORA), (8, LORA)])
+async def test_a_restart_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: Through, step: int, method: Body | None
+) -> None:
     """A server is stopped before a step, and its folder copied before, as a kill leaves it. Both go on."""
     (tmp_path / "a").mkdir()
     first = await job_server(tmp_path / "a", through, FakeEngine())
     processes = FakeProcesses(first.engine.state_files, hold=step)
     monkeypatch.setattr(TuningProcess, "start", processes.start)
     async with first.run() as client:
-        begun = await begin(client)
+        use_demo_file(first)
+        begun = await begin(client, method=method or {"type": "state"})
         await processes.held.wait()
         shutil.copytree(tmp_path / "a", tmp_path / "b")
     processes.hold = None
@@ -402,6 +503,9 @@ async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             checkpoints = await client.fine_tuning.jobs.checkpoints.list(job.id)
             assert [each.step_number for each in checkpoints.data] == [8, 6, 4]
             await client.files.delete(begun.training_file)
+            assert len(await second.app_store.files.loras("ann")) == (0 if method is None else 4)
+            for each in job.result_files:
+                await client.files.content(each)
 
 
 async def test_a_job_that_can_not_go_on_after_a_restart_waits_for_better_circumstances(
@@ -540,7 +644,7 @@ class TestProcess:
             max_tokens=64,
             share=0.5,
             checkpoint=folder / "checkpoint",
-            state=folder / "state",
+            output=folder / "state",
         )
 
     def test_data_is_checked(self, tmp_path: Path) -> None:
@@ -579,14 +683,16 @@ class TestProcess:
         assert answer.message.startswith("checkpoint: ")
         assert answer.message.endswith("as before, or cancel it")
 
-    async def test_a_state_is_tuned_in_a_process_of_its_own(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("method", ["state", "lora"])
+    async def test_a_process_of_its_own_trains(self, tmp_path: Path, method: str) -> None:
         choice = demo_choice()
         order = LoadOrder("demo", choice.model)
         models = await ModelRegistry.load([order], "demo", lambda _: partial(load_engine, replace(choice, name="demo")))
         app = make_app(models, ServerSettings(loading=choice.loading), store=Store(tmp_path))
         async with openai_client(app) as client:
             hyperparameters = {"n_epochs": 1, "batch_size": 5, "learning_rate_multiplier": 10}
-            begun = await begin(client, model="demo", seed=1, hyperparameters=hyperparameters)
+            parameters = {"hyperparameters": hyperparameters | ({"rank": 2} if method == "lora" else {})}
+            begun = await begin(client, model="demo", seed=1, method={"type": method, method: parameters})
             async with client.with_streaming_response.fine_tuning.jobs.list_events(
                 begun.id, extra_query={"stream": "true"}
             ) as events:
@@ -597,6 +703,12 @@ class TestProcess:
             assert [each.step_number for each in checkpoints] == [4, 3, 2]
             assert checkpoints[0].metrics.valid_loss is not None
             assert job.fine_tuned_model is not None
+            if method == "lora":
+                path = await app[STORE].files.content("", job.result_files[1])
+                with open_model(choice.model, [LoraChoice(path)]) as merged, open_model(choice.model) as plain:
+                    name = "blocks.0.ffn.value.weight"
+                    assert (merged.tensor(name) != plain.tensor(name)).any()
+                return
             answer = await client.completions.create(
                 model=job.fine_tuned_model, prompt="20+1=", max_tokens=4, temperature=0
             )

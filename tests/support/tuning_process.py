@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
+from rnn_engine.model.lora import write_lora
 from rnn_engine.training.tuner import RateTried, Updated
 from rnn_engine_server.jobs.tuning_process import (
     Answer,
@@ -107,5 +110,8 @@ class FakeProcess:
                 wait.cancel()
 
     def _save(self, step: int) -> None:
-        files = self.all.files
-        files.save(self.order.state, "state", files.freeze(LoadedState("full", state_after([step])), "test"))
+        files, path, lora = self.all.files, self.order.output, self.order.lora
+        if lora is None:
+            files.save(path, "state", files.freeze(LoadedState("full", state_after([step])), "test"))
+        else:
+            write_lora(path, {"blocks.0.att.key.lora_A": np.full((lora.rank, 4), step, np.float32)}, lora.alpha, {})

@@ -27,7 +27,7 @@ from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, RnnEngineE
 from rnn_engine.llm.tuner import Tuner
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.runner import open_model
-from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.loading.settings import LoadSettings, LoraSettings
 from rnn_engine.loading.trainer import TrainerSize, plan_trainer
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.training.data import DataReport, DataSettings, TextMaker, read_data
@@ -46,7 +46,7 @@ Word: TypeAlias = Literal["busy", "idle", "go", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class TuningOrder:
-    """What a process has to do: check the data of a job, or tune a state."""
+    """What a process has to do: check the data of a job, tune a state, or train a LoRA."""
 
     model: Path
     loading: LoadSettings  # with the device on which the model runs
@@ -56,7 +56,8 @@ class TuningOrder:
     max_tokens: int  # of an example; longer ones are cut
     share: float  # of the time that training may take while requests run
     checkpoint: Path  # from which the run goes on, if it is there
-    state: Path  # to which states are written
+    output: Path  # to which states or LoRAs are written
+    lora: LoraSettings | None = None  # None: a state is tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The loss after `step` updates on what was held out. After the first update, the state is in the order's file."""
+    """The loss after `step` updates on the held-out part. Unless `step` is 0, the order's file has what was judged."""
 
     step: int
     held_out_loss: float
@@ -89,7 +90,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run has ended, and its best state is in the order's file."""
+    """The run has ended, and the best state or LoRA is in the order's file."""
 
     best_step: int
     held_out_loss: float
@@ -232,13 +233,13 @@ def tune(order: TuningOrder, server: Server) -> None:
         num_documents = len(tuner.data.training)
         server.send(Started(order.settings.num_steps(num_documents), num_documents, max_tokens))
         if resume and tuner.judged and tuner.judged[-1].step == tuner.progress.step:
-            _report(tuner, tuner.judged[-1], order.state, server)  # the server may have ended before it took that in
+            _report(tuner, tuner.judged[-1], order.output, server)  # the server may have ended before it took that in
         for event in tuner.events():
             if isinstance(event, Judged):
-                _report(tuner, event, order.state, server)
+                _report(tuner, event, order.output, server)
             else:
                 server.send_and_wait(event)
-        tuner.best.save(order.state)
+        tuner.save(order.output)
         best = next(each for each in reversed(tuner.judged) if each.is_best)
         server.send_and_wait(Finished(best.step, best.held_out_loss))
 
@@ -251,6 +252,7 @@ def _make_tuner(order: TuningOrder, server: Server, max_tokens: int, *, resume: 
         order.settings,
         held_out=order.validation,
         long_texts="cut",
+        lora=order.lora,
         max_tokens=max_tokens,
         max_documents=_MOST_DOCUMENTS,
         checkpoint=order.checkpoint,
@@ -268,10 +270,10 @@ def _make_tuner(order: TuningOrder, server: Server, max_tokens: int, *, resume: 
 
 
 def _report(tuner: Tuner, judged: Judged, path: Path, server: Server) -> None:
-    """Write the state that was judged, unless it is that of the start, and report the judgement."""
+    """Write what was judged, unless it is that of the start, and report the judgement."""
     assert tuner.rate is not None
     if judged.step > 0:
-        tuner.state.save(path)
+        tuner.save(path, best=False)
     server.send_and_wait(Judgement(judged.step, judged.held_out_loss, tuner.rate))
 
 
@@ -285,7 +287,7 @@ def _fitting_tokens(order: TuningOrder) -> int:
         return tokens
     with open_model(order.model, tuple(loading.loras)) as opened:
         while True:
-            size = TrainerSize(tokens, _MOST_DOCUMENTS)
+            size = TrainerSize(tokens, _MOST_DOCUMENTS, lora=order.lora)
             try:
                 plan_trainer(opened, loading.device, size, weights=loading.weights, device_memory=loading.device_memory)
             except DeviceMemoryError:

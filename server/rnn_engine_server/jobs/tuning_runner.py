@@ -1,7 +1,7 @@
-"""Run tuning jobs: check their data, train one state at a time beside the engine, and keep what comes out of it.
+"""Run tuning jobs: check their data, train one at a time beside the engine, and keep what comes out of it.
 
 Each job runs in a process of its own (`tuning_process.py`), which hears when requests run. States that it writes become
-named states of the job's owner.
+named states of the job's owner, and LoRAs become files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from uuid import uuid4
 
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, StateError, StepError, StorageError
 from rnn_engine.interface import EngineInfo
-from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.loading.runner import open_model
+from rnn_engine.loading.settings import LoadSettings, LoraSettings
+from rnn_engine.loading.trainer import find_pairs
 from rnn_engine.training.tuner import RateTried, Updated
 from rnn_engine.versions.table import VERSIONS
 from rnn_engine_server.auth.engine import KeyViewer
@@ -166,6 +168,21 @@ class TuningRunner:
             raise InvalidRequestError("model", info.model, f"a model of RWKV-5, 6 or 7, not of {version.title}")
         if info.tokenizer == "none":
             raise InvalidRequestError("model", info.model, "a model with a tokenizer")
+
+    async def check_lora(self, name: str, lora: LoraSettings) -> None:
+        """Raise InvalidRequestError if a model does not have the targets of a LoRA, or if its file would be too large.
+
+        A checkpoint of a run takes five times the bytes of the file.
+        """
+        path, most = self._models.find(name).order.path, self._store.limits.max_file_bytes
+
+        def measure() -> int:
+            with open_model(path) as opened:
+                return 4 * sum(math.prod(shape) for shape in find_pairs(lora, opened.tensors).shapes.values())
+
+        if (num_bytes := await asyncio.to_thread(measure)) > most:
+            allowed = f"a rank with which the LoRA has at most {most} bytes (max_file_bytes), not {num_bytes}"
+            raise InvalidRequestError("rank", lora.rank, allowed)
 
     def wake(self) -> None:
         """Check and run the jobs that wait, unless that is being done."""
@@ -372,6 +389,7 @@ class TuningRunner:
     async def _order(self, job: TuningJob) -> TuningOrder:
         files = self._store.files
         model = self._models.find(job.model)
+        checkpoint, output = map(files.blobs.path, job.blobs)
         training, *validation = [await files.content(job.owner, file_id) for file_id in job.inputs]
         return TuningOrder(
             model=model.order.path,
@@ -381,8 +399,9 @@ class TuningRunner:
             settings=job.settings,
             max_tokens=job.max_tokens or self._store.limits.max_tuning_tokens,
             share=self._share,
-            checkpoint=files.blobs.path(f"{job.id}.checkpoint"),
-            state=files.blobs.path(f"{job.id}.state"),
+            checkpoint=checkpoint,
+            output=output,
+            lora=job.lora,
         )
 
     def _loading_of(self, model: ServedModel) -> LoadSettings:
@@ -458,7 +477,7 @@ class TuningRunner:
             return
         name = f"{job.state}:ckpt-step-{step}"
         try:
-            await self._keep_state(job, name)
+            await self._keep(job, name)
         except RnnEngineError as error:  # such as no room for more states
             await self._store.add_event(job, f"The checkpoint of step {step} can't be kept: {error}", "warn")
             return
@@ -467,18 +486,22 @@ class TuningRunner:
         old, newest = checkpoints[:-KEPT_CHECKPOINTS], checkpoints[-KEPT_CHECKPOINTS:]
         await self._store.change(job.id, lambda job, _: replace(job, checkpoints=newest))
         for checkpoint in old:
-            async with self._states(job) as (_, states):
-                with suppress(RnnEngineError):  # such as one that its owner has deleted
+            with suppress(RnnEngineError):  # such as one that its owner has deleted
+                if job.lora is not None:
+                    await self._store.files.delete(job.owner, job.lora_file(checkpoint.state))
+                    continue
+                async with self._states(job) as (_, states):
                     await states.delete(checkpoint.state)
         message = f"Checkpoint created at step {step}: {job.model_name(name)}"
         await self._store.add_event(job, message, kind="checkpoint", place=step)
 
     async def _finish(self, job: TuningJob, run: _Run, finished: Finished) -> None:
-        await self._keep_state(job, job.state)
+        await self._keep(job, job.state)
         if run.num_steps is not None and run.step < run.num_steps:
             early = f"Training ended after step {run.step} of {run.num_steps}: the validation loss no longer falls"
             await self._store.add_event(job, early, kind="early_end")
-        best = f"its state is that of step {finished.best_step}, with validation loss={finished.held_out_loss:.4f}"
+        what = "state" if job.lora is None else "LoRA"
+        best = f"its {what} is that of step {finished.best_step}, with validation loss={finished.held_out_loss:.4f}"
         await self._store.add_event(
             job, f"New fine-tuned model created: {job.model_name(job.state)}; {best}", kind="result"
         )
@@ -504,9 +527,12 @@ class TuningRunner:
         finally:
             model.release()
 
-    async def _keep_state(self, job: TuningJob, name: str) -> None:
-        """Give the state that the process has written a name, unless it has that already."""
-        path = self._store.files.blobs.path(f"{job.id}.state")
+    async def _keep(self, job: TuningJob, name: str) -> None:
+        """Give the state or the LoRA that the process has written a name, unless it has that already."""
+        if job.lora is not None:
+            await self._store.keep_lora(job, name)
+            return
+        path = self._store.files.blobs.path(job.blobs[1])
         async with self._states(job) as (files, states):
             if await states.find(name) is not None:
                 return

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.core.bodies import on_thread
-from rnn_engine_server.store.blobs import Blobs
+from rnn_engine_server.store.blobs import LORA_ENDING, Blobs
 from rnn_engine_server.store.owners import Columns, Cursor, Expiry, Page, Room, Table
 
 UploadPurpose: TypeAlias = Literal["batch", "fine-tune"]
@@ -25,6 +25,11 @@ FilePurpose: TypeAlias = Literal["batch", "batch_output", "fine-tune", "fine-tun
 """What a file is for: uploaded ones, and those that the server writes."""
 
 FILE_ID: Final = "file-"
+
+
+def lora_file_id(owner: str, model: str) -> str:
+    """Return the id of the file with the LoRA that makes a model's name, MODEL:LORA, for an owner."""
+    return f"{FILE_ID}{hashlib.sha256(f'{owner} {model}'.encode()).hexdigest()[:32]}{LORA_ENDING}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class StoredFile:
     sha256: str  # of the content, in hexadecimal digits
     created: float  # Unix time, seconds
     expires: float | None = None  # Unix time, seconds; None = never
+    lora: str | None = None  # the model's name, MODEL:LORA, that a trained LoRA makes; None for any other file
 
     @property
     def columns(self) -> Columns:
@@ -108,6 +114,15 @@ class Files:
         await self._expiry.drop()
         return await self._database.read(lambda db: FILES.page(db, owner, cursor, purpose), owner)
 
+    async def loras(self, owner: str) -> dict[str, StoredFile]:
+        """Return the LoRAs that the owner's jobs have trained, by the names of models that they make: MODEL:LORA.
+
+        `content` has the path of each.
+        """
+        condition = "owner = ? AND label = 'fine-tune-results' ORDER BY number"
+        found = await self._database.read(lambda db: list(FILES.select(db, condition, owner)), owner)
+        return {stored.lora: stored for stored in found if stored.lora is not None}
+
     async def get(self, owner: str | None, file_id: str) -> StoredFile:
         """Return the owner's file with this id. Raises NotFoundError if there is none, or none any more."""
         await self._expiry.drop()
@@ -131,13 +146,14 @@ class Files:
         return on_thread(self.blobs.open(stored.id))
 
     @asynccontextmanager
-    async def create(self, owner: str) -> AsyncIterator[NewFile]:
+    async def create(self, owner: str, lora: str | None = None) -> AsyncIterator[NewFile]:
         """Begin a new file, which is stored at the end of the `async with` block, or deleted if that raises an error.
 
-        Its `stored` is what was stored. Raises InvalidRequestError if the owner may have no more files, and
-        StorageError if the disk or the room for all files is full.
+        `lora` is the model's name that it makes if it is a LoRA. Its `stored` is what was stored. Raises
+        InvalidRequestError if the owner may have no more files, and StorageError if the disk or the room for all files
+        is full.
         """
-        file_id = self.new_id()
+        file_id = self.new_id() if lora is None else lora_file_id(owner, lora)
         await self._expiry.drop()
         self.room.take(owner, 1, 0)
         new: NewFile | None = None
@@ -147,7 +163,7 @@ class Files:
                 if new.description is None:
                     raise RuntimeError("a new file was not described")
             assert new.description is not None
-            stored = self._describe(file_id, owner, *new.description, new.num_bytes, new.sha256)
+            stored = self._describe(file_id, owner, *new.description, new.num_bytes, new.sha256, lora)
             try:
                 await self._database.write(lambda transaction: self.record(transaction, stored), owner)
             except Exception:
@@ -212,7 +228,8 @@ class Files:
         lifetime: float | None,
         num_bytes: int,
         sha256: str,
+        lora: str | None = None,
     ) -> StoredFile:
         now = self.now()
         expires = None if lifetime is None else now + lifetime
-        return StoredFile(file_id, owner, filename, purpose, num_bytes, sha256, now, expires)
+        return StoredFile(file_id, owner, filename, purpose, num_bytes, sha256, now, expires, lora)

@@ -177,7 +177,7 @@ class Store:
                 known.update(names)
                 self._room.give(batch.owner, -len(batches.RESULTS), -sum(map(self.blobs.num_bytes, names)))
             for job in TUNINGS.select(db, f"status NOT IN ({ended_in(tunings.FOLLOWS)})"):
-                known.update((job.result_file, *(f"{job.id}.{ending}" for ending in tunings.BLOBS)))
+                known.update((job.result_file, *job.blobs))
                 self._room.give(job.owner, -1, 0)
             known.update(f"{each.id}.{EVENTS}" for each in RESPONSES.select(db, f"label = '{EVENTS}'"))
 

@@ -15,11 +15,14 @@ from pydantic import TypeAdapter
 
 from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError
+from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.training.tuner import TunerSettings
+from rnn_engine_server.core.bodies import on_thread
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store import events
+from rnn_engine_server.store.blobs import LORA_ENDING
 from rnn_engine_server.store.events import Event, EventKind, Level, Number
-from rnn_engine_server.store.files import FILES, Files
+from rnn_engine_server.store.files import FILES, Files, lora_file_id
 from rnn_engine_server.store.jobs import Jobs
 from rnn_engine_server.store.owners import Columns, Cursor, Page, Table
 
@@ -45,11 +48,12 @@ KEPT_CHECKPOINTS: Final = 3
 TUNING_ID: Final = "ftjob-"
 BASE_RATE: Final = 0.1
 """The learning rate that the multiplier 1 stands for."""
+LORA_RATE: Final = 0.01
+"""The same for a LoRA."""
 _DEFAULT_BATCH: Final = 8
-BLOBS: Final = ("checkpoint", "state")
-"""The endings of the blobs that the process of a job writes."""
+_COPIED_BYTES: Final = 1 << 20  # of a LoRA, at a time
 
-MethodName: TypeAlias = Literal["state", "supervised"]
+MethodName: TypeAlias = Literal["state", "supervised", "lora"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A state that was kept while a job was running."""
+    """A state or a LoRA that was kept while a job was running."""
 
     id: str
     state: str  # its name
@@ -94,10 +98,11 @@ class TuningJob:
     validation_file: str | None
     asked: Hyperparameters
     seed: int
-    state: str  # the name that the tuned state will have
+    state: str  # the name that the tuned state, or the LoRA, will have
     result_file: str  # the id of the file of metrics, once there is one
     created: float  # Unix time, seconds
     metadata: Mapping[str, str] = field(default_factory=dict)
+    lora: LoraSettings | None = None  # None: the job tunes a state
     status: TuningStatus = "validating_files"
     finished: float | None = None  # Unix time, seconds
     error: JobError | None = None
@@ -124,8 +129,13 @@ class TuningJob:
             return asked
         size = asked.batch_size or _DEFAULT_BATCH
         epochs = asked.n_epochs or max(1, round(self.num_steps * size / self.num_documents))
-        found = None if self.rate is None else self.rate / BASE_RATE
+        found = None if self.rate is None else self.rate / self.base_rate
         return Hyperparameters(epochs, size, asked.learning_rate_multiplier or found)
+
+    @property
+    def base_rate(self) -> float:
+        """The learning rate that the multiplier 1 stands for."""
+        return BASE_RATE if self.lora is None else LORA_RATE
 
     @property
     def settings(self) -> TunerSettings:
@@ -134,7 +144,7 @@ class TuningJob:
         return TunerSettings(
             epochs=asked.n_epochs,
             batch_size=asked.batch_size or _DEFAULT_BATCH,
-            rate=None if asked.learning_rate_multiplier is None else asked.learning_rate_multiplier * BASE_RATE,
+            rate=None if asked.learning_rate_multiplier is None else asked.learning_rate_multiplier * self.base_rate,
             seed=self.seed,
         )
 
@@ -143,9 +153,23 @@ class TuningJob:
         """The ids of the files that the job reads."""
         return (self.training_file, *([] if self.validation_file is None else [self.validation_file]))
 
+    @property
+    def blobs(self) -> tuple[str, str]:
+        """The names of what the job's process writes: its checkpoint, and the state or the LoRA."""
+        return f"{self.id}.checkpoint", f"{self.id}{'.state' if self.lora is None else LORA_ENDING}"
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The ids of the files that the job has made once it has succeeded: the metrics, and perhaps a LoRA."""
+        return (self.result_file, *([] if self.lora is None else [self.lora_file(self.state)]))
+
     def model_name(self, state: str) -> str:
-        """Return the name of the model that starts from a state of this job."""
+        """Return the name of the model that starts from a state of this job, or has a LoRA of it."""
         return f"{self.model}:{state}"
+
+    def lora_file(self, name: str) -> str:
+        """Return the id of the file of a LoRA of this job."""
+        return lora_file_id(self.owner, self.model_name(name))
 
 
 def finite(value: Number) -> Number:
@@ -177,6 +201,7 @@ class Tunings(Jobs[TuningJob]):
         validation_file: str | None = None,
         suffix: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        lora: LoraSettings | None = None,
     ) -> TuningJob:
         """Store a new job, for a runner to check and run, and return it.
 
@@ -197,6 +222,7 @@ class Tunings(Jobs[TuningJob]):
             result_file=self.files.new_id(),
             created=self.files.now(),
             metadata=dict(metadata or {}),
+            lora=lora,
         )
 
         def check(transaction: Transaction) -> None:
@@ -287,6 +313,22 @@ class Tunings(Jobs[TuningJob]):
         """Return the last step of a job that has an event, its loss, and the tokens of all steps."""
         return await self._database.read(lambda db: events.progress(db, job.id))
 
+    async def keep_lora(self, job: TuningJob, name: str) -> None:
+        """Keep the LoRA that a job's process has written as a file of its owner, unless it is kept already.
+
+        Raises InvalidRequestError if the owner has no room for it, and StorageError.
+        """
+        with suppress(NotFoundError):
+            await self.files.get(job.owner, job.lora_file(name))
+            return
+        async with (
+            on_thread(self.files.blobs.open(job.blobs[1])) as written,
+            self.files.create(job.owner, job.model_name(name)) as new,
+        ):
+            new.describe(f"{name.replace(':', '-')}.safetensors", "fine-tune-results", None)
+            while piece := await asyncio.to_thread(written.read, _COPIED_BYTES):
+                await new.write(piece)
+
     async def succeed(self, job: TuningJob, message: str, trained_tokens: int) -> None:
         """Make the file of a job's metrics, a table of its steps, and let the job succeed. Raises StorageError."""
         blobs, name = self.files.blobs, f"{job.id}.metrics"
@@ -323,7 +365,7 @@ class Tunings(Jobs[TuningJob]):
         with suppress(NotFoundError):
             if not (await self.get(None, job.id)).has_ended:
                 return
-        await asyncio.to_thread(self.files.blobs.delete, *(f"{job.id}.{ending}" for ending in BLOBS))
+        await asyncio.to_thread(self.files.blobs.delete, *job.blobs)
 
     async def _notify(self) -> None:
         async with self._news:

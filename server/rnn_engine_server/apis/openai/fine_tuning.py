@@ -1,4 +1,7 @@
-"""OpenAI's fine-tuning jobs: here, a job tunes the initial state of a model, which then serves as a model's name."""
+"""OpenAI's fine-tuning jobs: here, a job tunes the initial state of a model, or trains a LoRA.
+
+A tuned state then serves as a model's name.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import Annotated, Literal, NotRequired, TypeAlias
+from typing import Annotated, Literal, NotRequired, TypeAlias, get_args
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.loading.settings import MOST_RANK, LoraSettings
 from rnn_engine_server.apis.common.owned import (
     Deleted,
     PageOf,
@@ -37,6 +41,7 @@ from rnn_engine_server.store.events import Event, Level, Number
 from rnn_engine_server.store.owners import Page
 from rnn_engine_server.store.tunings import (
     BASE_RATE,
+    LORA_RATE,
     TUNED_PREFIX,
     Checkpoint,
     Hyperparameters,
@@ -53,6 +58,7 @@ TUNING_RUNNER = AppKey("tuning_runner", TuningRunner)
 _MOST_LISTED = 1000
 _SENT_EVENTS = 256  # of a stream, read at a time
 _MOST_SEED = 2**31 - 1
+_LORA = LoraSettings()
 
 Auto: TypeAlias = Literal["auto"]
 
@@ -70,7 +76,8 @@ class HyperparametersBody(RequestBody):
     )
     learning_rate_multiplier: Auto | Annotated[float, Field(gt=0, le=1000)] = Field(
         default="auto",
-        description=f"The learning rate is {BASE_RATE} times this; `auto` is the best of a short search.",
+        description=f"The learning rate is {BASE_RATE} times this, for a LoRA {LORA_RATE}; `auto` is the best of a "
+        "short search.",
     )
 
     @property
@@ -89,16 +96,37 @@ class MethodParameters(RequestBody):
     hyperparameters: HyperparametersBody = HyperparametersBody()
 
 
+class LoraHyperparametersBody(HyperparametersBody):
+    """The hyperparameters of a fine-tuning job that trains a LoRA."""
+
+    rank: int = Field(default=_LORA.rank, ge=1, le=MOST_RANK, description="The rank of what is added to a matrix.")
+    alpha: float = Field(
+        default=_LORA.alpha, gt=0, le=1e6, description="What is added to a matrix is scaled by alpha / rank."
+    )
+    targets: Annotated[list[str], Field(min_length=1, max_length=32)] = Field(
+        default=list(_LORA.targets),
+        description="The matrices that are changed: `att` and `ffn`, or single ones such as `att.key`.",
+    )
+
+
+class LoraParameters(MethodParameters):
+    """The parameters of the method `lora`."""
+
+    hyperparameters: LoraHyperparametersBody = LoraHyperparametersBody()
+
+
 class MethodBody(RequestBody):
-    """What is trained, and how. `supervised` is OpenAI's name for `state`: the weights of the model do not change."""
+    """What is trained, and how. `supervised` is OpenAI's name for `state`: the weights of the model do not change.
+    `lora` trains low-rank changes of the weights, and its result is a file."""
 
     type: MethodName
     state: MethodParameters | None = Field(default=None, description="For the type `state`.")
     supervised: MethodParameters | None = Field(default=None, description="For the type `supervised`.")
+    lora: LoraParameters | None = Field(default=None, description="For the type `lora`.")
 
 
 class FineTuningRequest(RequestBody):
-    """A request to tune the initial state of a model."""
+    """A request to tune the initial state of a model, or to train a LoRA."""
 
     model: str = Field(description="The name of a model as `/v1/models` lists it, without a state.")
     training_file: str = Field(description="The id of a file with the purpose `fine-tune`, with at least 10 examples.")
@@ -127,22 +155,33 @@ class FineTuningRequest(RequestBody):
     @property
     def asked(self) -> Hyperparameters:
         """The hyperparameters. Raises InvalidRequestError if they are in two places, or for another method."""
-        method = self.method
-        name, other = ("state", "supervised") if method.type == "state" else ("supervised", "state")
-        if getattr(method, other) is not None:
-            raise InvalidRequestError(f"method.{other}", "an object", f"null, since the type is {name}")
-        own: MethodParameters | None = getattr(method, name)
+        name = self.method.type
+        for other in get_args(MethodName):
+            if other != name and getattr(self.method, other) is not None:
+                raise InvalidRequestError(f"method.{other}", "an object", f"null, since the type is {name}")
+        own: MethodParameters | None = getattr(self.method, name)
         if own is not None and self.hyperparameters is not None:
             raise InvalidRequestError("hyperparameters", "an object", f"null, since method.{name} has them")
         return (self.hyperparameters or (own or MethodParameters()).hyperparameters).asked
 
+    @property
+    def lora(self) -> LoraSettings | None:
+        """The settings of the LoRA; None for a state."""
+        if self.method.type != "lora":
+            return None
+        asked = (self.method.lora or LoraParameters()).hyperparameters
+        return LoraSettings(asked.rank, asked.alpha, tuple(dict.fromkeys(asked.targets)))
+
 
 class HyperparametersObject(TypedDict):
-    """`auto` stands for a value until it is found."""
+    """`auto` stands for a value until it is found. Only a LoRA has rank, alpha and targets."""
 
     n_epochs: Auto | int
     batch_size: Auto | int
     learning_rate_multiplier: Auto | float
+    rank: NotRequired[int]
+    alpha: NotRequired[float]
+    targets: NotRequired[list[str]]
 
 
 class MethodParametersObject(TypedDict):
@@ -155,6 +194,7 @@ class MethodObject(TypedDict):
     type: MethodName
     state: NotRequired[MethodParametersObject]
     supervised: NotRequired[MethodParametersObject]
+    lora: NotRequired[MethodParametersObject]
 
 
 class JobErrorObject(TypedDict):
@@ -208,13 +248,15 @@ class CheckpointMetrics(TypedDict):
 
 
 class FineTuningCheckpoint(TypedDict):
-    """A state that was kept while a job was running; its name serves as a model's."""
+    """A state or a LoRA that was kept while a job was running; a state's name serves as a model's. A LoRA is in a file,
+    whose id is `result_file`."""
 
     id: str
     object: Literal["fine_tuning.job.checkpoint"]
     created_at: int
     fine_tuning_job_id: str
     fine_tuned_model_checkpoint: str
+    result_file: NotRequired[str]
     step_number: int
     metrics: CheckpointMetrics
 
@@ -224,11 +266,13 @@ ROUTES = RouteTable(uses_model=False)
 
 @ROUTES.post("/v1/fine_tuning/jobs", scope=Scope.MANAGE, uses_model=True)
 async def create_job(call: Call, body: FineTuningRequest) -> FineTuningJob:
-    """Tune the initial state of a model with the examples of a file."""
-    asked, info, runner = body.asked, call.engine.info, call.app[TUNING_RUNNER]
+    """Tune the initial state of a model, or train a LoRA, with the examples of a file."""
+    asked, lora, info, runner = body.asked, body.lora, call.engine.info, call.app[TUNING_RUNNER]
     if call.model.state is not None:
         raise InvalidRequestError("model", body.model, "the name of a model without a state")
     runner.check(info)
+    if lora is not None:
+        await runner.check_lora(info.model, lora)
     create = partial(
         call.app[TUNINGS].create,
         call.principal.name,
@@ -240,6 +284,7 @@ async def create_job(call: Call, body: FineTuningRequest) -> FineTuningJob:
         seed=secrets.randbelow(_MOST_SEED + 1) if body.seed is None else body.seed,
         suffix=body.suffix,
         metadata=body.metadata,
+        lora=lora,
     )
     return _job_object(call, await runner.begin(create))
 
@@ -341,7 +386,7 @@ async def _event_pieces(job: TuningJob, store: Tunings) -> AsyncGenerator[Piece,
 def _job_object(call: Call, job: TuningJob) -> FineTuningJob:
     has_result = job.status == "succeeded"
     finish = call.app[TUNING_RUNNER].estimated_finish(job)
-    hyperparameters = _hyperparameters_object(job.hyperparameters)
+    hyperparameters = _hyperparameters_object(job)
     method: MethodObject = {"type": job.method}
     method[job.method] = {"hyperparameters": hyperparameters}
     return described(
@@ -353,7 +398,7 @@ def _job_object(call: Call, job: TuningJob) -> FineTuningJob:
         estimated_finish=None if finish is None else int(finish),
         fine_tuned_model=job.model_name(job.state) if has_result else None,
         organization_id="",
-        result_files=[job.result_file] if has_result else [],
+        result_files=list(job.results) if has_result else [],
         error=None if job.error is None else described(JobErrorObject, job.error),
         hyperparameters=hyperparameters,
         method=method,
@@ -362,12 +407,14 @@ def _job_object(call: Call, job: TuningJob) -> FineTuningJob:
     )
 
 
-def _hyperparameters_object(found: Hyperparameters) -> HyperparametersObject:
-    return {
+def _hyperparameters_object(job: TuningJob) -> HyperparametersObject:
+    found, lora = job.hyperparameters, job.lora
+    shown: HyperparametersObject = {
         "n_epochs": found.n_epochs or "auto",
         "batch_size": found.batch_size or "auto",
         "learning_rate_multiplier": found.learning_rate_multiplier or "auto",
     }
+    return shown if lora is None else {**shown, "rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)}
 
 
 def _event_object(event: Event) -> FineTuningEvent:
@@ -382,7 +429,7 @@ def _event_object(event: Event) -> FineTuningEvent:
 
 
 def _checkpoint_object(job: TuningJob, checkpoint: Checkpoint) -> FineTuningCheckpoint:
-    return {
+    shown: FineTuningCheckpoint = {
         "id": checkpoint.id,
         "object": "fine_tuning.job.checkpoint",
         "created_at": int(checkpoint.created),
@@ -396,3 +443,4 @@ def _checkpoint_object(job: TuningJob, checkpoint: Checkpoint) -> FineTuningChec
             "full_valid_loss": checkpoint.valid_loss,
         },
     }
+    return shown if job.lora is None else {**shown, "result_file": job.lora_file(checkpoint.state)}
