@@ -1,7 +1,6 @@
 """Kill processes, and check that nothing is lost: `python -m tools.kill` and the name of what is killed.
 
-What follows `--` goes to the command that is killed, `rnn-engine serve`, `rnn-engine fleet` or `rnn-engine tune-state`:
-python -m tools.kill server -- --device cpu
+What follows `--` goes to the command that is killed, as in `python -m tools.kill server -- --device cpu`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import click
 
 from tools.kill.collections import CollectionLives
 from tools.kill.fleet import CASES, disturb, one_engine, start_machines
-from tools.kill.jobs import JobCampaign
+from tools.kill.jobs import METHODS, JobCampaign
 from tools.kill.kept import KeptLives
 from tools.kill.lives import Lives, StateLives
 from tools.kill.load import make_questions
@@ -68,24 +67,26 @@ def fleet(case: str, times: int, options: tuple[str, ...]) -> None:
 
 @main.command(context_settings=_CONTEXT)
 @click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Each is killed four times.")
+@click.option("--command", type=click.Choice(["tune-state", "tune-lora"]), default="tune-state", show_default=True)
 @_SEED
 @_OPTIONS
-def tuning(runs: int, seed: int, options: tuple[str, ...]) -> None:
-    """Kill the tuning of a state at moments of every kind, go on with --resume, and compare the states."""
+def tuning(runs: int, command: str, seed: int, options: tuple[str, ...]) -> None:
+    """Kill the training of a state or a LoRA at moments of every kind, go on with --resume, and compare the files."""
     with TemporaryDirectory() as folder:
-        campaign = TuningCampaign(Path(folder), options, Random(seed))
+        campaign = TuningCampaign(Path(folder), command, options, Random(seed))
         campaign.run(runs)
     finish(campaign.row(), campaign.faults)
 
 
 @main.command(context_settings=_CONTEXT)
 @_KILLS
+@click.option("--method", type=click.Choice(list(METHODS)), default="state", show_default=True)
 @_SEED
 @_OPTIONS
-def jobs(kills: int, seed: int, options: tuple[str, ...]) -> None:
+def jobs(kills: int, method: str, seed: int, options: tuple[str, ...]) -> None:
     """Kill a server with a batch and a fine-tuning job until both have ended, and compare all that they made."""
     with TemporaryDirectory() as folder:
-        campaign = JobCampaign(Path(folder), options, Random(seed))
+        campaign = JobCampaign(Path(folder), options, Random(seed), method)
         asyncio.run(campaign.run(kills))
     finish(campaign.row(), campaign.faults)
 

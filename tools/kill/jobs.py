@@ -23,20 +23,20 @@ from tools.reliability_table import Row
 
 _DATA: Final = ROOT / "docs" / "state-tuning" / "calls.jsonl"
 _LINES: Final = 600  # of the batch
-_TUNING: Final = {"n_epochs": 4, "batch_size": 4, "learning_rate_multiplier": 30}
+METHODS: Final = {"state": 30.0, "lora": 1.0}  # of fine-tuning, each with the multiplier of its learning rate
 _SHORTEST, _LONGEST = 1.0, 25.0  # seconds of the life of a server
 _PATIENCE: Final = 10.0  # seconds in which the process of a job must end after its server
 _LOOK_SECONDS: Final = 0.2
 _BATCHES, _JOBS, _FILES = "/v1/batches", "/v1/fine_tuning/jobs", "/v1/files"
-_UNFINISHED: Final = {".partial", ".checkpoint", ".state", ".output", ".errors"}
+_UNFINISHED: Final = {".partial", ".output", ".errors"}
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What both jobs have made: the answers of the batch by the ids of their lines, and digests of states by step."""
+    """What both jobs have made: the answers of the batch by the ids of their lines, and digests of what was trained."""
 
     answers: Mapping[str, str]
-    states: Mapping[str, str]
+    states: Mapping[str, str]  # or LoRAs, by step
 
 
 @dataclass
@@ -44,6 +44,7 @@ class JobLives(Lives):
     """Lives of a server that runs a batch and a fine-tuning job, up to the end of both."""
 
     longest_life: float = inf  # seconds
+    method: str = "state"
     batch: str = ""  # its id, once it is there
     job: str = ""
     resumed: int = 0  # starts after which the fine-tuning job went on from a checkpoint
@@ -83,13 +84,11 @@ class JobLives(Lives):
         file_id = await self._upload(caller, "batch", "\n".join(lines).encode())
         batch = {"input_file_id": file_id, "endpoint": TEXT, "completion_window": "24h"}
         self.batch = (await caller.call("POST", _BATCHES, batch))["id"]
-        models = await caller.call("GET", "/v1/models")
-        job = {
-            "model": models["data"][0]["id"],
-            "training_file": await self._upload(caller, "fine-tune", _DATA.read_bytes()),
-            "seed": 0,
-            "hyperparameters": _TUNING,
-        }
+        model = (await caller.call("GET", "/v1/models"))["data"][0]["id"]
+        file_id = await self._upload(caller, "fine-tune", _DATA.read_bytes())
+        settings = {"n_epochs": 4, "batch_size": 4, "learning_rate_multiplier": METHODS[self.method]}
+        method = {"type": self.method, self.method: {"hyperparameters": settings}}
+        job = {"model": model, "training_file": file_id, "seed": 0, "method": method}
         self.job = (await caller.call("POST", _JOBS, job))["id"]
 
     async def _upload(self, caller: Caller, purpose: str, data: bytes) -> str:
@@ -106,20 +105,21 @@ class JobLives(Lives):
     async def _results(self, caller: Caller) -> Results:
         batch = await caller.call("GET", f"{_BATCHES}/{self.batch}")
         self.note(batch["request_counts"]["completed"] == _LINES, f"the batch has {batch['request_counts']}")
-        lines = (await caller.call("GET", f"{_FILES}/{batch['output_file_id']}/content")).splitlines()
+        content = await caller.call("GET", f"{_FILES}/{batch['output_file_id']}/content")
+        lines = [json.loads(each) for each in content.splitlines()]
         self.note(len(lines) == _LINES, f"the file of answers has {len(lines)} lines")
-        found = {(line := json.loads(each))["custom_id"]: line["response"]["body"] for each in lines}
         job = await caller.call("GET", f"{_JOBS}/{self.job}")
         self.note(job["status"] == "succeeded", f"the fine-tuning job has ended as {job['status']}: {job['error']}")
         await self._check_events(caller)
-        listed = (await caller.call("GET", f"{_JOBS}/{self.job}/checkpoints"))["data"]
-        names = {str(each["step_number"]): each["fine_tuned_model_checkpoint"] for each in listed}
-        names["best"] = job["fine_tuned_model"]
-        left = [path.name for path in (self.folder / "jobs" / "blobs").iterdir() if path.suffix in _UNFINISHED]
+        kept = (await caller.call("GET", f"{_JOBS}/{self.job}/checkpoints"))["data"]
+        names = {each["step_number"]: each.get("result_file", each["fine_tuned_model_checkpoint"]) for each in kept}
+        names["best"] = [job["fine_tuned_model"], *job["result_files"][1:]][-1]
+        blobs = (self.folder / "jobs").rglob("*")
+        left = [path.name for path in blobs if path.suffix in _UNFINISHED or path.name.startswith("ftjob-")]
         self.note(not left, f"files are left: {left}")
         return Results(
-            {custom_id: body["choices"][0]["text"] for custom_id, body in found.items()},
-            {step: await self._digest(caller, name) for step, name in names.items()},
+            {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in lines},
+            {str(step): await self._digest(caller, name) for step, name in names.items()},
         )
 
     async def _check_events(self, caller: Caller) -> None:
@@ -130,9 +130,10 @@ class JobLives(Lives):
         self.note(trained == list(range(1, len(trained) + 1)), "steps of the job are missing or come twice")
         self.note(len(trained) == figures[0]["total_steps"], f"{len(trained)} steps, not {figures[0]['total_steps']}")
 
-    async def _digest(self, caller: Caller, model: str) -> str:
-        state = model.partition(":")[2]
-        return str((await caller.call("GET", f"/v1/states/{state}"))["digest"])
+    async def _digest(self, caller: Caller, name: str) -> str:
+        is_file = self.method == "lora"
+        path = f"{_FILES}/{name}" if is_file else f"/v1/states/{name.partition(':')[2]}"
+        return str((await caller.call("GET", path))["sha256" if is_file else "digest"])
 
     def note(self, held: bool, fault: str) -> None:
         super().note(held, f"{self.folder.name}: {fault}")
@@ -145,6 +146,7 @@ class JobCampaign:
     folder: Path
     options: tuple[str, ...]
     random: Random
+    method: str
     runs: list[JobLives] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     compared: int = 0
@@ -164,7 +166,7 @@ class JobCampaign:
         """Run all lives of a server, and return what its jobs have made in the end."""
         folder = self.folder / name
         folder.mkdir()
-        run = JobLives(folder, self.options, self.random, longest_life=longest_life)
+        run = JobLives(folder, self.options, self.random, longest_life=longest_life, method=self.method)
         self.runs.append(run)
         while run.results is None:
             with suppress(ClientError):
@@ -172,10 +174,8 @@ class JobCampaign:
         return run.results
 
     def _compare(self, expected: Results, results: Results) -> None:
-        for what, wanted, found in (
-            ("answers", expected.answers, results.answers),
-            ("states", expected.states, results.states),
-        ):
+        for what in ("answers", "states"):
+            wanted, found = getattr(expected, what), getattr(results, what)
             other = [key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key)]
             self.compared += len(wanted)
             if other:
@@ -185,9 +185,9 @@ class JobCampaign:
         """Return the campaign's row for the table of docs/reliability.md."""
         resumed = sum(run.resumed for run in self.runs)
         return Row(
-            "SIGKILL of a server at random moments of a batch and a fine-tuning job",
+            f"SIGKILL of a server at random moments of a batch and a fine-tuning job of a {self.method}",
             f"{self.kills} kills in {len(self.runs) - 1} runs; training went on from a checkpoint {resumed} times",
             f"{len(self.faults)} faults: lines lost or twice, steps lost or twice, files or processes left over",
-            f"{self.compared} answers and states, all as in a run that was not disturbed",
+            f"{self.compared} answers and {self.method}s, all as in a run that was not disturbed",
             self.runs[0].device,
         )

@@ -1,4 +1,4 @@
-"""A test of `rnn-engine tune-state` that is killed at moments of every kind, and goes on with `--resume`."""
+"""A test of `rnn-engine tune-state` and `tune-lora`, killed at moments of every kind, which go on with `--resume`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ _PATIENCE: Final = 600.0  # seconds in which a run has to reach a moment, or its
 
 
 class Run:
-    """A process of `rnn-engine tune-state` that writes to a folder. It goes on if the folder has a checkpoint."""
+    """A process of a command that trains and writes to a folder. It goes on if the folder has a checkpoint."""
 
-    def __init__(self, folder: Path, options: Sequence[str]) -> None:
-        self.output = folder / "tuned.state"
-        self.checkpoint = folder / "tuned.state.checkpoint"
+    def __init__(self, folder: Path, command: str, options: Sequence[str]) -> None:
+        self.output = folder / "tuned.safetensors"
+        self.checkpoint = folder / "tuned.safetensors.checkpoint"
         self.log = folder / "log"
         self.cut_before = len(self.unfinished)  # writes of the checkpoint
         resume = ["--resume"] if self.checkpoint.exists() else []
-        paths = [str(_DATA), "-o", str(self.output)]
-        command = [sys.executable, "-m", CLI, "tune-state", *paths, *_SETTINGS, *options, *resume]
+        words = [sys.executable, "-m", CLI, command, str(_DATA), "-o", str(self.output), *_SETTINGS, *options, *resume]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+            self.process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
 
     @property
     def unfinished(self) -> list[Path]:
@@ -66,7 +65,7 @@ class Run:
         self.process.wait()
 
     def finish(self) -> bytes:
-        """Wait until the process ends by itself, and return the state's file. Raises RuntimeError if it fails."""
+        """Wait until the process ends by itself, and return the output. Raises RuntimeError if it fails."""
         if self.process.wait(_PATIENCE) != 0:
             raise RuntimeError(f"the command failed; it printed:\n{self.log.read_text()}")
         return self.output.read_bytes()
@@ -74,9 +73,10 @@ class Run:
 
 @dataclass
 class TuningCampaign:
-    """Runs that are each killed once at a moment of every kind, and whose states are compared with `expected`."""
+    """Runs that are each killed once at a moment of every kind, and whose files are compared with `expected`."""
 
     folder: Path
+    command: str
     options: tuple[str, ...]
     random: Random
     expected: bytes = b""
@@ -86,7 +86,7 @@ class TuningCampaign:
 
     def run(self, runs: int) -> None:
         """Make an undisturbed run, and then others that are killed."""
-        self.expected = Run(self._make_folder("undisturbed"), self.options).finish()
+        self.expected = Run(self._make_folder("undisturbed"), self.command, self.options).finish()
         for number in range(runs):
             self._run_with_kills(self._make_folder(f"run {number}"))
 
@@ -96,22 +96,22 @@ class TuningCampaign:
         return folder
 
     def _run_with_kills(self, folder: Path) -> None:
-        """Make one run, kill it at a random moment of every kind, let it end, and compare its state."""
+        """Make one run, kill it at a random moment of every kind, let it end, and compare its file."""
         for what, longest_delay in {
             "the search for a rate": _LONGEST_DELAY,
             "training": _LONGEST_DELAY,
             "a write of the checkpoint": 0.0,
             "the samples at the end": _LONGEST_DELAY / 4,
         }.items():
-            run = Run(folder, self.options)
+            run = Run(folder, self.command, self.options)
             run.wait_for(what)
             time.sleep(self.random.uniform(0, longest_delay))
             run.kill()
             self.kills[what] += 1
-        last = Run(folder, self.options)
+        last = Run(folder, self.command, self.options)
         self.writes_cut += len(last.unfinished)
         if last.finish() != self.expected:
-            self.faults.append(f"{folder.name}: the state is not that of the undisturbed run")
+            self.faults.append(f"{folder.name}: the file is not that of the undisturbed run")
         left = sorted(path.name for path in folder.iterdir() if path not in {last.log, last.output})
         if left:
             self.faults.append(f"{folder.name}: files are left: {left}")
@@ -121,9 +121,9 @@ class TuningCampaign:
         kinds = ", ".join(f"{count} in {what}" for what, count in self.kills.items())
         device = self.options[self.options.index("--device") + 1] if "--device" in self.options else "auto"
         return Row(
-            "SIGKILL of tune-state at moments of every kind",
+            f"SIGKILL of {self.command} at moments of every kind",
             f"{self.kills.total()} kills: {kinds}; {self.writes_cut} writes of a checkpoint cut short",
-            f"{len(self.faults)} states that differ, in any bit, from that of an undisturbed run",
-            f"{len(self.expected)} bytes of each state",
+            f"{len(self.faults)} files that differ, in any bit, from that of an undisturbed run",
+            f"{len(self.expected)} bytes of each file",
             device,
         )
