@@ -211,3 +211,34 @@ async def test_why_a_tuning_has_failed_is_shown(visit: Visit, guard: Guard) -> N
     await expect(page.get_by_role("alert")).to_contain_text("line 4 neither")
     await page.goto(f"{page.url.partition('#')[0]}#/tune/ftjob-missing")
     await expect(page.get_by_role("alert")).to_contain_text("ftjob-missing")
+
+
+async def test_a_lora_is_asked_for_and_saved(visit: Visit) -> None:
+    page = await visit("/#/tune")
+    await page.get_by_role("button", name="Try an example").click()
+    await page.get_by_role("combobox", name="What is trained").select_option("LoRA of rank 8")
+    await page.get_by_role("spinbutton", name="Learning rate multiplier").fill("2")
+    bodies: list[Any] = []
+    ended = job("succeeded", fine_tuned_model="demo:ft-pirate-1", result_files=["file-1", "file-2"])
+
+    async def begin(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        await route.fulfill(json=ended)
+
+    await page.route("**/v1/files", lambda route: route.fulfill(json={"id": "file-1"}))
+    await page.route("**/v1/files/file-2/content", lambda route: route.fulfill(body="a LoRA"))
+    await page.route(ADDRESS, lambda route: route.fulfill(json=ended))
+    await page.route(f"{ADDRESS}/checkpoints", lambda route: route.fulfill(json={"data": []}))
+    await page.route(f"{ADDRESS}/events?stream=true", lambda route: route.fulfill(body=""))
+    await page.route("**/v1/fine_tuning/jobs", begin)
+    await page.get_by_role("button", name="Tune demo").click()
+    async with page.expect_download() as saving:
+        await page.get_by_role("button", name="Save Result").click()
+    saved = await saving.value
+    assert (saved.suggested_filename, (await saved.path()).read_text()) == ("demo-ft-pirate-1.safetensors", "a LoRA")
+    assert bodies[0]["method"] == {
+        "type": "lora",
+        "lora": {"hyperparameters": {"learning_rate_multiplier": 2, "rank": 8}},
+    }
+    await expect(page.get_by_role("heading", name="LoRAs")).to_be_visible()
+    await expect(page.get_by_role("textbox", name="Ask both")).to_have_count(0)

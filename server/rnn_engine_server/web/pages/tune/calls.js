@@ -17,10 +17,11 @@ import { models, modelName } from "../../server.js";
  * @property {string} training_file
  * @property {{message: string} | null} error
  * @property {Hyperparameters} hyperparameters
+ * @property {string[]} result_files The figures, and then a LoRA's file.
  */
 
 /** @typedef {"auto" | number} OrAuto */
-/** @typedef {{n_epochs: OrAuto, batch_size: OrAuto, learning_rate_multiplier: OrAuto}} Hyperparameters */
+/** @typedef {{n_epochs: OrAuto, batch_size: OrAuto, learning_rate_multiplier: OrAuto, rank?: number}} Hyperparameters */
 
 /**
  * @typedef {object} TuningEvent
@@ -31,7 +32,10 @@ import { models, modelName } from "../../server.js";
  * @property {{step: number, total_steps: number, train_loss?: number | null, valid_loss?: number | null} | null} data
  */
 
-/** @typedef {{id: string, fine_tuned_model_checkpoint: string, step_number: number, metrics: {valid_loss: number | null}}} Checkpoint */
+/**
+ * @typedef {{id: string, fine_tuned_model_checkpoint: string, step_number: number, metrics: {valid_loss: number | null}, result_file?: string}} Checkpoint
+ * Only a LoRA is in a file.
+ */
 
 const JOBS = "/v1/fine_tuning/jobs";
 const MOST_TUNINGS = 100;
@@ -69,12 +73,13 @@ export const stateOf = (model, tuning) => model.slice(tuning.model.length + 1);
  * Begin to tune the chosen model with examples.
  * @param {string} examples JSONL.
  * @param {string} suffix Of the tuned model's name; may be empty.
- * @param {Partial<Hyperparameters>} hyperparameters
+ * @param {Partial<Hyperparameters>} hyperparameters With a rank, they are those of a LoRA.
  * @returns {Promise<Tuning>}
  */
 export async function beginTuning(examples, suffix, hyperparameters) {
   const { id } = await uploadFile(new File([examples], `${suffix || "examples"}.jsonl`), "fine-tune");
-  const method = { type: "state", state: { hyperparameters } };
+  const type = hyperparameters.rank === undefined ? "state" : "lora";
+  const method = { type, [type]: { hyperparameters } };
   return post(JOBS, { model: baseModel(), training_file: id, method, ...(suffix && { suffix }) });
 }
 

@@ -15,11 +15,12 @@ import { SAMPLE } from "./samples.js";
 import { change, draft } from "./state.js";
 
 const SHOWN = 100;
+const RANKS = [4, 8, 16, 32, 64];
 
 /** @typedef {import("./examples.js").Example} Example */
 
 export function NewTuning() {
-  const { examples: text, suffix, epochs, batch, rate } = useStore(draft);
+  const { examples: text, suffix, epochs, batch, rate, rank } = useStore(draft);
   useStore(models);
   useStore(chosenModel);
   const examples = useMemo(() => readExamples(text), [text]);
@@ -29,8 +30,8 @@ export function NewTuning() {
     event.preventDefault();
     setBusy(true);
     try {
-      const numbers = { n_epochs: epochs, batch_size: batch, learning_rate_multiplier: rate };
-      const given = Object.entries(numbers).filter(([, value]) => value !== "");
+      const numbers = { n_epochs: epochs, batch_size: batch, learning_rate_multiplier: rate, rank };
+      const given = Object.entries(numbers).filter(([, value]) => value);
       const { id } = await beginTuning(text, suffix, Object.fromEntries(given.map(([name, value]) => [name, Number(value)])));
       go("tune", id);
     } catch (error) {
@@ -75,7 +76,7 @@ const joined = (...texts) => texts.map((text) => text.replace(/\n+$/, "")).filte
 const PLACEHOLDER = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}';
 
 function Settings() {
-  const { suffix, epochs, batch, rate } = useStore(draft);
+  const { suffix, epochs, batch, rate, rank = "" } = useStore(draft);
   /** @param {"suffix" | "epochs" | "batch" | "rate"} field @param {string} value @param {Record<string, any>} attributes */
   const input = (field, value, attributes) => html`
     <label class="field grow">
@@ -86,6 +87,13 @@ function Settings() {
   const number = { type: "number", placeholder: t("tune.auto") };
   return html`
     <div class="row is-top">
+      <label class="field grow">
+        <span>${t("tune.what")}</span>
+        <select value=${rank} onChange=${(/** @type {any} */ event) => change({ rank: event.target.value })}>
+          <option value="">${t("tune.what.state")}</option>
+          ${RANKS.map((each) => html`<option key=${each} value=${each}>${t("tune.what.lora", { rank: formatNumber(each) })}</option>`)}
+        </select>
+      </label>
       ${input("suffix", suffix, { pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]{0,63}", placeholder: "pirate", title: t("tune.suffix.hint") })}
       ${input("epochs", epochs, { ...number, min: 1 })}
       ${input("batch", batch, { ...number, min: 1 })}

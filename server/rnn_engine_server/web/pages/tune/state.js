@@ -3,7 +3,10 @@
 import { keepDraft } from "../../drafts.js";
 import { createStore } from "../../store.js";
 
-/** @typedef {{examples: string, suffix: string, epochs: string, batch: string, rate: string}} Draft Empty numbers: auto. */
+/**
+ * @typedef {{examples: string, suffix: string, epochs: string, batch: string, rate: string, rank?: string}} Draft
+ * Empty numbers: auto; without a rank, a state is tuned.
+ */
 
 /** @type {Draft} */
 const EMPTY = { examples: "", suffix: "", epochs: "", batch: "", rate: "" };

@@ -1,10 +1,12 @@
 // One tuning: its status and losses, its answers beside the plain model's, and its states to keep.
 
 import { Button } from "../../components/button.js";
+import { send } from "../../api.js";
 import { Failure } from "../../components/failure.js";
 import { formatSpan, formatTime } from "../../components/format.js";
 import { notifyError } from "../../components/notices.js";
 import { usePolling } from "../../components/polling.js";
+import { saveFile } from "../../components/save_file.js";
 import { go } from "../../router.js";
 import { chosenModel, loadModels } from "../../server.js";
 import { formatNumber, t } from "../../strings/index.js";
@@ -20,7 +22,7 @@ const SHOWN_MESSAGES = 50;
 
 /** @typedef {import("./calls.js").Tuning} Tuning */
 /** @typedef {import("./calls.js").TuningEvent} TuningEvent */
-/** @typedef {{model: string, title: string}} Tuned A model that begins from a state of the tuning. */
+/** @typedef {{model: string, title: string, file?: string}} Tuned A model that begins from a state of the tuning, or a LoRA's file. */
 
 /** @param {{id: string}} props */
 export function TuningPart({ id }) {
@@ -49,7 +51,7 @@ export function TuningPart({ id }) {
       ${
         newest &&
         html`
-          <${Compare} plain=${tuning.model} tuned=${newest} />
+          ${!newest.file && html`<${Compare} plain=${tuning.model} tuned=${newest} />`}
           <${States} tuned=${tuned} onKeep=${setKept} />
         `
       }
@@ -60,16 +62,17 @@ export function TuningPart({ id }) {
 }
 
 /**
- * Return the models that begin from the states of a tuning: its result first, then its checkpoints.
+ * Return the models that begin from the states of a tuning, or its LoRAs: its result first, then its checkpoints.
  * @param {{tuning: Tuning, checkpoints: import("./calls.js").Checkpoint[]}} value
  * @returns {Tuned[]}
  */
-function tunedModels({ tuning: { fine_tuned_model: result }, checkpoints }) {
-  const kept = checkpoints.map(({ fine_tuned_model_checkpoint: model, step_number: step }) => ({
+function tunedModels({ tuning: { fine_tuned_model: result, result_files: files }, checkpoints }) {
+  const kept = checkpoints.map(({ fine_tuned_model_checkpoint: model, step_number: step, result_file: file }) => ({
     model,
+    file,
     title: t("tune.checkpoint", { step: formatNumber(step) }),
   }));
-  return result === null ? kept : [{ model: result, title: t("tune.result") }, ...kept];
+  return result === null ? kept : [{ model: result, file: files[1], title: t("tune.result") }, ...kept];
 }
 
 /** @param {{tuning: Tuning, events: TuningEvent[], onChange: () => void}} props */
@@ -137,9 +140,17 @@ function States({ tuned, onKeep }) {
       notifyError(error);
     }
   };
+  /** @param {Tuned} tuned */
+  const save = async ({ model, file }) => {
+    try {
+      saveFile(`${model.replaceAll(":", "-")}.safetensors`, await (await send("GET", `/v1/files/${file}/content`)).blob());
+    } catch (error) {
+      notifyError(error);
+    }
+  };
   return html`
     <section>
-      <h2 class="part-title">${t("tune.states")}</h2>
+      <h2 class="part-title">${t(tuned[0]?.file ? "tune.loras" : "tune.states")}</h2>
       <div class="table-box">
         <table class="list">
           <tbody>
@@ -150,12 +161,18 @@ function States({ tuned, onKeep }) {
                   <td class="is-minor"><code>${each.model}</code></td>
                   <td class="is-end">
                     <div class="row is-end">
-                      <${Button} icon="chat" aria-label=${t("tune.chat_with", { name: each.title })} onClick=${() => chat(each.model)}>
-                        ${t("tune.chat")}
-                      <//>
-                      <${Button} icon="states" aria-label=${t("tune.keep_of", { name: each.title })} onClick=${() => onKeep(each)}>
-                        ${t("tune.keep")}
-                      <//>
+                      ${
+                        each.file
+                          ? html`<${Button} icon="download" onClick=${() => save(each)}>${t("jobs.file.save", { name: each.title })}<//>`
+                          : html`
+                              <${Button} icon="chat" aria-label=${t("tune.chat_with", { name: each.title })} onClick=${() => chat(each.model)}>
+                                ${t("tune.chat")}
+                              <//>
+                              <${Button} icon="states" aria-label=${t("tune.keep_of", { name: each.title })} onClick=${() => onKeep(each)}>
+                                ${t("tune.keep")}
+                              <//>
+                            `
+                      }
                     </div>
                   </td>
                 </tr>
