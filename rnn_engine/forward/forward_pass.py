@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -16,11 +17,12 @@ from rnn_engine.forward.segments import Matrix, create_weight_buffers, upload_ro
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.stages import KernelStage, Stage, plan_of
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
+from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, row_blocks
 from rnn_engine.gpu import Buffer, Dispatch, Memory, Plan
 from rnn_engine.types import F32, MOST_DRAW_BIASES, Model, ModelShape
-from rnn_engine_shaders import Constant
+from rnn_engine_shaders import Constant, Include
 
 # Look-ups in tables with a row for each token of the vocabulary: the embedding, and the tables of layers.
 
@@ -95,6 +97,10 @@ class Head:
         if shape.has_head:
             matrix = Matrix(context.weights(names.head), 0, shape.width, 0, logits_stride or shape.vocab_size)
             self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
+        size = shape.row_size, context.limits.num_candidates
+        self._candidate_kernels = [candidate_kernels(context.tuning, *size, masks=masks) for masks in (False, True)]
+        part_bytes = context.limits.max_rows * self._candidate_kernels[0][0].found_bytes
+        self._parts = context.memory.create_buffer("candidates of parts", part_bytes)
 
     def bind(self, outputs: HeadOutputs) -> HeadStages:
         """Return the stages that write logits to `outputs`, find candidates and draw, for steps with a logit row."""
@@ -120,23 +126,20 @@ class Head:
             lambda step: (step.num_rows, 1),
         )
 
-    def _candidates(self, outputs: HeadOutputs, *, masks: bool) -> KernelStage:
-        context = self._context
-        at_once = context.tuning.candidate_threads * context.tuning.candidate_loads
-        turns = -(-context.model.shape.row_size // at_once)  # of each of the kernel's seven loops over a row
-        return context.kernel_stage(
+    def _candidates(self, outputs: HeadOutputs, *, masks: bool) -> tuple[KernelStage, ...]:
+        buffers = {"logits": outputs.logits, "masks": self._context.buffers.masks, "readout": outputs.readout}
+        buffers["parts"] = self._parts
+        return tuple(self._search(kernel, buffers) for kernel in self._candidate_kernels[masks])
+
+    def _search(self, kernel: CandidateKernel, buffers: Mapping[str, Buffer]) -> KernelStage:
+        return self._context.kernel_stage(
+            "candidates" if kernel.num_parts == 1 else "candidates of parts",
             "candidates",
-            "candidates",
-            {
-                "THREADS": context.tuning.candidate_threads,
-                "LOADS": context.tuning.candidate_loads,
-                "VOCAB": context.model.shape.row_size,
-                "K": context.limits.num_candidates,
-                "HAS_MASKS": masks,
-            },
-            {"logits": outputs.logits, "masks": context.buffers.masks, "readout": outputs.readout},
-            lambda step: (step.num_rows, 1),
-            waits=7 * turns,
+            kernel.constants,
+            {name: buffers[name] for name in kernel.buffers},
+            lambda step: (step.num_rows, kernel.num_parts),
+            kernel.includes,
+            waits=kernel.waits,
         )
 
     def _draw(self, outputs: HeadOutputs) -> KernelStage:
@@ -145,7 +148,7 @@ class Head:
             "draw",
             "draw",
             {
-                "THREADS": context.tuning.candidate_threads,
+                "THREADS": context.tuning.norm_threads,
                 "VOCAB": context.model.shape.row_size,
                 "K": context.limits.num_candidates,
                 "MAX_DRAWS": context.limits.max_draws,
@@ -161,7 +164,53 @@ class Head:
                 "biases": buffers.biases,
             },
             lambda step: (step.num_rows, 1),
+            waits=8,  # for the row's token, run, slot and settings, for its candidates, and for what these point to
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateKernel:
+    """One of the kernels that find the candidates of rows of logits, with a workgroup for each part of a row."""
+
+    num_parts: int
+    constants: dict[str, Constant]
+    buffers: tuple[str, ...]  # by variable, besides the batch
+    includes: dict[str, Include] = field(default_factory=dict)
+
+    @property
+    def waits(self) -> int:
+        return 7 * int(self.constants["TURNS"]) - 6 * (self.constants["TURNS"] == 1)  # one turn keeps what it loads
+
+    @property
+    def found_bytes(self) -> int:
+        """The bytes of `struct Part` of candidates.wgsl for the parts of a row."""
+        return 4 * self.num_parts * (6 + 2 * int(self.constants["K"]))
+
+
+def candidate_kernels(tuning: Tuning, vocab_size: int, count: int, *, masks: bool) -> list[CandidateKernel]:
+    """Return the kernels that find the `count` candidates of rows [V], with or without `masks`, in their order.
+
+    If a row is shared, a part is the geometric mean of a row and its candidates: the second kernel, which searches
+    what was found in the parts, then has about as much to search as the workgroups of the first one.
+    """
+    threads = tuning.candidate_threads
+    is_shared = tuning.shares_rows and vocab_size > threads * tuning.candidate_loads
+    size = threads * (math.isqrt(vocab_size * count) // threads + 1) if is_shared else vocab_size
+    parts = -(-vocab_size // size)
+
+    def constants(num_items: int, **own: Constant) -> dict[str, Constant]:
+        loads = min(tuning.candidate_loads, -(-num_items // threads))
+        turns = -(-num_items // (threads * loads))
+        return {"THREADS": threads, "LOADS": loads, "TURNS": turns, "VOCAB": vocab_size, "K": count, **own}
+
+    whole = constants(size, PART_SIZE=size, HAS_MASKS=masks)
+    if not is_shared:
+        return [CandidateKernel(1, whole, ("logits", "masks", "readout"))]
+    shared, merged = {**whole, "PARTS": parts}, constants(parts * count, PARTS=parts)
+    return [
+        CandidateKernel(parts, shared, ("logits", "masks", "parts"), {"found_in_row": "found_in_part"}),
+        CandidateKernel(1, merged, ("logits", "parts", "readout"), {"logits_of_row": "keys_of_parts"}),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +224,13 @@ class HeadStages:
 
 @dataclass(frozen=True, slots=True)
 class FindCandidates:
-    """The stage that finds the top candidates of each logit row, with a quicker kernel for steps without masks."""
+    """The stage that finds the top candidates of each logit row, with quicker kernels for steps without masks."""
 
-    without_masks: KernelStage
-    with_masks: KernelStage
+    without_masks: tuple[KernelStage, ...]
+    with_masks: tuple[KernelStage, ...]
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        stage = self.with_masks if step.has_masks else self.without_masks
-        return stage.dispatches(step)
+        yield from plan_of(self.with_masks if step.has_masks else self.without_masks, step).dispatches
 
 
 Progress: TypeAlias = Callable[[str, int, int], None]

@@ -67,6 +67,7 @@ class Tuning:
     normed: tuple[StreamVariant, ...] = ()  # of matmuls that norm a single token themselves: for few rows, for more
     adapter_loads: int = 0  # eights of weights of adapters that a recurrence of one token asks for at once, if any
     head_shares: int = 1  # threads that share a row of a recurrence's state
+    shares_rows: bool = False  # several workgroups search a long row of logits for candidates
     joins_formats: bool = False  # one dispatch multiplies one token with matrices in blocks and with others in floats
     few_rows: StreamVariant | None = None  # before these for at most `_FEW_ROWS` rows, whose workgroups are few
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
@@ -142,7 +143,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             codes={"nibbles": "nibbles_by_shifts", "levels": "levels_by_selects"},
             norm_threads=8,
             candidate_threads=64,
-            candidate_loads=1,
+            candidate_loads=4,
             max_tokens=64,
             max_step_operations=2e10,
         )
@@ -166,7 +167,8 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         codes={"nibbles": "nibbles_by_bytes", "levels": "levels_by_table"},
         norm_threads=256,
         candidate_threads=256,
-        candidate_loads=32,
+        candidate_loads=24,
+        shares_rows=True,
         max_tokens=256,
         max_step_operations=2e12 if device.kind == "discrete" else 3e11,
     )

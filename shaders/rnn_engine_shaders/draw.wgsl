@@ -14,6 +14,7 @@
 #include nucleus
 #include last_drawn
 #include sum_over_workgroup
+#include max_over_workgroup
 #include penalties
 @group(0) @binding(0) var<storage, read_write> batch: Batch;
 @group(0) @binding(1) var<storage, read> readout: array<Readout>;      // [R]
@@ -67,6 +68,7 @@ const SETTLED = 1u;
 const GOES_ON = 2u; // settled, and a run that follows starts from the last token
 
 const K_READ = K + MAX_BIASES;
+const EACH = (K_READ + THREADS - 1u) / THREADS;
 const MASK_WORDS = (VOCAB + 31u) / 32u;
 const NONE = 0xffffffffu;
 const UNLIMITED = 3e38;
@@ -86,8 +88,6 @@ var<workgroup> doubt: array<f32, K_READ>;  // a bound of that logit's error
 var<workgroup> is_biased: array<u32, K_READ>;
 var<workgroup> ranked: array<u32, K_READ>; // their places, greatest logit first
 var<workgroup> scaled: array<f32, K_READ>; // by rank: logits less the greatest
-var<workgroup> mass: array<f32, K_READ>;   // exp(scaled)
-var<workgroup> weight: array<f32, K_READ>; // exp(scaled / temperature)
 
 // Return the bias of a token, and 1 if it has one.
 fn bias_of(row: u32, slot: u32, token: u32) -> vec2<f32> {
@@ -157,7 +157,7 @@ fn read_tokens(row: u32, slot: u32, thread: u32) -> vec2<f32> {
     return lost;
 }
 
-// Rank the tokens that were read, and compute their masses and weights.
+// Rank the tokens that were read.
 fn rank_tokens(row: u32, thread: u32, size: u32, is_adjusted: bool) {
     for (var i = thread; i < size; i += THREADS) {
         var rank = i;
@@ -172,10 +172,7 @@ fn rank_tokens(row: u32, thread: u32, size: u32, is_adjusted: bool) {
     }
     workgroupBarrier();
     for (var rank = thread; rank < size; rank += THREADS) {
-        let exponent = logit[ranked[rank]] - logit[ranked[0]];
-        scaled[rank] = exponent;
-        mass[rank] = exp(exponent);
-        weight[rank] = exp(exponent / draws.rows[row].temperature);
+        scaled[rank] = logit[ranked[rank]] - logit[ranked[0]];
     }
     workgroupBarrier();
 }
@@ -211,6 +208,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let is_adjusted = penalises(row) || draws.rows[row].num_biases > 0u;
         kind = select(IDLE, select(PLAIN, ADJUSTED, is_adjusted), draws.rows[row].left > 0u);
         atomicStore(&count_read, readout[row].num_candidates);
+        clear_counts();
         if kind != IDLE && batch.runs[run].length == 0u {
             kind = HALTED_BEFORE;
         }
@@ -246,16 +244,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier();
     let size = atomicLoad(&count_read);
     rank_tokens(row, thread, size, own_kind == ADJUSTED);
+    let rank = draw_rank(row, draws.rows[row], lost, size, own_kind == ADJUSTED, thread);
     if thread > 0u {
         return;
     }
     draws.rows[row].rescale = 1.0;
     draws.rows[row].counts_input = 0u;
-    var rank = NONE;
-    if readout[row].num_not_finite == 0u && is_finite(readout[row].logsumexp) {
-        rank = draw_rank(row, draws.rows[row], lost, size);
-    }
-    if rank == NONE {
+    if rank == NONE || readout[row].num_not_finite > 0u || !is_finite(readout[row].logsumexp) {
         draws.rows[row].left = 0u;
         batch.runs[run].length = 0u;
         last_drawn[slot] = HALTED;

@@ -29,6 +29,7 @@ SIZES = [
     DrawKernels(7, 16),
     DrawKernels(65536, 128),
     DrawKernels(257, 16, "discrete"),
+    DrawKernels(3000, 16, "discrete"),  # twelve workgroups share a row
 ]
 
 

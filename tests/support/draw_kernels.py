@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from rnn_engine.forward.draws import DeviceDraws, decode_draws
+from rnn_engine.forward.forward_pass import CandidateKernel, candidate_kernels
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, decode_readout, encode_batch
 from rnn_engine.gpu import Buffer, BufferCopy, Dispatch, Plan, Recorder
 from rnn_engine.types import F32, MOST_DRAW_BIASES, Batch, Drawn, Readout, TokenDraw, TokenRun
+from rnn_engine_shaders import Constant
 from tests.support.gpu import open_checked
 from tests.support.models import tiny_shape
 
@@ -42,20 +44,23 @@ class DrawKernels:
             copies = [BufferCopy(outputs.readout, 0, answer, 0, readout_bytes)]
             device_draws.upload(batch)
             copies += device_draws.copies(batch, answer, readout_bytes)
-            common = {
-                **limits.constants(),
-                "THREADS": tuning.candidate_threads,
+            found = candidate_kernels(tuning, self.vocab_size, candidates, masks=False)
+            bound["parts"] = memory.create_buffer("parts", num_rows * found[0].found_bytes)
+            of_draws: dict[str, Constant] = {
+                "THREADS": tuning.norm_threads,
                 "VOCAB": self.vocab_size,
-                "K": limits.num_candidates,
+                "K": candidates,
+                "MAX_DRAWS": limits.max_draws,
+                "MAX_BIASES": MOST_DRAW_BIASES,
             }
-            of_candidates = {"LOADS": tuning.candidate_loads, "HAS_MASKS": False}
-            of_draws = {"MAX_DRAWS": limits.max_draws, "MAX_BIASES": MOST_DRAW_BIASES}
             dispatches = []
-            for name, own in (("candidates", of_candidates), ("draw", of_draws)):
-                kernel = device.kernels.get(name, {**common, **own})
-                names = kernel.source.bindings
-                group = device.kernels.bind(kernel.source, {key: bound[key] for key in names})
-                dispatches.append(Dispatch(name, kernel, group, num_rows))
+            for name, own in [
+                *(("candidates", kernel) for kernel in found),
+                ("draw", CandidateKernel(1, of_draws, ())),
+            ]:
+                kernel = device.kernels.get(name, {**limits.constants(), **own.constants}, own.includes)
+                group = device.kernels.bind(kernel.source, {key: bound[key] for key in kernel.source.bindings})
+                dispatches.append(Dispatch(name, kernel, group, num_rows, own.num_parts))
             submission = recorder.submit(Plan(tuple(dispatches)), copies)
             data = recorder.download(answer, sum(copy.num_bytes for copy in copies), submission).take()
         finally:

@@ -12,16 +12,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from rnn_engine.forward.forward_pass import candidate_kernels
+from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import tuning_for
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.versions.v7.layout import AdapterRanks
+from rnn_engine_shaders import specialise
 from tests.support.every_shader import shaders_of, shaders_of_variant
 from tests.support.models import deep_embedded, tiny_shape
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
@@ -73,18 +76,14 @@ def chosen_kernels() -> dict[str, str]:
     tuning = tuning_for(DeviceInfo(0, "hardware", "discrete", "none", "none"), can_broadcast=True)
     kernels: dict[str, str] = {}
     streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, *tuning.normed)
-    variants = (*streams, tuning.tiled, tuning.packed_tiled)
-    for variant in [each for each in variants if each is not None]:
-        for weights, text in shaders_of_variant(variant):
-            kernels[f"{variant}, {weights}"] = text
-    for variant in (tuning.blocks[0], tuning.normed[-1]):
-        for weights, text in shaders_of_variant(
-            variant, {"FLOATS_FROM": 64, "WIDE": False}, {"one_format": "two_formats"}
-        ):
-            kernels[f"{variant}, {weights} and f16"] = text
-    kept = {"MIXES": 6, "KEEPS_DIFFERENCE": True}
-    for weights, text in shaders_of_variant(tuning.normed[0], kept, {"mixes_not_kept": "keep_mixes"}):
-        kernels[f"{tuning.normed[0]}, {weights}, mixes kept"] = text
+    two, kept = {"FLOATS_FROM": 64, "WIDE": False}, {"MIXES": 6, "KEEPS_DIFFERENCE": True}
+    for variant, constants, includes, suffix in (
+        *((each, {}, {}, "") for each in (*streams, tuning.tiled, tuning.packed_tiled) if each is not None),
+        *((each, two, {"one_format": "two_formats"}, " and f16") for each in (tuning.blocks[0], tuning.normed[-1])),
+        (tuning.normed[0], kept, {"mixes_not_kept": "keep_mixes"}, ", mixes kept"),
+    ):
+        for weights, text in shaders_of_variant(variant, constants, includes):
+            kernels[f"{variant}, {weights}{suffix}"] = text
     v7 = tiny_shape(width=256, head_size=64, ranks=AdapterRanks(w=128, a=128, v=96, g=480))  # ranks of 7.2B
     others: dict[str, str] = {}  # name by text
     for shape in (v7, deep_embedded(v7), tiny_v6(width=256, head_size=64), tiny_v5(width=256, head_size=64), tiny_v4()):
@@ -92,10 +91,13 @@ def chosen_kernels() -> dict[str, str]:
             for name, text in shaders_of(shape, weights, tuning, ""):
                 if name.split()[0] not in ("matmul", "matmul_tiled"):
                     others.setdefault(text, f"{name.split()[0]}, {shape.version}")
-    counts: Counter[str] = Counter()
+    for kernel in [each for vocab in (65_536, 4096) for each in candidate_kernels(tuning, vocab, 128, masks=True)]:
+        own = {**StepLimits(8, 8, 8, 128).constants(), **kernel.constants}
+        others[specialise("candidates", own, kernel.includes).text] = (
+            f"candidates, {kernel.num_parts} of {own['VOCAB']}"
+        )
     for text, name in others.items():
-        counts[name] += 1
-        kernels[name if counts[name] == 1 else f"{name} #{counts[name]}"] = text
+        kernels[next(each for n in count(1) if (each := f"{name} #{n}" if n > 1 else name) not in kernels)] = text
     return kernels
 
 
