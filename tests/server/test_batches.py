@@ -463,7 +463,6 @@ class TestLines:
             },
             TokenUsage(5, 2, 3, 1),
         ),
-        ({"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": 3}, TokenUsage(7, 2, 3)),
     ],
 )
 def test_tokens_of_an_answer_under_every_name(usage: Body | None, expected: TokenUsage) -> None:

@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import anthropic
 import openai
 from aiohttp import web
 
@@ -18,7 +17,7 @@ from rnn_engine_server.core.app import STORE, make_app
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
 from rnn_engine_server.store.folder import Store
 from tests.support.fake_engine import FakeEngine
-from tests.support.official import anthropic_client, openai_client
+from tests.support.official import openai_client
 
 ANN, BOB = KEYS = (
     ApiKey.of("ann's key", "ann", Scope.MANAGE, 2.0),
@@ -55,10 +54,6 @@ class JobServer:
     def run(self) -> AbstractAsyncContextManager[openai.AsyncOpenAI]:
         """Serve until the context ends, which yields OpenAI's client."""
         return openai_client(self._open(), "ann's key")
-
-    def run_anthropic(self) -> AbstractAsyncContextManager[anthropic.AsyncAnthropic]:
-        """Serve until the context ends, which yields Anthropic's client."""
-        return anthropic_client(self._open(), "ann's key")
 
     def _open(self) -> web.Application:
         settings = ServerSettings(auth=AuthSettings(tuple(self.keys)), limits=self.limits, loading=self.loading)

@@ -137,7 +137,8 @@ async def test_answers_of_every_endpoint_have_a_text(visit: Visit) -> None:
         "a\nb",
         "c\nd",
     ]
-    assert await texts("/v1/messages", {"messages": [{"content": [part]}]}, {"content": [part]}) == ["Hi", "Hi"]
+    chat = {"choices": [{"message": {"content": "Hello"}}]}
+    assert await texts("/v1/chat/completions", {"messages": [{"content": [part]}]}, chat) == ["Hi", "Hello"]
     message = {"type": "message", "content": [{"type": "output_text", "text": "Yes"}]}
     assert await texts("/v1/responses", {"input": "Is it?"}, {"output": [message]}) == ["Is it?", "Yes"]
     vectors = {"data": [{"embedding": [0.5, 1]}, {"embedding": [0, 1]}]}

@@ -1,9 +1,8 @@
-"""A test of one server that is killed while it keeps conversations, responses in the background and message batches."""
+"""A test of one server that is killed while it keeps conversations and responses in the background."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,11 +13,10 @@ from tools.live_server.caller import Caller
 
 _RESPONSES: Final = "/v1/responses"
 _CONVERSATIONS: Final = "/v1/conversations"
-_BATCHES: Final = "/v1/messages/batches"
 _NUM_WRITERS: Final = 3  # each with a conversation of its own
 _NUM_QUESTIONS: Final = 10  # whose answers are known
-_BATCH_REQUESTS: Final = 4
-_PATIENCE: Final = 120.0  # seconds in which jobs have to end
+_PATIENCE: Final = 120.0  # seconds in which responses in the background have to end
+_UNFINISHED: Final = ("queued", "in_progress")
 _GREEDY: Final = {"temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
 _MAX_TOKENS: Final = 24
 
@@ -29,11 +27,6 @@ def _question(number: int) -> str:
 
 def _ask(number: int) -> dict[str, object]:
     return {"input": _question(number), "max_output_tokens": _MAX_TOKENS, **_GREEDY}
-
-
-def _message(number: int) -> dict[str, object]:
-    messages = [{"role": "user", "content": _question(number)}]
-    return {"model": "demo", "max_tokens": _MAX_TOKENS, "messages": messages, **_GREEDY}
 
 
 def _text(response: Any) -> str:  # noqa: ANN401
@@ -52,24 +45,19 @@ class _Talk:
 
 @dataclass
 class KeptLives(Lives):
-    """Kill a server that keeps conversations, responses in the background and message batches, and compare them."""
+    """Kill a server that keeps conversations and responses in the background, and compare them."""
 
     talks: Sequence[_Talk] = field(default_factory=lambda: [_Talk() for _ in range(_NUM_WRITERS)])
     answers: list[str] = field(default_factory=list)  # to the questions, of a server that nobody has killed
     queued: dict[str, int] = field(default_factory=dict)  # responses in the background not checked yet -> question
-    batches: list[str] = field(default_factory=list)  # message batches that were not checked
 
-    what = "SIGKILL while conversations, responses and message batches are kept"
+    what = "SIGKILL while conversations and responses are kept"
     most_changes = 10
     longest_delay = 0.5
 
     def acts(self, make_caller: Callable[[], Caller]) -> Sequence[Act]:
         caller = make_caller()
-        return [
-            *(partial(self._talk, caller, talk) for talk in self.talks),
-            partial(self._queue, caller),
-            partial(self._batch, caller),
-        ]
+        return [*(partial(self._talk, caller, talk) for talk in self.talks), partial(self._queue, caller)]
 
     async def check(self, caller: Caller) -> None:
         if not self.answers:
@@ -79,14 +67,11 @@ class KeptLives(Lives):
         for talk in self.talks:
             await self._check_talk(caller, talk)
         for response_id, number in self.queued.items():
-            response = await self._ended(caller, f"{_RESPONSES}/{response_id}", "status", ("queued", "in_progress"))
+            response = await self._ended(caller, response_id)
             right = response["status"] in ("completed", "incomplete") and _text(response) == self.answers[number]
             self.note(right, f"{response_id}: {response['status']}, {_text(response)!r}")
             self.checked["responses in the background"] += 1
         self.queued.clear()
-        for batch_id in self.batches:
-            await self._check_batch(caller, batch_id)
-        self.batches.clear()
 
     async def _check_talk(self, caller: Caller, talk: _Talk) -> None:
         if not talk.id:
@@ -108,19 +93,9 @@ class KeptLives(Lives):
             self.checked["responses"] += 1
         talk.responses.clear()
 
-    async def _check_batch(self, caller: Caller, batch_id: str) -> None:
-        batch = await self._ended(caller, f"{_BATCHES}/{batch_id}", "processing_status", ("in_progress",))
-        async with caller.session.get(f"{caller.url}{_BATCHES}/{batch_id}/results") as response:
-            results = [json.loads(line) async for line in response.content]
-        found = sorted((each["custom_id"], each["result"]["message"]["content"][0]["text"]) for each in results)
-        expected = [(str(number), self.answers[number]) for number in range(_BATCH_REQUESTS)]
-        self.note(found == expected, f"{batch_id}: {batch['request_counts']}, {found}")
-        await caller.call("DELETE", f"{_BATCHES}/{batch_id}")
-        self.checked["message batches"] += 1
-
-    async def _ended(self, caller: Caller, path: str, name: str, unfinished: Sequence[str]) -> Any:  # noqa: ANN401
+    async def _ended(self, caller: Caller, response_id: str) -> Any:  # noqa: ANN401
         async with asyncio.timeout(_PATIENCE):
-            while (found := await caller.call("GET", path))[name] in unfinished:
+            while (found := await caller.call("GET", f"{_RESPONSES}/{response_id}"))["status"] in _UNFINISHED:
                 await asyncio.sleep(0.01)
         return found
 
@@ -155,12 +130,4 @@ class KeptLives(Lives):
             body = {**_ask(number), "background": True, "stream": False}
             self.queued[(await caller.call("POST", _RESPONSES, body))["id"]] = number
             self.changes["responses in the background"] += 1
-        await asyncio.sleep(0.05)
-
-    async def _batch(self, caller: Caller) -> None:
-        """Make a message batch, if none waits to be checked."""
-        if not self.batches:
-            requests = [{"custom_id": str(number), "params": _message(number)} for number in range(_BATCH_REQUESTS)]
-            self.batches.append((await caller.call("POST", _BATCHES, {"requests": requests}))["id"])
-            self.changes["message batches"] += 1
         await asyncio.sleep(0.05)

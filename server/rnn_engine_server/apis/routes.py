@@ -14,7 +14,6 @@ from rnn_engine_server.apis import (
     tgi,
     vllm,
 )
-from rnn_engine_server.apis.anthropic import batches as message_batches
 from rnn_engine_server.apis.anthropic import routes as anthropic
 from rnn_engine_server.apis.engine import (
     cache,
@@ -58,7 +57,6 @@ ALL_ROUTES: tuple[Route, ...] = (
     *cache.ROUTES,
     *status.ROUTES,
     *anthropic.ROUTES,
-    *message_batches.ROUTES,
     *ollama.ROUTES,
     *ollama.LIBRARY_ROUTES,
     *llama_server.ROUTES,

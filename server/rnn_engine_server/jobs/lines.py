@@ -25,7 +25,7 @@ _MOST_ID = 512  # characters of a `custom_id`
 _LINE_BYTES = 1 << 12  # of a line, besides the body
 _RESULT_ID = "batch_req_"  # what the ids of results begin with
 _BEGINNING = 1024  # characters of a prompt by which lines are ordered
-_PROMPTS = ("instructions", "system", "messages", "prompt", "input", "query", "documents")
+_PROMPTS = ("instructions", "messages", "prompt", "input", "query", "documents")
 """The fields of a body that its prompt begins with, in this order."""
 
 NotRun: TypeAlias = Literal["batch_expired", "batch_cancelled"]
@@ -196,14 +196,13 @@ class TokenUsage:
 
     @classmethod
     def of(cls, usage: Mapping[str, Any] | None) -> Self:
-        """Return the tokens that the `usage` of an answer lists, under OpenAI's or Anthropic's names."""
+        """Return the tokens that the `usage` of an answer lists, under the names of chats or of responses."""
         usage = usage or {}
         inputs = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
         outputs = usage.get("output_tokens_details") or usage.get("completion_tokens_details") or {}
-        read = usage.get("cache_read_input_tokens", 0)  # Anthropic's, which `input_tokens` does not count
         return cls(
-            input_tokens=usage.get("input_tokens", usage.get("prompt_tokens", 0)) + read,
-            cached_tokens=inputs.get("cached_tokens", read),
+            input_tokens=usage.get("input_tokens", usage.get("prompt_tokens", 0)),
+            cached_tokens=inputs.get("cached_tokens", 0),
             output_tokens=usage.get("output_tokens", usage.get("completion_tokens", 0)),
             reasoning_tokens=outputs.get("reasoning_tokens", 0),
         )

@@ -92,7 +92,6 @@ class Batch:
     total: int = 0  # lines
     completed: int = 0
     failed: int = 0
-    not_run: int = 0  # of the failed ones
     usage: TokenUsage = NO_TOKENS  # of the answers
 
     @property
@@ -110,13 +109,7 @@ class Batch:
 
     def with_counts(self, counts: LineCounts) -> Batch:
         """Return the batch with the counts of its lines."""
-        return replace(
-            self,
-            completed=counts.completed,
-            failed=counts.failed,
-            not_run=counts.not_run,
-            usage=counts.usage,
-        )
+        return replace(self, completed=counts.completed, failed=counts.failed, usage=counts.usage)
 
     @property
     def result_ids(self) -> tuple[str | None, str | None]:
@@ -147,11 +140,9 @@ class Batches(Jobs[Batch]):
         *,
         output_lifetime: float | None = None,
         metadata: Mapping[str, str] | None = None,
-        total: int | None = None,
     ) -> Batch:
         """Store a new batch, for a runner to check and run, and return it.
 
-        `total` is the number of its lines, which need no check then: each is right or wrong by itself.
         Raises NotFoundError if the owner has no such file, and InvalidRequestError for a file with another purpose, for
         a wrong window, or if the owner may have no more batches or files. If all of the owner's batches but some have
         ended, the oldest of those gives way.
@@ -170,8 +161,6 @@ class Batches(Jobs[Batch]):
             output_lifetime=output_lifetime,
             metadata=dict(metadata or {}),
         )
-        if total is not None:
-            batch = replace(batch, status="in_progress", entered={"in_progress": now}, total=total)
 
         def check(transaction: Transaction) -> None:
             purpose = FILES.find(transaction, owner, input_file_id).purpose

@@ -56,11 +56,9 @@ class Jobs(Generic[J]):
         self._database = database
         self._ended = ended_in(follows)
 
-    async def page(
-        self, owner: str | None, cursor: Cursor, label: str | None = None, metadata: Mapping[str, str] | None = None
-    ) -> Page[J]:
+    async def page(self, owner: str | None, cursor: Cursor, metadata: Mapping[str, str] | None = None) -> Page[J]:
         """Return a part of the list of an owner's jobs. Raises InvalidRequestError."""
-        return await self._database.read(lambda db: self.table.page(db, owner, cursor, label, metadata), owner)
+        return await self._database.read(lambda db: self.table.page(db, owner, cursor, metadata=metadata), owner)
 
     async def get(self, owner: str | None, job_id: str) -> J:
         """Return the owner's job with this id. Raises NotFoundError if there is none."""

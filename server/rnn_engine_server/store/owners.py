@@ -54,11 +54,10 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Which part of a list is wanted: at most `limit` things, after the one with the id `after` or before `before`."""
+    """Which part of a list is wanted: at most `limit` things, after the one with the id `after`."""
 
     limit: int
     after: str | None = None
-    before: str | None = None
     ascending: bool = False
 
 
@@ -121,19 +120,15 @@ class Table(Generic[T]):
         for name, value in (metadata or {}).items():
             condition += " AND EXISTS (SELECT 1 FROM json_each(record, '$.metadata') WHERE key = ? AND value = ?)"
             values += [name, value]
-        for name, thing_id in (("after", cursor.after), ("before", cursor.before)):
-            if thing_id is not None:
-                query = f"SELECT number FROM {self.name} WHERE id = ? AND {condition}"
-                if (found := connection.execute(query, (thing_id, *values)).fetchone()) is None:
-                    raise InvalidRequestError(name, thing_id, "the id of an item in this list")
-                condition += f" AND number {'>' if (name == 'after') == cursor.ascending else '<'} ?"
-                values.append(found[0])
-        # Of the things before one, the nearest are wanted, so they are read the other way round.
-        from_end = cursor.before is not None and cursor.after is None
-        order = "ASC" if cursor.ascending != from_end else "DESC"
-        found = list(self.select(connection, f"{condition} ORDER BY number {order} LIMIT ?", *values, cursor.limit + 1))
-        page = found[: cursor.limit]
-        return Page(page[::-1] if from_end else page, len(found) > cursor.limit)
+        if cursor.after is not None:
+            query = f"SELECT number FROM {self.name} WHERE id = ? AND {condition}"
+            if (found := connection.execute(query, (cursor.after, *values)).fetchone()) is None:
+                raise InvalidRequestError("after", cursor.after, "the id of an item in this list")
+            condition += f" AND number {'>' if cursor.ascending else '<'} ?"
+            values.append(found[0])
+        order = "ASC" if cursor.ascending else "DESC"
+        items = list(self.select(connection, f"{condition} ORDER BY number {order} LIMIT ?", *values, cursor.limit + 1))
+        return Page(items[: cursor.limit], len(items) > cursor.limit)
 
     def select(self, connection: sqlite3.Connection | Transaction, condition: str, *values: object) -> Iterator[T]:
         """Yield the things for which an SQL condition holds. A damaged record is logged and left out."""

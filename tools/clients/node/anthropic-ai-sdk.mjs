@@ -30,34 +30,6 @@ await run({
   },
   'messages.countTokens': async () =>
     expect((await client.messages.countTokens({ model: 'demo', messages })).input_tokens > 0, 'tokens'),
-  'messages.batches': async () => {
-    const requests = [
-      { custom_id: 'france', params: { ...FIXED, messages } },
-      { custom_id: 'wrong', params: { ...FIXED, messages: [] } },
-    ]
-    let batch = await client.messages.batches.create({ requests })
-    while (batch.processing_status !== 'ended') {
-      await new Promise((resolve) => setTimeout(resolve, 500))
-      batch = await client.messages.batches.retrieve(batch.id)
-    }
-    const results = {}
-    for await (const { custom_id, result } of await client.messages.batches.results(batch.id)) results[custom_id] = result
-    const ids = []
-    for await (const each of client.messages.batches.list({ limit: 10 })) ids.push(each.id)
-    const deleted = await client.messages.batches.delete(batch.id)
-    expect(ids.includes(batch.id) && deleted.type === 'message_batch_deleted', 'the batch in the list')
-    expect(batch.request_counts.succeeded === 1 && results.wrong.type === 'errored', 'one answer and one error')
-    return holds(results.france.message.content[0].text, 'Paris')
-  },
-  'messages.batches.cancel': async () => {
-    const params = { ...FIXED, messages }
-    const requests = [...Array(200).keys()].map((number) => ({ custom_id: String(number), params }))
-    let batch = await client.messages.batches.create({ requests })
-    batch = await client.messages.batches.cancel(batch.id)
-    while (batch.processing_status !== 'ended') batch = await client.messages.batches.retrieve(batch.id)
-    await client.messages.batches.delete(batch.id)
-    return expect(batch.request_counts.canceled > 0, 'cancelled requests')
-  },
   'models.list': async () => expect((await client.models.list()).data[0].id === 'demo', 'demo'),
   'errors': async () => {
     const error = await client.messages.create({ ...FIXED, messages: [] }).catch((caught) => caught)

@@ -1,1 +1,1 @@
-"""Anthropic's API: messages, batches of them, and the count of a conversation's tokens."""
+"""Anthropic's API: messages, and the count of a conversation's tokens."""

@@ -37,7 +37,6 @@ export function answerText(endpoint, { response, error }) {
 const ANSWERS = {
   "/v1/chat/completions": (body) => eachChoice(body, (choice) => choice.message.content ?? JSON.stringify(choice.message.tool_calls)),
   "/v1/completions": (body) => eachChoice(body, (choice) => choice.text),
-  "/v1/messages": (body) => textOf(body.content),
   "/v1/responses": (body) => textOf(body.output),
   "/v1/embeddings": (body) =>
     t("jobs.answer.vectors", { count: formatNumber(body.data.length), size: formatNumber(body.data[0].embedding.length) }),
