@@ -315,6 +315,7 @@ class Engine:
         if (end := self._info.end_of_text) != 0 and 0 in request.stop_tokens:
             request = replace(request, stop_tokens=[token or end for token in request.stop_tokens])
         request.check(self._info.shape, self._info.max_logprobs, self._scheduler.capacity)
+        self._scheduler.check_loras(request)
         return self._generate(request, wait_for_room)
 
     async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:

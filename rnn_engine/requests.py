@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -16,7 +16,7 @@ from rnn_engine.sampling.params import MixKind, check_weights
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
 from rnn_engine.sampling.rows import SequenceContext
 from rnn_engine.telemetry import Timing
-from rnn_engine.types import F32, InitialState, ModelShape, State
+from rnn_engine.types import F32, InitialState, LoraPairs, ModelShape, State
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 
@@ -107,6 +107,12 @@ class GenerateRequest:
         """One request for each state that this request mixes, with itself first; only itself if it mixes none."""
         others = () if self.mix is None else self.mix.others
         return (self, *(self._from(other) for other in others))
+
+    @property
+    def loras(self) -> Mapping[str, LoraPairs]:
+        """The LoRAs of the states from which the request starts, by their digests."""
+        states = [self.initial_state, *(() if self.mix is None else (each.initial_state for each in self.mix.others))]
+        return {each.lora.digest: each.lora for each in states if each is not None and each.lora is not None}
 
     def check(self, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
         """Raise InvalidRequestError for the first field that is not allowed for a model of `shape`."""

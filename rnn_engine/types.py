@@ -127,6 +127,46 @@ State: TypeAlias = Mapping[str, F32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LoraPairs:
+    """A LoRA that is not merged: low-rank pairs beside matrices, with which y = W x + B A x for a sequence's tokens."""
+
+    digest: str  # equal for equal pairs
+    pairs: Mapping[str, tuple[F32, F32]]  # the name of W [out, in] -> A [R, in], and B [out, R] times alpha / R
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(down.nbytes + up.nbytes for down, up in self.pairs.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LoraRoom:
+    """How many LoRAs a step can use at the same time, the greatest rank of their pairs, and the matrices beside these.
+
+    Without places, a runner has no room for LoRAs.
+    """
+
+    places: int = 0
+    rank: int = 16
+    matrices: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # name -> [out, in]
+
+    def misfit(self, lora: LoraPairs) -> str | None:
+        """Return what keeps a runner with this room from taking `lora`, and what it expects; None if nothing does."""
+        if not self.places:
+            return "it has a LoRA, and there is no room for one; expected --max-loras 1 or more, or --lora to merge it"
+        for name, (down, up) in lora.pairs.items():
+            shape, expected = (len(up), down.shape[-1]), self.matrices.get(name)
+            if shape != expected:
+                wanted = "a matrix of the model's time or channel mix" if expected is None else f"{list(expected)}"
+                return f"its LoRA changes {name} {list(shape)}; expected {wanted}"
+            if len(down) > self.rank:
+                return f"its LoRA has the rank {len(down)}; expected at most {self.rank}, or a greater --max-lora-rank"
+        return None
+
+
+NO_LORAS: Final = LoraRoom()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class InitialState:
     """A recurrent state from which a sequence starts, in place of the model's empty state.
 
@@ -137,6 +177,7 @@ class InitialState:
     state: State
     logits: F32 | None = None  # [V] after the last token that the state has taken in, if they are known
     taken_in: int = 0  # of the prompt's first tokens; `root` is then of the state before these
+    lora: LoraPairs | None = None  # with which the sequence runs
 
 
 class FieldKind(Enum):
@@ -338,6 +379,7 @@ class TokenRun:
     masks: Callable[[], NDArray[np.uint32] | None] | None = field(default=None, compare=False)
     draw: TokenDraw | None = field(default=None, compare=False)
     follows: bool = False
+    lora: int | None = None  # the place of the LoRA with which the tokens run; see `Runner.write_lora`
 
 
 def mask_words(vocab_size: int) -> int:
@@ -457,6 +499,15 @@ class Runner(Protocol):
     @property
     def steps_at_once(self) -> int:
         """How many steps are computed at the same time, if their sequences differ: 2 for layers on several devices."""
+
+    @property
+    def lora_room(self) -> LoraRoom: ...
+
+    def write_lora(self, place: int, lora: LoraPairs) -> None:
+        """Put a LoRA at one of the places of `lora_room`, in place of another, for steps that are submitted later.
+
+        Raises InvalidRequestError if there is no room for it, and DeviceError.
+        """
 
     def submit(self, batch: Batch) -> Ticket:
         """Have the device run every token of `batch` and advance its slots' states; return without waiting for it.

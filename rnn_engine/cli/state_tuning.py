@@ -146,8 +146,9 @@ def tune(
         write_page(report, "tuning_report.html", report=made, curve=_Curve.of(made.progress))
     delete_file(checkpoint)
     delete_unfinished(checkpoint)
-    needed = f":{lora.alpha:g}" if lora is not None and output.suffix == ".pth" else ""
-    click.echo(f"the {name} is in {output}" + ("" if lora is None else f"; use it with --lora {output}{needed}"))
+    file = f"{output}:{lora.alpha:g}" if lora is not None and output.suffix == ".pth" else str(output)
+    use = "" if lora is None else f"; use it with --lora {file}, or beside others with --max-loras 4 --state {file}"
+    click.echo(f"the {name} is in {output}{use}")
 
 
 def _echo_report(tuner: Tuner) -> None:

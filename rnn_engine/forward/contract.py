@@ -13,6 +13,8 @@ from rnn_engine.errors import InvalidRequestError, StateError, are_token_ids, ch
 from rnn_engine.types import (
     Batch,
     DrawPenalties,
+    LoraPairs,
+    LoraRoom,
     ModelShape,
     State,
     Ticket,
@@ -63,6 +65,20 @@ def check_draws(
             if run.draw is None or len(run.tokens) > 1:
                 allowed = "one token with a draw, since a run of the batch draws more than one token"
                 raise InvalidRequestError(f"run {position}", run, allowed)
+
+
+def check_loras(batch: Batch, room: LoraRoom) -> None:
+    """Raise InvalidRequestError if the LoRA of a run is at none of the places of `room`."""
+    for position, run in enumerate(batch):
+        if run.lora is not None and not 0 <= run.lora < room.places:
+            raise InvalidRequestError(f"run {position}: lora", run.lora, f"null, or a place below {room.places}")
+
+
+def check_lora(place: int, lora: LoraPairs, room: LoraRoom) -> None:
+    """Raise InvalidRequestError if `room` has no such place, or none that `lora` fits."""
+    check_range("lora place", place, 0, room.places - 1)
+    if (misfit := room.misfit(lora)) is not None:
+        raise InvalidRequestError("lora", lora.digest, "a LoRA that fits", misfit)
 
 
 def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:

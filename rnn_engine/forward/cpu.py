@@ -13,6 +13,8 @@ from rnn_engine.forward.contract import (
     allowed_tokens,
     check_batch,
     check_draws,
+    check_lora,
+    check_loras,
     check_slot,
     check_state,
     make_masks,
@@ -21,7 +23,19 @@ from rnn_engine.forward.contract import (
 )
 from rnn_engine.reference import RunLayers, Watch, Weights, ignore_layer, project_to_logits
 from rnn_engine.reference.threads import matmul_threads
-from rnn_engine.types import F32, Batch, PendingState, Readout, ReadyState, State, Ticket, Trace
+from rnn_engine.types import (
+    F32,
+    NO_LORAS,
+    Batch,
+    LoraPairs,
+    LoraRoom,
+    PendingState,
+    Readout,
+    ReadyState,
+    State,
+    Ticket,
+    Trace,
+)
 
 
 def read_out(
@@ -84,6 +98,7 @@ class CpuRunner:
         max_tokens: int = 256,
         max_rows: int = 64,
         num_candidates: int = 128,
+        lora_room: LoraRoom = NO_LORAS,
     ) -> None:
         """Prepare to run a model with `num_slots` slots; a read-out has up to `num_candidates` top tokens a row."""
         self.shape = weights.shape
@@ -100,6 +115,8 @@ class CpuRunner:
         self._in_flight: dict[Ticket, Readout] = {}
         self._live = {name: np.stack([values] * num_slots) for name, values in self._initial.items()}  # [S, L, ...]
         self._carried: list[F32] = []
+        self.lora_room = lora_room
+        self._loras: dict[int, LoraPairs] = {}  # by place
 
     @np.errstate(over="ignore", invalid="ignore")  # the read-out says whose rows are not finite
     def submit(self, batch: Batch, carried: Sequence[F32] = ()) -> Ticket:
@@ -109,6 +126,10 @@ class CpuRunner:
         ticket = Ticket(next(self._numbers))
         self._in_flight[ticket] = read_out(batch, masks, logits, self._num_candidates, lambda row: logits[row].copy())
         return ticket
+
+    def write_lora(self, place: int, lora: LoraPairs) -> None:
+        check_lora(place, lora, self.lora_room)
+        self._loras[place] = lora
 
     def carry(self, num_tokens: int) -> list[F32]:
         return [rows[:num_tokens] for rows in self._carried]
@@ -126,6 +147,7 @@ class CpuRunner:
     def _run(self, batch: Batch, watch: Watch, carried: Sequence[F32]) -> F32:
         """Run the tokens of `batch`, advance the states of its slots, and return the logits of its rows [R, V]."""
         check_batch(batch, self.shape, self.num_slots, self.max_tokens, self.max_rows)
+        check_loras(batch, self.lora_room)
         if self._weights is None:
             raise StepError("the runner is closed")
         slots = [run.slot for run in batch]
@@ -134,13 +156,19 @@ class CpuRunner:
         first, end = slots[0], slots[0] + len(slots)
         chosen = slice(first, end) if slots == [*range(first, end)] else slots  # a slice copies nothing
         before = {name: values[chosen] for name, values in self._live.items()}  # [B, L, ...]
+        ends = np.cumsum(lengths).tolist()
+        loras = [
+            (slice(end - len(run.tokens), end), self._loras[run.lora])
+            for run, end in zip(batch, ends, strict=True)
+            if run.lora in self._loras
+        ]
         with matmul_threads(self.shape):
-            weights = self._weights.watched(watch).carrying(carried)
+            weights = self._weights.watched(watch).carrying(carried).with_loras(loras)
             hidden, after = self._run_layers(weights, tokens, lengths, before)  # [T, D]
             for name, layers in after.items():
                 for layer, values in enumerate(layers):
                     self._live[name][chosen, layer] = values
-            ends = np.cumsum(lengths).tolist()  # a run's rows belong to its last `rows` tokens
+            # a run's rows belong to its last `rows` tokens
             rows = np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])
             self._carried = [hidden, *(carried[1:] or weights.kept or ())]
             if not len(rows):

@@ -19,11 +19,13 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from rnn_engine.forward.onnx_graph import Graph
 from rnn_engine.reference import Array, PackedRuns, Recurrence, RunLayers, Weights
-from rnn_engine.types import ModelShape
+from rnn_engine.types import LoraPairs, LoraRoom, ModelShape
 
 _TOKENS: Final = 1_000_003  # the number of tokens in the shape of a symbol; no model has this prime as a size
 _RUNS: Final = 1_000_033  # the number of token runs
-_NAMES: Final = {_TOKENS: "T", _RUNS: "B"}
+_RANKS: Final = 1_000_037  # the sum of the ranks of a step's LoRAs
+_NAMES: Final = {_TOKENS: "T", _RUNS: "B", _RANKS: "R"}
+_HALVES: Final = ("lora down", "lora up")
 _MANY_TOKENS: Final = 4  # from which on a recurrence is divided among threads
 _CACHED: Final = 1 << 19  # bytes of states that a core's cache holds beside what is computed of them
 
@@ -47,6 +49,7 @@ class Matrices(Protocol):
 
     shape: ModelShape
     num_threads: int
+    lora_room: LoraRoom
 
     def fetch(self, name: str) -> Array:
         """Return a tensor in f32 for a graph. Raises KeyError if there is none."""
@@ -194,8 +197,13 @@ class _SymbolWeights(Weights):
         self._matrices = matrices
 
     def matmul(self, x: Any, name: str) -> Any:  # noqa: ANN401
-        sizes = (len(x), self._matrices.size_of(name)[0])
-        return self._record.add("Product", x, sizes=sizes, name=name)
+        outer, inner = self._matrices.size_of(name)
+        product = self._record.add("Product", x, sizes=(len(x), outer), name=name)
+        if name not in self._matrices.lora_room.matrices:
+            return product
+        sizes = (inner, _RANKS), (_RANKS, outer)
+        down, up = (self._record.input(half, name, size) for half, size in zip(_HALVES, sizes, strict=True))
+        return product + (x @ down * self._record.input("lora", "scales", (_TOKENS, _RANKS))) @ up
 
     def project(self, x: Any, name: str) -> Any:  # noqa: ANN401
         matrix = self(name)
@@ -254,6 +262,38 @@ class _SymbolCarried:
         return self._record.input("carried", which, (_TOKENS, self._width))
 
 
+class _Loras:
+    """The LoRAs of a step side by side: A [in, R] and B [R, out] of each matrix, and scales [T, R] of 0 or 1."""
+
+    def __init__(self, loras: Mapping[str, LoraPairs]) -> None:
+        self.digests = tuple(loras)
+        self._loras = tuple(loras.values())
+        ranks = [max(len(down) for down, _ in lora.pairs.values()) for lora in self._loras]
+        ends = list(itertools.accumulate(ranks))
+        self._columns = [slice(end - rank, end) for rank, end in zip(ranks, ends, strict=True)]
+        self._rank = sum(ranks)
+        self._halves: dict[str, tuple[Array, Array]] = {}
+
+    def halves(self, name: str, outer: int, inner: int) -> tuple[Array, Array]:
+        """Return A and B of the matrix `name` [out, in]."""
+        if name not in self._halves:
+            down, up = np.zeros((inner, self._rank), np.float32), np.zeros((self._rank, outer), np.float32)
+            for lora, columns in zip(self._loras, self._columns, strict=True):
+                if name in lora.pairs:
+                    a, b = lora.pairs[name]
+                    own = slice(columns.start, columns.start + len(a))
+                    down[:, own], up[own] = a.T, b.T
+            self._halves[name] = down, up
+        return self._halves[name]
+
+    def scales(self, num_tokens: int, used: Sequence[tuple[slice, LoraPairs]]) -> Array:
+        """Return the scales of a step's tokens, some of which use LoRAs."""
+        scales = np.zeros((num_tokens, self._rank), np.float32)
+        for tokens, lora in used:
+            scales[tokens, self._columns[self.digests.index(lora.digest)]] = 1
+        return scales
+
+
 Values: TypeAlias = dict[str, Array]
 """What a step has computed so far, by the names of symbols."""
 Run: TypeAlias = Callable[[Values, PackedRuns], None]
@@ -282,12 +322,14 @@ class GraphLayers:
         self._kept = [each.name for each in kept]
         self._inputs = {symbol.name: key for key, symbol in record.inputs.items()}
         self._num_threads = matrices.num_threads
+        self._paired = matrices.lora_room.matrices
         self._multiples = {1}  # of tokens in a step
         wanted = {*self._outputs, *self._kept, *(name for layers in self._after.values() for name in layers)}
         with ThreadPoolExecutor(self._num_threads) as pool:
             self._parts = list(pool.map(lambda part: (part[0](), part[1]), self._plan(record.ops, wanted, matrices)))
         record.ops.clear()  # they and their symbols would hold the weights until the garbage collector finds them
         self._multiple = max(self._multiples)
+        self._loras = _Loras({})  # of the last step
         self._pool = ThreadPoolExecutor(self._num_threads)  # it has no thread before it is used
 
     def _plan(
@@ -366,9 +408,16 @@ class GraphLayers:
         previous[runs.starts] = np.arange(len(runs.starts))
         places = {"previous": previous, "last": runs.starts + runs.lengths - 1}
         values: Values = {}
+        loras = {lora.digest: lora for _, lora in weights.loras}
+        if self._loras.digests != tuple(loras):
+            self._loras = _Loras(loras)
         for name, (kind, which) in self._inputs.items():
             if kind == "rows":
                 values[name] = weights.rows(str(which), ids)
+            elif kind == "lora":
+                values[name] = self._loras.scales(len(ids), weights.loras)
+            elif kind in _HALVES:
+                values[name] = self._loras.halves(str(which), *self._paired[str(which)])[_HALVES.index(kind)]
             elif kind == "carried":
                 values[name] = np.pad(weights.carried[int(which)], ((0, len(ids) - num_tokens), (0, 0)))
             else:

@@ -25,7 +25,7 @@ from rnn_engine.quantised import Blocks, pack_codes, quantise_rows, unpack_codes
 from rnn_engine.quantised.rows import Matrix, read_rows
 from rnn_engine.reference import Array, RunLayers, Weights
 from rnn_engine.reference.threads import SMALL_WIDTH
-from rnn_engine.types import F32, Model, ModelShape
+from rnn_engine.types import F32, NO_LORAS, LoraRoom, Model, ModelShape
 
 MatMul: TypeAlias = Callable[[F32], F32]
 """A function from x [T, in] to its product [T, out] with a matrix."""
@@ -56,7 +56,13 @@ class MatMulWeights(Weights):
 
 
 def load_layers(
-    model: Model, run_layers: RunLayers, format_of: FormatOf, *, in_bytes: bool, num_threads: int
+    model: Model,
+    run_layers: RunLayers,
+    format_of: FormatOf,
+    *,
+    in_bytes: bool,
+    num_threads: int,
+    lora_room: LoraRoom = NO_LORAS,
 ) -> tuple[Weights, RunLayers]:
     """Read all tensors of `model`, which may then be closed, for the pass `run_layers` on `num_threads` threads.
 
@@ -64,7 +70,7 @@ def load_layers(
     blocks of 8 bits or less are kept in them and multiplied with inputs that are rounded to bytes, if `in_bytes`. All
     others are f32.
     """
-    matrices = _Matrices(model, format_of, in_bytes=in_bytes, num_threads=num_threads)
+    matrices = _Matrices(model, format_of, in_bytes=in_bytes, num_threads=num_threads, lora_room=lora_room)
     layers = GraphLayers(run_layers, matrices, is_later_part=not model.has(model.shape.tensor_names.embedding))
     rest = [name for name in model.names if name not in matrices.read]
     head = model.shape.tensor_names.head
@@ -84,8 +90,11 @@ def trim_heap() -> None:
 class _Matrices:
     """The weights of a model in the formats in which they are multiplied; see `rnn_engine.forward.cpu_graph`."""
 
-    def __init__(self, model: Model, format_of: FormatOf, *, in_bytes: bool, num_threads: int) -> None:
+    def __init__(
+        self, model: Model, format_of: FormatOf, *, in_bytes: bool, num_threads: int, lora_room: LoraRoom
+    ) -> None:
         self.shape = model.shape
+        self.lora_room = lora_room
         self.num_threads = num_threads
         self.read = set[str]()  # the names of tensors that graphs hold
         self._model = model

@@ -10,9 +10,18 @@ from functools import lru_cache, partial
 import numpy as np
 
 from rnn_engine.errors import DeviceError, InvalidRequestError, StepError
-from rnn_engine.forward.contract import check_batch, check_draws, check_slot, check_state, take_oldest
+from rnn_engine.forward.contract import (
+    check_batch,
+    check_draws,
+    check_lora,
+    check_loras,
+    check_slot,
+    check_state,
+    take_oldest,
+)
 from rnn_engine.forward.draws import DeviceDraws, count_draws, decode_draws
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
+from rnn_engine.forward.loras import DeviceLoras
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import SlotStates
 from rnn_engine.forward.step import StepLimits, StepSize, decode_readout, encode_batch, encode_masks
@@ -20,9 +29,12 @@ from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.gpu import BufferCopy, Device, Memory, Plan, ReadBack, Recorder
 from rnn_engine.types import (
     F32,
+    NO_LORAS,
     Batch,
     DeviceMemory,
     Drawn,
+    LoraPairs,
+    LoraRoom,
     Model,
     PendingState,
     Readout,
@@ -142,10 +154,11 @@ class GpuRunner:
         format_of: FormatOf,
         limits: StepLimits,
         progress: Progress,
+        lora_room: LoraRoom = NO_LORAS,
     ) -> None:
         """Upload `model`, which may be closed afterwards, and allocate the device buffers for steps.
 
-        `matmuls` are kernels of `device` for steps of `limits`.
+        `matmuls` are kernels of `device` for steps of `limits`, with the pairs for `lora_room`.
         `memory` is an empty group of buffers of `device`. The caller closes it if this fails, else the runner does.
         Raises DeviceMemoryError if the device has no room, DeviceError if it can't run the model.
         """
@@ -167,6 +180,7 @@ class GpuRunner:
         answer_bytes = 4 * (limits.max_rows * (limits.readout_words + limits.draw_words) + limits.told_words)
         self._answers = [memory.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
         self._states = SlotStates(self._forward.states, self._forward.state_layout, limits.num_slots, device, memory)
+        self._loras = DeviceLoras(lora_room, matmuls, memory)
         self._draws = DeviceDraws(self._forward.buffers, self.shape.vocab_size, limits, memory)
         self._open = OpenRuns(self._states)
         self._num_submitted = 0
@@ -177,6 +191,14 @@ class GpuRunner:
     @property
     def memory(self) -> DeviceMemory:
         return self._memory.used
+
+    @property
+    def lora_room(self) -> LoraRoom:
+        return self._loras.room
+
+    def write_lora(self, place: int, lora: LoraPairs) -> None:
+        check_lora(place, lora, self.lora_room)
+        self._loras.write(place, lora)
 
     @property
     def weight_bytes(self) -> int:
@@ -203,6 +225,7 @@ class GpuRunner:
         check_draws(
             batch, self.shape.vocab_size, self.max_draws, self.num_penalty_slots, max_logprobs=self.max_draw_logprobs
         )
+        check_loras(batch, self.lora_room)
         if self._closed:
             raise StepError("the runner is closed")
         self._open.check(batch)
@@ -260,7 +283,8 @@ class GpuRunner:
         self._upload_carried(carried)
         num_tokens, num_rows = sum(len(run.tokens) for run in batch), sum(run.rows for run in batch)
         hidden: dict[int, F32] = {}
-        for layer, plan in forward.traced_plans(StepSize(num_tokens, len(batch), num_rows), layers):
+        size = StepSize(num_tokens, len(batch), num_rows, has_loras=self._upload_loras(batch))
+        for layer, plan in forward.traced_plans(size, layers):
             self._recorder.submit(plan)
             if layer is not None:
                 x = memory.read(forward.buffers.x, 0, 4 * num_tokens * shape.width)
@@ -286,7 +310,9 @@ class GpuRunner:
     def _run_kernels(self, token_counts: Collection[int], progress: Progress) -> None:
         for done, count in enumerate(token_counts):
             progress("compiling kernels", done, len(token_counts))
-            run_step(self, [TokenRun(0, [0] * count, rows=min(count, self.max_rows) if self._forward.has_head else 0)])
+            rows = min(count, self.max_rows) if self._forward.has_head else 0
+            for lora in (None, 0) if self.lora_room.places else (None,):
+                run_step(self, [TokenRun(0, [0] * count, rows=rows, lora=lora)])
         if self.shape.has_head and self._forward.has_head:
             all_allowed = np.full((1, mask_words(self.shape.vocab_size)), 2**32 - 1, np.uint32)
             run_step(self, [TokenRun(0, [0], rows=1, masks=lambda: all_allowed)])
@@ -336,6 +362,13 @@ class GpuRunner:
         for place, rows in zip(self._forward.carried, carried, strict=False):
             self._memory.upload(place.buffer, 4 * place.start, rows)
 
+    def _upload_loras(self, batch: Batch) -> bool:
+        """Upload which LoRA each token has; return False, and upload nothing, if none has one."""
+        has_loras = any(run.lora is not None for run in batch)
+        if has_loras:
+            self._loras.upload_scales(batch)
+        return has_loras
+
     def _submit(self, ticket: Ticket, batch: Batch, carried: Sequence[F32]) -> _Step:
         """Upload the inputs of `batch`, submit its dispatches, and start the download of its read-outs and draws.
 
@@ -349,7 +382,8 @@ class GpuRunner:
         if num_draws:
             self._draws.upload(batch)
         num_tokens = sum(len(run.tokens) for run in batch)
-        size = StepSize(num_tokens, len(batch), num_rows, has_draws=num_draws > 0)
+        has_loras = self._upload_loras(batch)
+        size = StepSize(num_tokens, len(batch), num_rows, has_draws=num_draws > 0, has_loras=has_loras)
         first = replace(size, has_following=any(run.follows for run in batch))
         if num_rows == 0:
             return _Step(ticket, batch, self._recorder.submit(self._plan(size, side=0)), None)

@@ -26,7 +26,7 @@ from rnn_engine.forward.stages import KernelStage, QuantisedInputs
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import MatMulClass, Tuning
 from rnn_engine.forward.variants import MatMulVariant, MatMulWork, StreamVariant
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat, round_up
+from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, WEIGHT_FORMATS, WeightFormat, round_up
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 from rnn_engine.quantised import KEPT_FORMATS
 from rnn_engine_shaders import Constant, Include, ShaderSource
@@ -34,8 +34,10 @@ from rnn_engine_shaders import Constant, Include, ShaderSource
 _AFTER_PAIRS: Final = {
     Activation.NONE: Activation.RESIDUAL,
     Activation.RESIDUAL: Activation.RESIDUAL,
+    Activation.SCALED_RESIDUAL: Activation.SCALED_RESIDUAL,
     Activation.SQUARED_RELU: Activation.ADDED_SQUARED_RELU,
     Activation.SIGMOID: Activation.ADDED_SIGMOID,
+    Activation.SILU: Activation.ADDED_SILU,
 }
 """The activation of a matrix -> that with which its low-rank pair is added to its sums."""
 
@@ -89,15 +91,17 @@ class MatMulKernels:
     ) -> None:
         """Prepare kernels for steps within `limits`. `activations` int8 quantises inputs of 8-bit weights to bytes.
 
-        `pairs` are low-rank pairs to train beside the model's matrices.
+        `pairs` are low-rank pairs beside the model's matrices, to train, or with scales of each token for LoRAs.
         """
         self.kernels = kernels
         self.tuning = tuning
         self.limits = limits
         self.pairs = pairs
         self.bound: list[BoundMatMul] = []  # the model's matmuls, in the order of loading
+        self.bound_pairs: list[BoundPairs] = []  # of LoRAs
         self._quantises = activations == "int8"
         self._packed: dict[int, Buffer] = {}  # the buffers of quantised inputs, by the bytes of a token
+        self._pair_buffers: tuple[Buffer, Buffer] | None = None
         self._constants: dict[str, Constant] = {
             "MAX_SEGMENTS": MAX_SEGMENTS,
             **{f"ACTIVATION_{each.name}": int(each) for each in Activation if each and each is not Activation.SWIGLU},
@@ -137,6 +141,24 @@ class MatMulKernels:
         """Return the number type in which matrices of the format `weights` are multiplied: f32 or int8."""
         return "int8" if self._quantises and weights.packed is not None else "f32"
 
+    def pair_buffers(self, memory: Memory, num_matrices: int) -> tuple[Buffer, Buffer]:
+        """Return the buffers for the hidden activations of `num_matrices` pairs, and for scales.
+
+        All matmuls share those of LoRAs.
+        """
+        pairs = self.pairs
+        assert pairs is not None
+        stride = round_up(pairs.rank, COLUMNS_AT_ONCE)
+        plane = 4 * self.limits.max_tokens * stride
+        if pairs.scale is not None:
+            scales = memory.create_buffer("scales of pairs", 4 * stride)
+            memory.upload(scales, 0, np.full(stride, pairs.scale, np.float32))
+            return memory.create_buffer("hidden of pairs", num_matrices * plane), scales
+        if self._pair_buffers is None:
+            hidden = memory.create_buffer("hidden of LoRAs", MAX_SEGMENTS * plane)
+            self._pair_buffers = hidden, memory.create_buffer("scales of LoRAs", plane)
+        return self._pair_buffers
+
     def packed_inputs(self, memory: Memory, token_bytes: int) -> Buffer:
         """Return the buffer of inputs in bytes, which all matmuls with the same `token_bytes` overwrite."""
         if token_bytes not in self._packed:
@@ -164,12 +186,17 @@ class MatMul:
         self._counts_rows = counts_rows
         paired = kernels.pairs.matrices if kernels.pairs is not None else {}
         self._paired = [matrix for matrix in matrices if matrix.weights.name in paired]
-        matrices = [_without_pair(matrix) if matrix.weights.name in paired else matrix for matrix in matrices]
+        self._always_paired = bool(self._paired) and kernels.pairs is not None and kernels.pairs.scale is not None
+        if self._always_paired:
+            matrices = [replace(matrix, activation=self._activation(matrix)) for matrix in matrices]
         quantised = [matrix for matrix in matrices if kernels.number_of(matrix.weights.format) == "int8"]
         others = [matrix for matrix in matrices if kernels.number_of(matrix.weights.format) != "int8"]
         self._inputs = QuantisedInputs.of(quantised)
         readers = [*map(self._inputs.read_by, quantised), *others]
-        self._parts = [self._load(part, memory) for part in split_matrices(readers, memory.max_binding_bytes)]
+        split = list(split_matrices(readers, memory.max_binding_bytes))
+        self._parts = [self._load(part, memory) for part in split]
+        has_loras = self._paired and not self._always_paired
+        self._before_pairs = list(map(self._bare, split, self._parts)) if has_loras else []
         self._joined = self._join()
 
     def bind(self, buffers: MatMulBuffers) -> BoundMatMul:
@@ -191,10 +218,8 @@ class MatMul:
             return len(_bindings(part, buffers)) + len(more) <= self._kernels.kernels.storage_buffers
 
         parts = self._parts if self._joined is None or not fits(self._joined) else [self._joined]
-        can_norm = (
-            not self._inputs.sources and not self._paired and self._kernels.can_norm(int(norm.constants["WIDTH"]))
-        )
-        if not can_norm or not all(map(fits, parts)):
+        can_norm = self._kernels.can_norm(int(norm.constants["WIDTH"]))
+        if self._inputs.sources or self._always_paired or not can_norm or not all(map(fits, parts)):
             return NormedMatMul(norm.stage, self.bind(buffers), norms_one=False)
         variants = [self._kernels.tuning.normed_matmul(part.kind) for part in parts]
         singles = tuple(
@@ -204,26 +229,31 @@ class MatMul:
         return NormedMatMul(norm.stage, self._bind(buffers, singles), norms_one=True)
 
     def _bind(self, buffers: MatMulBuffers, singles: tuple[SinglePart, ...]) -> BoundMatMul:
-        parts = []
         quantised, stage = self._quantise(buffers)
-        for loaded in self._parts:
+
+        def bind(loaded: LoadedPart) -> tuple[LoadedPart, BindGroup]:
             inputs = quantised if loaded.kind.number == "int8" else buffers.inputs
             bindings = {**_bindings(loaded, buffers), "inputs": inputs}
-            parts.append((loaded, self._kernels.kernels.bind(self._kernels.source(loaded), bindings)))
-        pairs = self._bind_pairs(buffers)
+            return loaded, self._kernels.kernels.bind(self._kernels.source(loaded), bindings)
+
         bound = BoundMatMul(
-            self._label, self._kernels, tuple(parts), self._counts_rows, buffers.batch, stage, singles, pairs
+            self._label, self._kernels, tuple(map(bind, self._parts)), self._counts_rows, buffers.batch, stage, singles
         )
+        if self._always_paired:
+            bound = replace(bound, pairs=self._bind_pairs(buffers))
+        elif self._paired:
+            before = tuple(map(bind, self._before_pairs))
+            bound = replace(bound, with_loras=replace(bound, parts=before, singles=(), pairs=self._bind_pairs(buffers)))
         self._kernels.bound.append(bound)
         return bound
 
-    def _bind_pairs(self, buffers: MatMulBuffers) -> BoundPairs | None:
-        """Return the stages of the low-rank pairs of the matrices; None if there are none."""
+    def _bind_pairs(self, buffers: MatMulBuffers) -> BoundPairs:
+        """Return the stages of the low-rank pairs of the matrices."""
         pairs, memory, downs, ups = self._kernels.pairs, self._memory, [], []
-        if pairs is None or not self._paired:
-            return None
-        stride = round_up(pairs.rank, 8)
+        assert pairs is not None
+        stride = round_up(pairs.rank, COLUMNS_AT_ONCE)
         plane = self._kernels.limits.max_tokens * stride
+        scale_stride = 0 if pairs.scale is not None else stride
         for number, matrix in enumerate(self._paired):
             place = number * plane, stride
             down, up = (
@@ -232,11 +262,12 @@ class MatMul:
             )
             inputs = matrix.inputs_start, matrix.inputs_stride
             outputs = matrix.outputs_start, matrix.outputs_stride
-            downs.append(Matrix(down, *inputs, *place, Activation.SCALED, inputs_from=matrix.inputs_from))
-            ups.append(Matrix(up, *place, *outputs, _AFTER_PAIRS[matrix.activation], inputs_from=Activation.SCALED))
-        hidden = memory.create_buffer(f"{self._label} hidden of pairs", 4 * plane * len(downs))
-        scales = memory.create_buffer(f"{self._label} scales of pairs", 4 * stride)
-        memory.upload(scales, 0, np.full(stride, pairs.scale, np.float32))
+            operand = matrix.operand_start, matrix.operand_stride
+            source = matrix.inputs_from
+            downs.append(Matrix(down, *inputs, *place, Activation.SCALED, 0, scale_stride, inputs_from=source))
+            after = _AFTER_PAIRS[matrix.activation]
+            ups.append(Matrix(up, *place, *outputs, after, *operand, inputs_from=Activation.SCALED))
+        hidden, scales = self._kernels.pair_buffers(memory, len(downs))
 
         def bind(
             what: str, matrices: Sequence[Matrix], operands: Buffer, inputs: Buffer, outputs: Buffer
@@ -244,13 +275,15 @@ class MatMul:
             matmul = MatMul(f"{self._label}, pairs {what}", matrices, self._kernels, memory)
             return matmul.bind(MatMulBuffers(buffers.batch, operands, inputs, outputs))
 
-        return BoundPairs(
+        bound = BoundPairs(
             tuple(matrix.weights.name for matrix in self._paired),
             bind("down", downs, scales, buffers.inputs, hidden),
             bind("up", ups, buffers.vectors, hidden, buffers.outputs),
             buffers.inputs,
             hidden,
         )
+        self._kernels.bound_pairs.append(bound)
+        return bound
 
     def _single(
         self,
@@ -319,6 +352,19 @@ class MatMul:
         kind = MatMulClass.of(part.format.name, part.num_rows, columns, self._kernels.number_of(part.format))
         return LoadedPart(part.format, part.num_rows, part.num_weights, weight_bytes, buffers, places, segments, kind)
 
+    def _bare(self, part: SegmentPart, loaded: LoadedPart) -> LoadedPart:
+        """Return a loaded part with sums in place of outputs, where a low-rank pair is added before the activation."""
+        activations = (self._activation(segment.matrix) for segment in part.segments)
+        places = tuple(
+            replace(place, activation=activation) for place, activation in zip(loaded.places, activations, strict=True)
+        )
+        return replace(loaded, places=places, segments=self._upload_segments(places))
+
+    def _activation(self, matrix: Matrix) -> Activation:
+        """Return the activation of a matrix before its low-rank pair is added, if it has one."""
+        own, names = matrix.activation, [paired.weights.name for paired in self._paired]
+        return own if matrix.weights.name not in names or _AFTER_PAIRS[own] is own else Activation.NONE
+
     def _upload_segments(self, places: Sequence[SegmentPlace]) -> Buffer:
         """Upload a struct MatMul of segments.wgsl with these places, and return its buffer."""
         table = [int(self._counts_rows), len(places)]
@@ -327,12 +373,6 @@ class MatMul:
         segments = self._memory.create_buffer(f"{self._label} segments", 4 * len(table))
         self._memory.upload(segments, 0, np.array(table, np.uint32))
         return segments
-
-
-def _without_pair(matrix: Matrix) -> Matrix:
-    """Return a matrix that has a low-rank pair, without the activation, which follows when the pair is added."""
-    is_residual = matrix.activation is Activation.RESIDUAL
-    return matrix if is_residual else replace(matrix, activation=Activation.NONE)
 
 
 def _bindings(loaded: LoadedPart, buffers: MatMulBuffers) -> dict[str, Buffer]:
@@ -367,6 +407,7 @@ class BoundMatMul:
     quantise: KernelStage | None  # the stage that quantises the inputs, if some part multiplies bytes
     singles: tuple[SinglePart, ...]  # of steps of one token, in place of `parts`, unless it is empty
     pairs: BoundPairs | None = None
+    with_loras: BoundMatMul | None = None  # for steps in which some token has a LoRA, if the matrices may have pairs
 
     @property
     def weight_bytes(self) -> int:
@@ -374,6 +415,9 @@ class BoundMatMul:
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         """Yield a dispatch for each part, after one to quantise the inputs if needed. A step must not be empty."""
+        if step.has_loras and self.with_loras is not None:
+            yield from self.with_loras.dispatches(step)
+            return
         yield from self._own_dispatches(step)
         if self.pairs is not None:
             yield from self.pairs.down.dispatches(step)
@@ -438,6 +482,6 @@ class NormedMatMul:
     norms_one: bool  # if the matmul norms a single token itself
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        if step.num_tokens > 1 or not self.norms_one:
+        if step.num_tokens > 1 or not self.norms_one or (step.has_loras and self.matmul.with_loras is not None):
             yield from self.norm.dispatches(step)
         yield from self.matmul.dispatches(step)

@@ -1,4 +1,4 @@
-"""Low-rank pairs that are trained beside matrices, as LoRA: y = W x + alpha / R * B A x; A is [R, in], B [out, R]."""
+"""Low-rank pairs beside matrices, as LoRA: y = W x + alpha / R * B A x, with A [R, in] and B [out, R]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Pairs:
 
     matrices: Mapping[str, tuple[int, int]]  # name -> [out, in]
     rank: int  # R
-    scale: float  # alpha / R
+    scale: float | None  # alpha / R; None if each token has its own, 0 or 1, for each of the ranks: see `DeviceLoras`
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:

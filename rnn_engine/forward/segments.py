@@ -41,6 +41,7 @@ class Activation(IntEnum):
     SCALED = 15  # the sum times the operand
     ADDED_SQUARED_RELU = 16  # of the sum plus what the output holds, like the next
     ADDED_SIGMOID = 17
+    ADDED_SILU = 18
 
 
 @dataclass(frozen=True, slots=True)

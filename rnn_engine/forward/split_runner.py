@@ -15,10 +15,12 @@ from typing import Protocol
 import numpy as np
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.forward.contract import check_batch, check_draws, check_slot, check_state
+from rnn_engine.forward.contract import check_batch, check_draws, check_lora, check_slot, check_state
 from rnn_engine.types import (
     F32,
     Batch,
+    LoraPairs,
+    LoraRoom,
     ModelShape,
     PendingState,
     Readout,
@@ -60,6 +62,7 @@ class SplitRunner:
         self.max_draw_logprobs = parts[-1].max_draw_logprobs
         self.num_penalty_slots = parts[-1].num_penalty_slots
         self.steps_at_once = 2
+        self._own = tuple(zip(self.parts, self.layers, strict=True))
 
     def submit(self, batch: Batch) -> Ticket:
         """See `Runner`. Waits until all devices but the last have computed the step."""
@@ -70,6 +73,26 @@ class SplitRunner:
             carried = part.carry(num_tokens)
         return self.parts[-1].submit(self._runs_of(self.parts[-1], batch), carried)
 
+    @property
+    def lora_room(self) -> LoraRoom:
+        matrices: dict[str, tuple[int, int]] = {}
+        for part, own in self._own:
+            matrices |= {self._moved(name, own.start): size for name, size in part.lora_room.matrices.items()}
+        return replace(self.parts[0].lora_room, matrices=matrices)
+
+    def write_lora(self, place: int, lora: LoraPairs) -> None:
+        check_lora(place, lora, self.lora_room)
+        for part, own in self._own:
+            names = {self._moved(name, own.start): name for name in part.lora_room.matrices}
+            pairs = {names[name]: pair for name, pair in lora.pairs.items() if name in names}
+            part.write_lora(place, replace(lora, pairs=pairs))
+
+    def _moved(self, name: str, num_layers: int) -> str:
+        """Return the name in the whole model of a part's matrix, before which the model has `num_layers` layers."""
+        prefix = self.shape.tensor_names.layers
+        layer, dot, rest = name.removeprefix(prefix).partition(".")
+        return f"{prefix}{int(layer) + num_layers}{dot}{rest}"
+
     def collect(self, ticket: Ticket) -> Readout:
         return self.parts[-1].collect(ticket)
 
@@ -77,7 +100,7 @@ class SplitRunner:
         num_tokens = self._check(batch)
         carried: Sequence[F32] = ()
         hidden: dict[int, F32] = {}
-        for part, own in zip(self.parts, self.layers, strict=True):
+        for part, own in self._own:
             traced = part.trace(
                 self._runs_of(part, batch), [layer - own.start for layer in layers if layer in own], carried
             )
@@ -89,7 +112,7 @@ class SplitRunner:
         check_slot(slot, self.num_slots)
         if state is not None:
             check_state(state, self.shape)
-        for part, own in zip(self.parts, self.layers, strict=True):
+        for part, own in self._own:
             layers = slice(own.start, own.stop)
             part.write_state(slot, None if state is None else {name: each[layers] for name, each in state.items()})
 

@@ -41,6 +41,7 @@ class StepSize:
     has_masks: bool = False  # some row has a mask of its own
     has_draws: bool = False  # the device draws from some row
     has_following: bool = False  # some run continues from the token that its slot has drawn last
+    has_loras: bool = False  # some run has a LoRA
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,8 @@ class AsyncLLM:
         tokenizer: str = "auto",
         chat_template: str = "auto",
         loras: Sequence[LoraChoice] = (),
+        max_loras: int = 0,
+        max_lora_rank: int = 16,
         reranker: str | Path | None = None,
         cache: CacheConfig | None = DEFAULT_CACHE,
         progress: Progress = ignore,
@@ -112,6 +114,8 @@ class AsyncLLM:
 
         `device` is auto, an index, a part of a name, or cpu. `weights` is the format of the matrices, such as f16,
         int8, int4 or auto; None keeps that of a quantised file, and is f16 for others. `num_slots` texts run at a time.
+        `loras` are merged into the weights; `max_loras` others, up to the rank `max_lora_rank`, can run side by side
+        as states.
         `reranker` names a reranker for an embedding model in the same way. `cache` says how many states of prompts are
         kept; None keeps none. `progress` is called on another thread.
 
@@ -123,6 +127,8 @@ class AsyncLLM:
             chat_template=chat_template,
             weights=weights,
             loras=loras,
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
             reranker=None if reranker is None else locate_model(reranker),
         )
         engine = await Engine.load(

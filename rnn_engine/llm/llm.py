@@ -74,6 +74,8 @@ class LLM(Blocking[AsyncLLM]):
         tokenizer: str = "auto",
         chat_template: str = "auto",
         loras: Sequence[LoraChoice] = (),
+        max_loras: int = 0,
+        max_lora_rank: int = 16,
         reranker: str | Path | None = None,
         cache: CacheConfig | None = DEFAULT_CACHE,
     ) -> None:
@@ -90,6 +92,8 @@ class LLM(Blocking[AsyncLLM]):
                         tokenizer=tokenizer,
                         chat_template=chat_template,
                         loras=loras,
+                        max_loras=max_loras,
+                        max_lora_rank=max_lora_rank,
                         reranker=reranker,
                         cache=cache,
                         progress=report,

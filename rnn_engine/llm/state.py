@@ -52,6 +52,7 @@ class State(Mapping[str, F32]):
     def _set(self, frozen: FrozenState, files: StateFiles) -> None:
         self._files = files
         self._arrays = dict(frozen.state)
+        self._lora = frozen.lora
         self._frozen: FrozenState | None = frozen  # None: the arrays may have been changed
 
     @classmethod
@@ -98,7 +99,7 @@ class State(Mapping[str, F32]):
     @property
     def frozen(self) -> FrozenState:
         """The state as `Engine` takes it. Raises StateError if a number was changed to one that is not finite."""
-        return self._frozen or freeze_state(self._arrays, self.shape, "state")
+        return self._frozen or freeze_state(self._arrays, self.shape, "state", lora=self._lora)
 
     def layer(self, number: int) -> dict[str, F32]:
         """Return views of one layer's arrays by field name; negative numbers count from the last layer."""

@@ -23,7 +23,7 @@ from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import DEFAULT_OPTIMIZER, TrainerSize, load_trainer
 from rnn_engine.model import LoraChoice
 from rnn_engine.model.fingerprint import metal_fingerprint
-from rnn_engine.model.lora import write_lora
+from rnn_engine.model.lora import BASE, write_lora
 from rnn_engine.operations.chat_prompt import text_before_chat
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.training.checkpoint import load_checkpoint, save_checkpoint
@@ -231,6 +231,7 @@ class Tuner:
             return
         metadata = {
             "format": "rnn-engine-lora",
+            BASE: self.state_files.model,
             "rank": str(lora.rank),
             "targets": ",".join(lora.targets),
             "run": json.dumps(self._run, sort_keys=True),

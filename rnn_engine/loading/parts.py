@@ -166,7 +166,7 @@ def open_parts(
         loaded = _load_onto_device(model, path, settings, num_slots=num_slots, config=config, progress=progress)
         undo.callback(loaded.close)
         fingerprint = model.identify(lambda done, total: progress("reading the weights", done, total))
-        own_states = open_states(model, states)
+        own_states = open_states(model, states, loaded.runner.lora_room)
         first_slab = num_slots + len(loaded.drafts.spare_slots)
         kept = _open_cache(loaded.runner, first_slab, f"{fingerprint} {loaded.weights}", config, store)
         named_states = share_names(store, own_states, fingerprint, states)
@@ -290,7 +290,12 @@ def _load_onto_device(
 ) -> _Loaded:
     """Choose a device, and load model and reranker onto it, with spare slots for drafts and for the cache."""
     num_drafting = min(num_slots, MOST_DRAFTING) if settings.speculate else 0
-    size = RunnerSize(num_slots, spare_bytes=config.device_capacity + num_drafting * spare_slot_bytes(model.shape))
+    size = RunnerSize(
+        num_slots,
+        spare_bytes=config.device_capacity + num_drafting * spare_slot_bytes(model.shape),
+        max_loras=settings.max_loras,
+        max_lora_rank=settings.max_lora_rank,
+    )
     choice, plan = place_model(model, settings, size)
     reranker = None
     with ExitStack() as undo:
@@ -312,6 +317,8 @@ def _load_onto_device(
                 warm_up=True,
                 tune=TuneOrder(settings.tune_seconds),
                 threads=settings.threads,
+                max_loras=settings.max_loras,
+                max_lora_rank=settings.max_lora_rank,
                 progress=progress,
                 kept=kept,
             )

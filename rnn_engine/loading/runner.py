@@ -11,6 +11,7 @@ from pathlib import Path
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, ModelError
 from rnn_engine.forward import CpuRunner, GpuRunner, Progress, SplitRunner, no_progress
 from rnn_engine.forward.cpu_matmul import count_threads, load_layers
+from rnn_engine.forward.loras import pairs_for
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.onnx_graph import has_onnxruntime
 from rnn_engine.forward.slot_states import StateLayout
@@ -23,8 +24,9 @@ from rnn_engine.gpu import Device, SizingDevice, open_device
 from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, kernel_limits
 from rnn_engine.loading.placement import cut, is_placement
 from rnn_engine.model import LoraChoice, ModelFile, ModelPart
+from rnn_engine.model.lora import projection
 from rnn_engine.reference import Weights
-from rnn_engine.types import DeviceMemory, Model, ModelShape, TracingRunner
+from rnn_engine.types import NO_LORAS, DeviceMemory, LoraRoom, Model, ModelShape, TracingRunner
 from rnn_engine.versions.table import VERSIONS, VersionTable
 from rnn_engine.versions.v5 import ShapeV5
 
@@ -79,6 +81,8 @@ def load_runner(
     warm_up: bool = False,
     tune: TuneOrder = FIXED,
     threads: int | None = None,
+    max_loras: int = 0,
+    max_lora_rank: int = 16,
     kept: Sequence[PartRunner | None] = (),
     progress: Progress = no_progress,
     versions: VersionTable = VERSIONS,
@@ -88,7 +92,8 @@ def load_runner(
     `device` is "auto", an index, a part of a name, or "cpu"; or several of them, as `is_placement` reads them, among
     which the layers are divided. On "cpu", floats are f32, blocks too unless activations are int8, and `threads`
     multiply. `weights` is the format of matrices as `WeightChoice.parse` reads it, or a function from each matrix to
-    its format; with a function, products are in f32. The `num_slots` are followed by spare slots, which the runner's
+    its format; with a function, products are in f32. A step can use `max_loras` LoRAs, up to the rank `max_lora_rank`.
+    The `num_slots` are followed by spare slots, which the runner's
     `num_slots` includes: as many as `spare_bytes` and the device have room for, at most 64.
     `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every index. `tune` sets how
     the kernels are chosen. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first
@@ -106,7 +111,12 @@ def load_runner(
     def load_part(part: Model, own: str, *, in_bytes: bool) -> GpuRunner | CpuRunner:
         """Load `part`, the model or a part of it, onto the device `own`; blocks are multiplied `in_bytes` there."""
         size = RunnerSize(
-            num_slots, spare_bytes * part.shape.num_layers // model.shape.num_layers, max_tokens, max_rows
+            num_slots,
+            spare_bytes * part.shape.num_layers // model.shape.num_layers,
+            max_tokens,
+            max_rows,
+            max_loras,
+            max_lora_rank,
         )
         format_of, _ = _formats(weights, part)
         if own == "cpu":
@@ -169,6 +179,16 @@ class RunnerSize:
     spare_bytes: int = 0
     max_tokens: int | None = None
     max_rows: int | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 16
+
+    def loras_of(self, model: Model) -> LoraRoom:
+        """Return the room for LoRAs beside the matrices of a model, or of a part of one."""
+        if not self.max_loras or VERSIONS.get(model.shape.version).run_backward is None:
+            return NO_LORAS
+        shapes = {name: model.matrix(name).shape for name in model.names if projection(name) is not None}
+        matrices = {name: (int(outer), int(inner)) for name, (outer, inner) in shapes.items()}
+        return LoraRoom(self.max_loras, self.max_lora_rank, matrices)
 
     def candidates_of(self, shape: ModelShape) -> int:
         """Return how many of the greatest logits of each row a step reads back."""
@@ -204,11 +224,11 @@ def _load_gpu_runner(
 ) -> tuple[GpuRunner, MatMulKernels]:
     shape = model.shape
     slot_bytes = 4 * StateLayout(shape).stride  # in each layer's buffer
-    room = device.max_binding_bytes // slot_bytes - size.num_slots
+    most_spare = device.max_binding_bytes // slot_bytes - size.num_slots
     has_rows = not isinstance(model, ModelPart) or model.has_head
     num_penalty_slots = min(size.num_slots, device.max_binding_bytes // slot_penalty_bytes(shape.vocab_size))
     limits = StepLimits(
-        size.num_slots + _spare_slots(size.spare_bytes, spare_slot_bytes(shape), room),
+        size.num_slots + _spare_slots(size.spare_bytes, spare_slot_bytes(shape), most_spare),
         max(size.num_slots, size.max_tokens or tuning.step_tokens(shape)),
         size.rows_of(shape) if has_rows else 1,
         size.candidates_of(shape),
@@ -218,9 +238,18 @@ def _load_gpu_runner(
         memory = device.allocate()
         undo.callback(memory.close)
         load_layers = versions.get(shape.version).load_layers
-        matmuls = MatMulKernels(device.kernels, tuning, limits, activations=activations)
+        room = size.loras_of(model)
+        matmuls = MatMulKernels(device.kernels, tuning, limits, activations=activations, pairs=pairs_for(room))
         runner = GpuRunner(
-            model, load_layers, device, memory, matmuls, format_of=format_of, limits=limits, progress=progress
+            model,
+            load_layers,
+            device,
+            memory,
+            matmuls,
+            format_of=format_of,
+            limits=limits,
+            progress=progress,
+            lora_room=room,
         )
         undo.pop_all()
     return runner, matmuls
@@ -229,11 +258,13 @@ def _load_gpu_runner(
 def _load_cpu_runner(
     model: Model, size: RunnerSize, versions: VersionTable, format_of: FormatOf, *, in_bytes: bool, threads: int | None
 ) -> CpuRunner:
-    shape = model.shape
+    shape, lora_room = model.shape, size.loras_of(model)
     run_layers = versions.get(shape.version).run_layers
     if has_onnxruntime() and (in_bytes or shape.num_layers * shape.layer_weights >= _FEW_WEIGHTS):
         num_threads = count_threads(shape, threads)
-        weights, run_layers = load_layers(model, run_layers, format_of, in_bytes=in_bytes, num_threads=num_threads)
+        weights, run_layers = load_layers(
+            model, run_layers, format_of, in_bytes=in_bytes, num_threads=num_threads, lora_room=lora_room
+        )
     else:
         weights = Weights.read(model)
     return CpuRunner(
@@ -243,6 +274,7 @@ def _load_cpu_runner(
         max_tokens=size.max_tokens or 64,
         max_rows=size.rows_of(shape),
         num_candidates=size.candidates_of(shape),
+        lora_room=lora_room,
     )
 
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from rnn_engine.model import LoraChoice
 
 
+MOST_RANK: Final = 512
+
+
 def _parse_weights(text: str) -> str:
     from rnn_engine.forward import WeightChoice
 
@@ -116,6 +119,12 @@ class LoadSettings(Settings):
         "A LoRA to merge into the weights: a file of ai00 or BlinkDL with its alpha, one of RWKV-PEFT (PiSSA, DiSHA, "
         "Bone), or a folder of PEFT."
     )
+    max_loras: int = setting(0, Kind(int, "N", low=0, high=256)).help(
+        "How many LoRAs that are not merged one step can use; a LoRA is given as a state: --state NAME=FILE[:ALPHA]."
+    )
+    max_lora_rank: int = setting(16, Kind(int, "RANK", low=1, high=MOST_RANK)).help(
+        "The greatest rank of such a LoRA. Device memory for --max-loras of it is taken at the start."
+    )
     tune_seconds: float | None = setting(  # 0 for programs; None is auto
         0.0, Kind(metavar="auto|SECONDS", parse=_parse_tune_seconds), "--tune", text=AUTO, env="RNN_ENGINE_TUNE"
     ).help(
@@ -178,7 +187,6 @@ class StateSettings(Settings):
     )
 
 
-MOST_RANK: Final = 512
 _RANK: Final = Kind(int, low=1, high=MOST_RANK)
 _NAMES: Final = Kind(metavar="NAMES", parse=lambda text: tuple(text.split(",")), write=",".join)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,13 +26,13 @@ from rnn_engine.loading.kernel_choices import kernel_limits
 from rnn_engine.loading.memory import check_cpu_weights, check_unknown_memory, free_memory, in_words, usual_weights
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.model import ModelFile
+from rnn_engine.model.lora import projection
 from rnn_engine.types import DeviceMemory, ModelShape
 from rnn_engine.versions.table import VERSIONS
 
 DEFAULT_OPTIMIZER: Final = Optimizer()
 _LOGITS_BYTES: Final = 32 << 20  # for the rows of logits that are computed at a time
 _LEAST_TOKENS: Final = 64  # that an error suggests
-_PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.((?:att|ffn)\.(?:receptance|key|value|gate|output))\.weight")
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class Shaped(Protocol):
 
 def find_pairs(settings: LoraSettings, tensors: Mapping[str, Shaped]) -> Pairs:
     """Return the pairs for a model with `tensors`. Raises InvalidRequestError for a target that it does not have."""
-    projections = {name: match[1] for name in tensors if (match := _PROJECTION.fullmatch(name))}
+    projections = {name: matrix for name in tensors if (matrix := projection(name)) is not None}
     matrices = sorted(set(projections.values()))
     known = [*sorted({matrix.partition(".")[0] for matrix in matrices}), *matrices]
     for target in settings.targets or ("",):

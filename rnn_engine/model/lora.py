@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,6 +33,8 @@ from rnn_engine.types import F32
 
 _FILE: Final = "adapter_config.json"
 _ALPHA: Final = "alpha"  # in the metadata of safetensors
+BASE: Final = "rnn_engine_model"
+"""The key in the metadata of safetensors for the fingerprint of the model for which a LoRA was trained."""
 _MODULE: Final = re.compile(r"[\w.]+")
 
 
@@ -151,15 +154,20 @@ class Pair:
     down_swapped: bool = False  # A is stored as [in, R]
     transposes: bool = False  # the product is for the matrix [in, out]
 
-    def merge(self, weight: F32, read: Read) -> None:
+    def halves(self, read: Read) -> tuple[F32, F32]:
+        """Return A [R, in], and B [out, R] times `scale`, of the matrix as the model has it."""
         down, up = read(self.down).astype(np.float32), read(self.up).astype(np.float32)
         if self.down_swapped:
             down = down.T
         if self.transposes:
             down, up = up.T, down.T
+        return down, np.float32(self.scale) * up
+
+    def merge(self, weight: F32, read: Read) -> None:
+        down, up = self.halves(read)
         for start in range(0, len(weight), _ROWS):
             rows = slice(start, start + _ROWS)
-            weight[rows] += np.float32(self.scale) * (up[rows] @ down)
+            weight[rows] += up[rows] @ down
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +243,27 @@ class Lora:
         if not np.isfinite(weight).all():
             raise ModelError(f"{self.choice.path}: {name} is not finite once this LoRA is merged")
 
+    def pairs(self) -> dict[str, tuple[F32, F32]]:
+        """Return A [R, in], and B [out, R] times alpha / R, for each matrix that the LoRA changes.
+
+        Raises ModelError as `read` does, or if it changes anything but projections by low-rank pairs.
+        """
+        found: dict[str, tuple[F32, F32]] = {}
+        for name, change in self._changes.items():
+            if not isinstance(change, Pair) or projection(name) is None:
+                path = self.choice.path
+                raise ModelError(
+                    f"{path}: it changes {name}; expected only pairs for projections, or --lora to merge it"
+                )
+            found[name] = change.halves(self._source.read)
+        return found
+
+    @property
+    def base(self) -> str | None:
+        """The fingerprint of the model for which it was trained, if the file has it."""
+        metadata = self._source.metadata if isinstance(self._source, SafetensorsFile) else {}
+        return metadata.get(BASE)
+
     def close(self) -> None:
         """Close the LoRA's file. Idempotent."""
         self._source.close()
@@ -263,6 +292,12 @@ def check_changes(
                 _check_shards(name, change, stored[change.name], model[name])
             case Plain():
                 _check_plain(name, change, stored[change.name], model[name])
+
+
+def projection(name: str) -> str | None:
+    """Return which matrix of a layer `name` is, such as att.key; None if it is none of its projections."""
+    match = _PROJECTION.fullmatch(name)
+    return None if match is None else match[1]
 
 
 def refuse_unknown(names: Sequence[str]) -> None:
@@ -324,7 +359,7 @@ _PEFT_PREFIX: Final = "base_model.model."
 _PEFT_PAIR: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
 _OTHER_HALF: Final = {"0": "1", "1": "0", "A": "B", "B": "A"}  # ai00's two halves, and those of all others
 _PEFT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
-_PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.(att|ffn)\.(key|value|receptance|gate|output)\.weight")
+_PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.((?:att|ffn)\.(?:key|value|receptance|gate|output))\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +368,18 @@ class _Target:
 
     name: str
     swapped: bool
+
+
+def is_lora(path: Path) -> bool:
+    """Return True if `path` is a PEFT folder, or a file of tensors with low-rank pairs."""
+    if path.is_dir():
+        return (path / _FILE).is_file()
+    try:
+        source = open_source(path)
+    except ModelError:
+        return False
+    with closing(source):
+        return any(map(_FILE_PAIR.fullmatch, source.tensors))
 
 
 def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -> Lora:
@@ -416,7 +463,7 @@ def _read_plain(
 
 
 def _alpha(choice: LoraChoice, name: str) -> float:
-    if not _PROJECTION.fullmatch(name):
+    if projection(name) is None:
         return 1.0
     if choice.alpha is None:
         raise ModelError("the file does not contain its alpha; expected FILE:ALPHA, such as lora.safetensors:32")

@@ -90,6 +90,7 @@ def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndSt
         logits=end.logits,
         num_tokens=0 if taken_in is None else taken_in + len(end.tokens),
         last_tokens=(*before, *end.tokens),
+        lora=None if initial_state is None else initial_state.lora,
     )
 
 

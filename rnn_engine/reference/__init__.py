@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from rnn_engine.quantised import Blocks
 from rnn_engine.quantised.rows import read_rows
-from rnn_engine.types import LAYER_NORM, Model, ModelShape, Norm
+from rnn_engine.types import LAYER_NORM, LoraPairs, Model, ModelShape, Norm
 
 Array: TypeAlias = NDArray[Any]
 Replaced = TypeVar("Replaced", bound=Callable[..., Array])
@@ -49,6 +49,7 @@ class Weights:
         self.watch: Watch = ignore_layer
         self.carried: Sequence[Array] = ()
         self.kept: list[Array] | None = None
+        self.loras: Sequence[tuple[slice, LoraPairs]] = ()  # and the tokens for which each is used
 
     @classmethod
     def read(cls, model: Model, dtype: DTypeLike = np.float32) -> Self:
@@ -74,7 +75,12 @@ class Weights:
 
     def matmul(self, x: Array, name: str) -> Array:
         """Multiply `x` [T, in] with the matrix called `name` [out, in] -> [T, out]."""
-        return x @ self._matrix(name)
+        y: Array = x @ self._matrix(name)
+        for tokens, lora in self.loras:
+            if name in lora.pairs:
+                down, up = lora.pairs[name]
+                y[tokens] += x[tokens] @ down.T @ up.T
+        return y
 
     def project(self, x: Array, name: str) -> Array:
         """Multiply `x` [T, in] with the low-rank matrix called `name` [in, out] -> [T, out]; or B of each, if 3-D."""
@@ -103,6 +109,12 @@ class Weights:
         watching = copy(self)
         watching.watch = watch
         return watching
+
+    def with_loras(self, loras: Sequence[tuple[slice, LoraPairs]]) -> Self:
+        """Return a copy of these weights with which the given tokens of a step use LoRAs."""
+        changed = copy(self)
+        changed.loras = loras
+        return changed
 
     def carrying(self, carried: Sequence[Array]) -> Self:
         """Return a copy of these weights, of a part of a model, with what the part before it puts out.

@@ -371,7 +371,7 @@ class DraftingSequence(SamplingSequence):
         self.drafter.num_drafted += len(draft)
         row_masks = self._row_masks[: 1 + len(draft)]
         masks = partial(stack_masks, row_masks) if any(mask is not None for mask in row_masks) else None
-        return TokenRun(self.slot, [*certain, *draft], rows=1 + len(draft), masks=masks)
+        return TokenRun(self.slot, [*certain, *draft], rows=1 + len(draft), masks=masks, lora=self.lora)
 
     def take_draft(self, run: TokenRun, rows: RunRows) -> list[Event]:
         """Check a draft by drawing from its rows; return the events. A wrong one goes on from the state before."""

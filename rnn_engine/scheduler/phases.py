@@ -149,7 +149,7 @@ class Prompt(Phase["SlotSequence"]):
         end = sequence.submitted = start + count
         at_end = end == sequence.prompt_length
         sequence.plan.submit(end)
-        run = TokenRun(sequence.slot, prompt[start:end])
+        run = TokenRun(sequence.slot, prompt[start:end], lora=sequence.lora)
         if (rows := _count_scored(request, start, end)) > 0:
             # The prompt's last row has no next token as its target; it gets the last token, whose logit is not used.
             run.targets = (*prompt[end - rows + 1 : end + 1], prompt[-1])[:rows]
@@ -190,7 +190,8 @@ class Decode(Phase[Of]):
     def run(self, sequence: Of, count: int, num_draws: int) -> TokenRun:
         sequence.in_flight.append(self)
         sequence.submitted += 1
-        return TokenRun(sequence.slot, (sequence.generated[-1],), rows=1, masks=sequence.make_masks(1))
+        masks = sequence.make_masks(1)
+        return TokenRun(sequence.slot, (sequence.generated[-1],), rows=1, masks=masks, lora=sequence.lora)
 
     def take(self, sequence: Of, run: TokenRun, rows: RunRows) -> list[Event]:
         sequence.position += 1
@@ -260,7 +261,7 @@ class DeviceDecode(HostDecode):
         sequence.submitted += 1
         follows = self.num_drawing > 0
         tokens = _NOT_KNOWN if follows else (sequence.generated[-1],)
-        run = TokenRun(sequence.slot, tokens, rows=1, follows=follows)
+        run = TokenRun(sequence.slot, tokens, rows=1, follows=follows, lora=sequence.lora)
         self.draw(sequence, run, min(num_draws, self._num_left(sequence)))
         return run
 
@@ -296,9 +297,11 @@ class Given(Phase["SamplingSequence"]):
         if self._unscored:
             targets = sequence.generated[start + 1 : start + count + 1]
             targets.extend(tokens[-1:] if len(targets) < count else ())  # the next token is not known yet
-            return TokenRun(sequence.slot, tokens, rows=count, targets=targets, masks=sequence.make_masks(count))
+            masks = sequence.make_masks(count)
+            return TokenRun(sequence.slot, tokens, rows=count, targets=targets, masks=masks, lora=sequence.lora)
         is_last = sequence.submitted == self._end
-        return TokenRun(sequence.slot, tokens, rows=int(is_last), masks=sequence.make_masks(1) if is_last else None)
+        masks = sequence.make_masks(1) if is_last else None
+        return TokenRun(sequence.slot, tokens, rows=int(is_last), masks=masks, lora=sequence.lora)
 
     def take(self, sequence: SamplingSequence, run: TokenRun, rows: RunRows) -> list[Event]:
         sequence.position += len(run.tokens)

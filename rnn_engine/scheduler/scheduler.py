@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rnn_engine.errors import MaskError, RnnEngineError, StepError
+from rnn_engine.errors import InvalidRequestError, MaskError, RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
 from rnn_engine.scheduler.background import TimeShares
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings, awaits_draft, choose_drafts
 from rnn_engine.scheduler.inboxes import Delivery, step_error
+from rnn_engine.scheduler.loras import LoraPlaces
 from rnn_engine.scheduler.mask_threads import WAIT_SECONDS, MaskThreads
 from rnn_engine.scheduler.meter import DRAW_SECONDS, Meter, StepSeconds, StepTimes
 from rnn_engine.scheduler.phases import Prompt
@@ -164,7 +165,7 @@ class Scheduler:
         self._drafts = Drafts(runner, drafts)
         self._mask_threads = MaskThreads(self.capacity, wake, self.counters, mask_seconds)
         halts = Halts(runner.shape.vocab_size, infos.data)
-        self._shared = Shared(runner, infos, halts, self._meter, self._mask_threads)
+        self._shared = Shared(runner, infos, halts, self._meter, self._mask_threads, LoraPlaces(runner))
         self._admission = SlotAllocator(self._shared, self._slots, self._prefixes, self._drafts, least_tokens)
         self._step_seconds = StepSeconds()
         self._answered = False  # the last step gave first tokens and ran no batch
@@ -192,6 +193,15 @@ class Scheduler:
             return True
         self._meter.rest()
         return False
+
+    def check_loras(self, request: GenerateRequest) -> None:
+        """Raise InvalidRequestError if the runner has no room for the LoRAs of `request`. For any thread."""
+        room = self._shared.runner.lora_room
+        misfits = [misfit for lora in request.loras.values() if (misfit := room.misfit(lora)) is not None]
+        if len(request.loras) > room.places:
+            misfits.append(f"it mixes {len(request.loras)} LoRAs; expected at most {room.places}, or more --max-loras")
+        if misfits:
+            raise InvalidRequestError("state", ", ".join(request.loras), "one for which there is room", misfits[0])
 
     def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
         """Queue a checked `request` under `key`, never used twice. `arrived` is when its client asked; None is now."""
@@ -266,6 +276,7 @@ class Scheduler:
         """Use `runner`, another runner of the same model and sizes, from now on. No request may hold a slot."""
         self._shared.runner = runner
         self._prefixes.replace_runner(runner)
+        self._shared.loras.replace_runner(runner)
         self._drafts.replace_runner(runner)
         self.failed_in_a_row = 0
 

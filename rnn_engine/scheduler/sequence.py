@@ -34,6 +34,7 @@ from rnn_engine.sampling.ranking import top_logprobs
 from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
 from rnn_engine.sampling.sequence_sampler import Draw, SequenceSampler, random_seed
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
+from rnn_engine.scheduler.loras import LoraPlaces
 from rnn_engine.scheduler.mask_threads import MaskThreads
 from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.phases import (
@@ -84,6 +85,7 @@ class SlotSequence(ABC):
         self.phase: AnyPhase = Prompt()
         self.draws: SequenceSampler | None = None  # draws the next token from the row that has just come
         self.row: F32 | None = None  # [V] of a mix: the row of the next token, until that is drawn
+        self.lora: int | None = None  # the place of the LoRA with which it runs
         self.released = False  # it has no slot, and the outcome of its runs in flight is not wanted
 
     @property
@@ -191,6 +193,7 @@ class Shared:
     halts: Halts  # finds the tokens that may end a text
     meter: Meter
     mask_threads: MaskThreads
+    loras: LoraPlaces
 
 
 class SamplingSequence(SlotSequence):

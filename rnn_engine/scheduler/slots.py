@@ -54,6 +54,11 @@ class Slots:
         return [self.live[key] for key in sorted(self._late) if self.live[key].can_go_on]
 
     @property
+    def loras(self) -> set[str]:
+        """The digests of the LoRAs of all live requests."""
+        return {digest for live in self.live.values() for digest in live.request.loras}
+
+    @property
     def lowest_free(self) -> int | None:
         return self._free[0] if self._free else None
 
@@ -270,7 +275,7 @@ class SlotAllocator:
         if len(self.queue) == 0:
             return False
         if self._slots.num_free > 0:
-            queued = next(self.queue.ready(self._slots.held), None)
+            queued = next(filter(self._has_places, self.queue.ready(self._slots.held)), None)
             if queued is not None and self._has_room(queued):
                 return True
         return len(self.find_victims()) > 0
@@ -321,6 +326,8 @@ class SlotAllocator:
         resume. Slots may be given back meanwhile.
         """
         for queued in self.queue.ready(self._slots.held) if self._slots.num_free else ():
+            if not self._has_places(queued):
+                continue  # others pass a request that needs another LoRA
             if not self._has_room(queued):
                 break  # no other passes a request that needs several slots, so that it gets them
             if isinstance(queued, Suspended):
@@ -338,6 +345,19 @@ class SlotAllocator:
         leaves_one = self.keeps_slot_free and queued.request.client.is_background and self._slots.num_background > 0
         return num_left >= int(leaves_one)
 
+    def _has_places(self, queued: Queued) -> bool:
+        """Return True if the LoRAs of a request, if it has any, and those of live requests have places together."""
+        own = queued.request.loras
+        return not own or self._shared.loras.has_room(own.keys() | self._slots.loras)
+
+    def _put_loras(self, live: SamplingSequence) -> None:
+        """Tell the sequences of a request at which places their LoRAs are, after putting them there."""
+        in_use = self._slots.loras | live.request.loras.keys()
+        for sequence in live.sequences:
+            start = sequence.request.initial_state
+            if start is not None and start.lora is not None:
+                sequence.lora = self._shared.loras.put(start.lora, in_use)
+
     def _resume(self, suspended: Suspended) -> FailedStart | None:
         """Write a suspended request's states to free slots, so that it continues. Return the failure, or None."""
         live = suspended.live
@@ -345,6 +365,7 @@ class SlotAllocator:
         try:
             for slot, state in zip(slots, suspended.states, strict=True):
                 self._shared.runner.write_state(slot, state.result())
+            self._put_loras(live)
         except Exception as error:
             logger.exception("a request that was suspended could not go on")
             for slot in slots:
@@ -396,4 +417,5 @@ class SlotAllocator:
         if isinstance(live, MixedSequence):
             for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):
                 live.join(member.request, slot, start)
+        self._put_loras(live)
         return live

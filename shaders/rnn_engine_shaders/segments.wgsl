@@ -36,6 +36,7 @@ fn store(segment: Segment, token: u32, row: u32, sum: f32) {
             outputs[place] = positive * positive;
         }
         case ACTIVATION_ADDED_SIGMOID: { outputs[place] = sigmoid(outputs[place] + sum); }
+        case ACTIVATION_ADDED_SILU: { let whole = outputs[place] + sum; outputs[place] = whole * sigmoid(whole); }
         default: { outputs[place] = sum; }
     }
 }

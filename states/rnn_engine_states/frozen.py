@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
 from rnn_engine.tensor_files.source import show
-from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
+from rnn_engine.types import F32, FieldKind, InitialState, LoraPairs, ModelShape, State
 
 # Checks that arrays are a state of a model: all its fields, in the right shapes, with only finite numbers.
 
@@ -125,15 +125,16 @@ class FrozenState:
     last_tokens: tuple[int, ...]  # the last of them, as far as they are known
     has_shifts: bool  # whether the token shifts are set too; a tuned state leaves them at zero
     path: TokenPath | None = None  # if all tokens are known, and this server has run them
+    lora: LoraPairs | None = None  # with which the state was made, and sequences that start from it run
 
     @property
     def for_request(self) -> InitialState:
         """The state as the `InitialState` of a request, identified by its digest."""
-        return InitialState(self.digest, self.state, self.logits)
+        return InitialState(self.digest, self.state, self.logits, lora=self.lora)
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self.state.values()) + (0 if self.logits is None else self.logits.nbytes)
+        return Payload(self.state, self.logits).num_bytes + (0 if self.lora is None else self.lora.num_bytes)
 
 
 def freeze_state(
@@ -144,8 +145,9 @@ def freeze_state(
     logits: F32 | None = None,
     num_tokens: int = 0,
     last_tokens: Sequence[int] = (),
+    lora: LoraPairs | None = None,
 ) -> FrozenState:
-    """Check and copy the arrays of `state` and return them as a `FrozenState`.
+    """Check and copy the arrays of `state` and return them as a `FrozenState`, which shares `lora`.
 
     Raises StateError if they do not fit the model; the message begins with `source`. `num_tokens` may be 0 if it is
     unknown: the result has None instead if a token shift is not zero, since such a state has taken in some tokens.
@@ -157,7 +159,26 @@ def freeze_state(
     shifts = [kept[field.name] for field in shape.state_fields if field.kind is FieldKind.SHIFT]
     has_shifts = any(bool(shift.any()) for shift in shifts)
     known = None if num_tokens == 0 and has_shifts else num_tokens
-    return FrozenState(_digest(kept), kept, logits, known, tuple(last_tokens)[-MAX_LAST_TOKENS:], has_shifts)
+    last = tuple(last_tokens)[-MAX_LAST_TOKENS:]
+    digest = _digest(kept) if lora is None else f"{_digest(kept)}+{lora.digest}"
+    return FrozenState(digest, kept, logits, known, last, has_shifts, lora=lora)
+
+
+def freeze_lora(pairs: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], source: str) -> LoraPairs:
+    """Check and copy pairs A [R, in] and B [out, R] by the names of their matrices, and return them as a LoRA.
+
+    Raises StateError, which begins with `source`, for other shapes and values that are not finite.
+    """
+    kept: dict[str, tuple[F32, F32]] = {}
+    for name, (down, up) in sorted(pairs.items()):
+        if down.ndim != 2 or up.ndim != 2 or len(down) != up.shape[1] or not len(down):
+            raise StateError(f"{source}: {name} has a pair {list(down.shape)}, {list(up.shape)} of no common rank")
+        down, up = (check_array(half, half.shape, f"{source}: the LoRA for {name}") for half in (down, up))
+        kept[name] = _read_only(down), _read_only(up)
+    digest = _digest(
+        {f"{name}.{half}": array for name, pair in kept.items() for half, array in zip("AB", pair, strict=True)}
+    )
+    return LoraPairs(digest, kept)
 
 
 def _read_only(array: F32) -> F32:

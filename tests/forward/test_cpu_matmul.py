@@ -30,13 +30,22 @@ GENERATOR = np.random.default_rng(5)
 
 
 def make_runner_of(
-    model: Model, weights: str, *, num_slots: int, max_tokens: int, num_threads: int = 1, **limits: int
+    model: Model,
+    weights: str,
+    *,
+    num_slots: int,
+    max_tokens: int,
+    num_threads: int = 1,
+    max_rows: int = 64,
+    num_candidates: int = 128,
 ) -> CpuRunner:
     choice, run_layers = WeightChoice.parse(weights), VERSIONS.get(model.shape.version).run_layers
     in_bytes = choice.activations == "int8"
     format_of = choice.of(model.shape)
     read, layers = load_layers(model, run_layers, format_of, in_bytes=in_bytes, num_threads=num_threads)
-    return CpuRunner(read, layers, num_slots=num_slots, max_tokens=max_tokens, **limits)
+    return CpuRunner(
+        read, layers, num_slots=num_slots, max_tokens=max_tokens, max_rows=max_rows, num_candidates=num_candidates
+    )
 
 
 def multiply(blocks: Blocks, x: F32) -> F32:

@@ -45,6 +45,8 @@ def allocated(model: TensorModel, size: RunnerSize, weights: str) -> DeviceMemor
         spare_bytes=size.spare_bytes,
         max_tokens=size.max_tokens,
         max_rows=size.max_rows,
+        max_loras=size.max_loras,
+        max_lora_rank=size.max_lora_rank,
     )
     assert isinstance(runner, GpuRunner)
     try:
@@ -59,6 +61,7 @@ def test_the_estimate_is_what_is_allocated_for_every_version(shape: ModelShape) 
     for weights, size in (
         ("f16", RunnerSize(num_slots=3)),
         ("int4,emb=int8,adapters=q8_0,layers=1", RunnerSize(num_slots=1, spare_bytes=100_000, max_tokens=5)),
+        ("f16", RunnerSize(num_slots=3, max_loras=2, max_lora_rank=9)),
     ):
         estimate = measure_runner(unread(model), SizingDevice.like("auto"), size, weights=weights)
         assert estimate == allocated(model, size, weights)

@@ -177,3 +177,9 @@ def test_requests_that_are_suspended_hear_what_they_would_alone(
     model = SchedulerModel(setting)
     run_random(model, seed, operations=500, check_every=5)
     assert model.clients.scheduler.counters.suspensions > 10
+
+
+@pytest.mark.parametrize(("places", "draws", "draft_tokens", "clients"), [(1, 0, 0, 1), (2, 3, 0, 1), (3, 3, 8, 3)])
+def test_requests_with_loras_get_the_same_as_alone(places: int, draws: int, draft_tokens: int, clients: int) -> None:
+    setting = Setting(loras=places, draws=draws, draft_tokens=draft_tokens, clients=clients, run_ahead=draws > 0)
+    run_random(SchedulerModel(setting), seed=places, operations=500, check_every=5)

@@ -30,7 +30,7 @@ from rnn_engine.scheduler import NO_DRAFTS, Delivery, DraftSettings, Scheduler
 from rnn_engine.scheduler.slots import LEAST_TOKENS
 from rnn_engine.types import F32, InitialState
 from rnn_engine_states.cache.cache import StateCache
-from tests.support.fake_runner import FakeRunner, Logits, Tokens
+from tests.support.fake_runner import FakeRunner, Logits, Tokens, marked
 from tests.support.mixed_rows import mixed_logits
 from tests.support.plain_search import first_stop
 from tests.support.scheduler_books import check_scheduler, count_late
@@ -154,8 +154,9 @@ class Clients:
         return self.heard[key]
 
     def _check_end(self, request: GenerateRequest, end: EndState) -> None:
-        before = () if request.initial_state is None else self.runner.tokens_of(request.initial_state.state)
-        assert self.runner.tokens_of(end.state) == before + end.tokens
+        start = request.initial_state
+        before, lora = ((), None) if start is None else (self.runner.tokens_of(start.state), start.lora)
+        assert self.runner.tokens_of(end.state) == before + marked(end.tokens, lora)
 
 
 def run_alone(
@@ -172,8 +173,10 @@ def run_alone(
     The whole text comes in one piece, and the end without its state. The request must have a seed.
     """
 
+    start = request.initial_state
+
     def own_logits(tokens: Tokens) -> F32:
-        return all_logits(before + tokens)
+        return all_logits(before + marked(tokens, None if start is None else start.lora))
 
     logits = own_logits if request.mix is None else mixed_logits(request, all_logits, (before, *others))
     seed = request.sampling.seed

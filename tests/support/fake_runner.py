@@ -20,9 +20,12 @@ from rnn_engine.forward.contract import allowed_tokens, make_masks
 from rnn_engine.forward.cpu import read_out
 from rnn_engine.types import (
     F32,
+    NO_LORAS,
     NOTHING_DRAWN,
     Batch,
     Drawn,
+    LoraPairs,
+    LoraRoom,
     ModelShape,
     PendingState,
     Readout,
@@ -64,6 +67,12 @@ def table_logits(vocab_size: int, num_rows: int = 4096, spread: float = 3.0) -> 
     return logits
 
 
+def marked(tokens: Sequence[int], lora: LoraPairs | None) -> Tokens:
+    """Return the tokens that stand for `tokens` in the state of a sequence with a LoRA."""
+    mark = 0 if lora is None else 1 + zlib.crc32(lora.digest.encode()) % 1000
+    return tuple(token + mark for token in tokens)
+
+
 def scripted_logits(vocab_size: int, script: Sequence[int], margin: float = 100.0) -> Logits:
     """Return a function to rows by which greedy sampling draws `script`, then token 0, again and again.
 
@@ -95,6 +104,7 @@ class FakeRunner:
     max_draw_logprobs: int = 3
     num_penalty_slots: int = 0
     steps_at_once: int = 1
+    lora_room: LoraRoom = NO_LORAS
     num_candidates: int = 8
     fail_when: Callable[[Batch], bool] = lambda batch: False
     on_step: Callable[[Batch], None] = lambda batch: None
@@ -106,6 +116,7 @@ class FakeRunner:
     def __post_init__(self) -> None:
         self.slots: list[Tokens | None] = [None] * self.num_slots  # None = undefined
         self._numbers = {tokens: number for number, tokens in enumerate(self.known_states)}
+        self.loras: dict[int, LoraPairs] = {}  # by place
         self._steps = 0
         self._tickets = itertools.count()
         self._in_flight: dict[Ticket, Readout | StepError] = {}
@@ -151,6 +162,10 @@ class FakeRunner:
         readout = self._read_out(batch, [row for rows, _ in ran for row in rows])
         return replace(readout, drawn=[drawn for _, drawn in ran]) if any(run.draw for run in batch) else readout
 
+    def write_lora(self, place: int, lora: LoraPairs) -> None:
+        assert 0 <= place < self.lora_room.places, f"no such place: {place}"
+        self.loras[place] = lora
+
     def write_state(self, slot: int, state: State | None) -> None:
         self._undefined.discard(slot)
         self._drawn_last.pop(slot, None)
@@ -194,7 +209,7 @@ class FakeRunner:
             return [np.full(self.shape.vocab_size, np.nan, np.float32)] * run.rows
         self._drawn_last.pop(run.slot, None)
         before = self._tokens(run.slot)
-        after = self.slots[run.slot] = before + tuple(run.tokens)
+        after = self.slots[run.slot] = before + marked(run.tokens, None if run.lora is None else self.loras[run.lora])
         return [self.logits(after[: len(after) - left]) for left in reversed(range(run.rows))]
 
     def _has_halted(self, run: TokenRun) -> bool:
@@ -220,7 +235,7 @@ class FakeRunner:
             if has_halted or len(tokens) == draw.count:
                 self._drawn_last[run.slot] = None if has_halted else tokens[-1]
                 return rows, Drawn(tokens, is_settled=True, goes_on=not has_halted, logprobs=logprobs)
-            rows = [*rows[:-1], *self._run(TokenRun(run.slot, tokens[-1:], rows=1))]
+            rows = [*rows[:-1], *self._run(TokenRun(run.slot, tokens[-1:], rows=1, lora=run.lora))]
             self._drawn_last[run.slot] = None
         return rows, Drawn(tokens, is_settled=False, logprobs=logprobs)
 

@@ -15,7 +15,19 @@ from enum import StrEnum
 import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
-from rnn_engine.types import F32, NOTHING_DRAWN, Batch, ModelShape, PendingState, Readout, Runner, State, Ticket
+from rnn_engine.types import (
+    F32,
+    NOTHING_DRAWN,
+    Batch,
+    LoraPairs,
+    LoraRoom,
+    ModelShape,
+    PendingState,
+    Readout,
+    Runner,
+    State,
+    Ticket,
+)
 
 HANG_SECONDS = 30.0  # after which a hanging device that is not released fails its step
 
@@ -122,6 +134,14 @@ class FaultRunner:
     @property
     def steps_at_once(self) -> int:
         return self.inner.steps_at_once
+
+    @property
+    def lora_room(self) -> LoraRoom:
+        return self.inner.lora_room
+
+    def write_lora(self, place: int, lora: LoraPairs) -> None:
+        self._fail_if(Fault.WRITE)
+        self.inner.write_lora(place, lora)
 
     def submit(self, batch: Batch) -> Ticket:
         faults = self._faults

@@ -11,6 +11,7 @@ import pytest
 import wgpu
 
 from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.loras import pairs_for
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
@@ -19,7 +20,7 @@ from rnn_engine.forward.weight_choice import FormatOf, parse_weights
 from rnn_engine.gpu import Device, DeviceInfo, measure_subgroup_size, open_device
 from rnn_engine.gpu.device import choose_adapter
 from rnn_engine.gpu.sizing import LEAST_LIMITS
-from rnn_engine.types import Model
+from rnn_engine.types import NO_LORAS, LoraRoom, Model
 from rnn_engine.versions.shared.layout import HeadsShape
 from rnn_engine.versions.table import VERSIONS
 
@@ -85,6 +86,7 @@ def make_gpu_runner(
     weights: str | FormatOf = "f32",
     max_binding_bytes: int | None = None,
     max_buffer_bytes: int | None = None,
+    lora_room: LoraRoom = NO_LORAS,
 ) -> GpuRunner:
     device, tuning = open_checked(kind)
     if isinstance(model.shape, HeadsShape) and model.shape.head_size > _SMALL_HEAD:
@@ -106,8 +108,9 @@ def make_gpu_runner(
         VERSIONS.get(model.shape.version).load_layers,
         device,
         memory,
-        MatMulKernels(device.kernels, tuning, limits, activations=activations),
+        MatMulKernels(device.kernels, tuning, limits, activations=activations, pairs=pairs_for(lora_room)),
         format_of=format_of,
         limits=limits,
         progress=lambda what, done, total: None,
+        lora_room=lora_room,
     )

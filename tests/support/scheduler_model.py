@@ -17,7 +17,7 @@ from rnn_engine.errors import EngineClosedError
 from rnn_engine.requests import Client, GenerateRequest, MixedState, SamplingParams, StateMix
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.scheduler import DraftSettings
-from rnn_engine.types import Batch, InitialState
+from rnn_engine.types import Batch, InitialState, LoraPairs, LoraRoom
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.upkeep import make_cache
@@ -54,6 +54,7 @@ class Setting:
     clients: int = 1  # that share it; the first sends most. More than one suspend each other's requests
     least_tokens: int = 3  # that a request runs before it may be suspended
     steps_at_once: int = 1  # that the runner computes
+    loras: int = 0  # places for them; most requests then have one of four
 
 
 class SchedulerModel:
@@ -72,6 +73,7 @@ class SchedulerModel:
             max_draws=setting.draws,
             num_penalty_slots=2 if setting.draws else 0,
             steps_at_once=setting.steps_at_once,
+            lora_room=LoraRoom(setting.loras),
             fail_when=lambda batch: self._failing,
             on_step=self._look_on,
         )
@@ -106,6 +108,10 @@ class SchedulerModel:
         """
         self.operations["send"] += 1
         request = replace(request, initial_state=self._after(before, logits=logits_known))
+        if self.runner.lora_room.places and (digest := self._chance.choice(("", "p", "q", "r", "s"))):
+            start = self.clients.after(before, logits=logits_known and bool(before))
+            start = replace(start, root=f"{start.root} {digest}", lora=LoraPairs(digest, {}))
+            request = replace(request, initial_state=start)
         if request.mix is not None:
             starts = [self._after(other, logits=logits_known) for other in others]
             mixed = [
@@ -211,6 +217,8 @@ class SchedulerModel:
         scheduler = self.clients.scheduler
         if self.runner.num_in_flight > 0:
             self.steps_ahead += 1
+            return
+        if self.runner.lora_room.places:  # a request may wait for a place of its LoRA
             return
         if self.num_clients > 1:  # a running request may soon be suspended, and a paused one may have been
             return

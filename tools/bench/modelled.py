@@ -16,7 +16,18 @@ import numpy as np
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.settings import ReplicaPlace
 from rnn_engine.loading.parts import assemble
-from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket
+from rnn_engine.types import (
+    F32,
+    NO_LORAS,
+    Batch,
+    LoraPairs,
+    ModelShape,
+    PendingState,
+    Readout,
+    ReadyState,
+    State,
+    Ticket,
+)
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.models import tiny_shape
@@ -102,6 +113,7 @@ class ModelledRunner:
 
     max_draws = max_draw_logprobs = num_penalty_slots = 0
     steps_at_once = 1
+    lora_room = NO_LORAS
 
     def __init__(
         self,
@@ -133,6 +145,9 @@ class ModelledRunner:
         self._step_seconds, self._token_seconds = step_seconds, token_seconds
         self._busy_until = 0.0
         self._clock = clock or RealClock()
+
+    def write_lora(self, place: int, lora: LoraPairs) -> None:
+        raise NotImplementedError
 
     def read_out(self, batch: Batch) -> Readout:
         """Return what the host reads back after a step."""

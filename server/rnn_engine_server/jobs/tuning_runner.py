@@ -486,10 +486,10 @@ class TuningRunner:
         old, newest = checkpoints[:-KEPT_CHECKPOINTS], checkpoints[-KEPT_CHECKPOINTS:]
         await self._store.change(job.id, lambda job, _: replace(job, checkpoints=newest))
         for checkpoint in old:
-            with suppress(RnnEngineError):  # such as one that its owner has deleted
-                if job.lora is not None:
+            if job.lora is not None:
+                with suppress(RnnEngineError):
                     await self._store.files.delete(job.owner, job.lora_file(checkpoint.state))
-                    continue
+            with suppress(RnnEngineError):  # such as one that its owner has deleted
                 async with self._states(job) as (_, states):
                     await states.delete(checkpoint.state)
         message = f"Checkpoint created at step {step}: {job.model_name(name)}"
@@ -528,13 +528,16 @@ class TuningRunner:
             model.release()
 
     async def _keep(self, job: TuningJob, name: str) -> None:
-        """Give the state or the LoRA that the process has written a name, unless it has that already."""
+        """Give the state or the LoRA that the process has written a name, unless it has that already.
+
+        A LoRA is kept as a file, too, and has a name only if the model has room to run it.
+        """
+        path = self._store.files.blobs.path(job.blobs[1])
         if job.lora is not None:
             await self._store.keep_lora(job, name)
-            return
-        path = self._store.files.blobs.path(job.blobs[1])
         async with self._states(job) as (files, states):
-            if await states.find(name) is not None:
+            has_room = job.lora is None or (files.lora_room.places > 0 and job.lora.rank <= files.lora_room.rank)
+            if not has_room or await states.find(name) is not None:
                 return
             frozen = await asyncio.to_thread(lambda: files.freeze(files.read(path), name))
             for retention in _RETENTIONS:

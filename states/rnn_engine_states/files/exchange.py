@@ -11,7 +11,7 @@ import re
 import sys
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from itertools import chain
@@ -23,8 +23,8 @@ import numpy as np
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, is_inner_path
 from rnn_engine.tensor_files.pth_file import write_pth
 from rnn_engine.tensor_files.source import TensorEntry, TensorInfo
-from rnn_engine.types import F32, ModelShape
-from rnn_engine_states.files.full import Origin, SavedState, file_parts, full_state_file, write_file
+from rnn_engine.types import F32, NO_LORAS, LoraPairs, LoraRoom, ModelShape
+from rnn_engine_states.files.full import Origin, SavedState, check_model, file_parts, full_state_file, write_file
 from rnn_engine_states.files.metal import metal_file
 from rnn_engine_states.files.prefab import Prefab, encode_prefab, state_from_rows
 from rnn_engine_states.files.reading import LAYOUT_KEY, MODEL_KEY, Layout, LoadedState, read_state, tuned_from_state
@@ -153,6 +153,17 @@ _KIND = "named"
 _UNKNOWN = ""  # what a named state started from
 
 
+ReadLora: TypeAlias = Callable[[Path], tuple[str | None, LoraPairs] | None]
+"""Reads a LoRA and the fingerprint of its model, if that is known; returns None for a file of another kind.
+
+Raises StateError if the LoRA is damaged or does not fit the model.
+"""
+
+
+def find_no_lora(_path: Path) -> None:
+    """Default `ReadLora`, for which no file has a LoRA."""
+
+
 class StateFiles:
     """Reads and writes the state files of one model, in every file format. Thread-safe."""
 
@@ -164,26 +175,37 @@ class StateFiles:
         *,
         base: str | None = None,
         any_model: bool = False,
+        lora_room: LoraRoom = NO_LORAS,
+        read_lora: ReadLora = find_no_lora,
     ) -> None:
         """Read and write states of the model with this `shape` and fingerprint `model`.
 
         `base` is rwkv-metal's fingerprint of the model, if it has one. A file that names another model is refused
-        unless `any_model` is true. `folder` has the files that requests may read; None if they may read none.
+        unless `any_model` is true. `folder` has the files that requests may read; None if they may read none. A LoRA
+        is read by `read_lora`, and refused if there is no room for it in `lora_room`.
         """
         self.shape = shape
         self.folder = folder
         self.model = model
         self.base = base
         self.any_model = any_model
+        self.lora_room = lora_room
+        self._read_lora = read_lora
 
     def read(self, path: Path, layout: Layout | None = None, *, any_model: bool = False) -> LoadedState:
-        """Read a state file in any supported format. Raises StateError if it is damaged or does not fit the model.
+        """Read a state file in any supported format, or a LoRA. Raises StateError if it is damaged or does not fit.
 
         `layout` overrides the layout of a tuned state's matrices. With `any_model`, the file may name another model.
         """
-        if any_model or self.any_model:
-            return read_state(path, self.shape, None, layout)
-        return read_state(path, self.shape, self.model, layout, self.base)
+        model, base = (None, None) if any_model or self.any_model else (self.model, self.base)
+        if (found := self._read_lora(path)) is None:
+            loaded = read_state(path, self.shape, model, layout, base)
+        else:
+            check_model(path.name, found[0], model)
+            loaded = LoadedState("lora", self.shape.initial_state(), lora=found[1])
+        if loaded.lora is not None and (misfit := self.lora_room.misfit(loaded.lora)) is not None:
+            raise StateError(f"{path.name}: {misfit}")
+        return loaded
 
     def read_requested(self, requested: str) -> LoadedState:
         """Read the file that a request names in the configured folder. Raises as `confined_path` and `read` do."""
@@ -202,6 +224,7 @@ class StateFiles:
             logits=loaded.logits,
             num_tokens=loaded.num_tokens,
             last_tokens=loaded.last_tokens,
+            lora=loaded.lora,
         )
 
     def save(self, path: Path, name: str, frozen: FrozenState) -> None:
@@ -215,6 +238,8 @@ class StateFiles:
         token shifts), rwkv-metal's and ai00's prefab. `name` and `key`, the state's name and id, are stored if the
         format has a place for them. Raises StateError if the format can't have the model's states.
         """
+        if frozen.lora is not None and form != "full":
+            raise StateError(f"{name}: a state with a LoRA can't be written as {form}; expected full")
         match form:
             case "full":
                 return file_parts(*full_state_file(self._saved(name, frozen), self.shape.version))
@@ -235,7 +260,9 @@ class StateFiles:
             path = None  # the state before it had taken in tokens, too
         root = _UNKNOWN if path is None else path.root
         origin = Origin(self.model, root, num_tokens, _KIND, name, frozen.last_tokens)
-        return SavedState(origin, None if path is None else path.tokens, Payload(frozen.state, frozen.logits))
+        return SavedState(
+            origin, None if path is None else path.tokens, Payload(frozen.state, frozen.logits), frozen.lora
+        )
 
 
 def _pth(tensors: Mapping[str, F32]) -> bytes:

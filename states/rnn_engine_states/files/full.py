@@ -1,7 +1,8 @@
 """The full-state file, the engine's own format: a whole recurrent state with token shifts, its model and its tokens.
 
 It is a safetensors file. Tensors: one `state.<field>` [L, ...] for each recurrent field in f32 or f16, `tokens` [T] u32
-if the path is known, `logits` [V] f32 if the last ones were kept. Metadata: format, format_version, model (the
+if the path is known, `logits` [V] f32 if the last ones were kept, and of any LoRA `lora.A.<matrix>` [R, in] and
+`lora.B.<matrix>` [out, R] f32. Metadata: format, format_version, model (the
 fingerprint), model_version, num_tokens, last_tokens, initial_state, kind, label. The metadata also has a CRC-32 for
 every tensor (type, shape and bytes) and one over the rest of the metadata, so that any damaged byte is found.
 """
@@ -26,8 +27,8 @@ from rnn_engine.tensor_files.formats import read_source
 from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile, encode_header
 from rnn_engine.tensor_files.source import TensorSource, show
-from rnn_engine.types import ModelShape
-from rnn_engine_states.frozen import Payload, check_array, check_fields, check_shape, check_state
+from rnn_engine.types import LoraPairs, ModelShape
+from rnn_engine_states.frozen import Payload, check_array, check_fields, check_shape, check_state, freeze_lora
 
 # Opening state files. An error of the tensor readers about a damaged file becomes a `StateError`.
 
@@ -99,6 +100,7 @@ FORMAT_VERSION = "1"
 _STATE_PREFIX = "state."
 _TOKENS = "tokens"
 _LOGITS = "logits"
+_LORA_HALVES = ("lora.A.", "lora.B.")
 _CHECKSUM_PREFIX = "crc32."
 _METADATA_CHECKSUM = "crc32"
 
@@ -131,6 +133,7 @@ class SavedState:
     origin: Origin
     tokens: bytes | None  # packed; None if they are not known
     payload: Payload
+    lora: LoraPairs | None = None
 
 
 def full_state_file(
@@ -149,6 +152,8 @@ def full_state_file(
         tensors[_STATE_PREFIX + name] = array
     if saved.payload.logits is not None:
         tensors[_LOGITS] = saved.payload.logits
+    for name, pair in () if saved.lora is None else saved.lora.pairs.items():
+        tensors.update((prefix + name, half) for prefix, half in zip(_LORA_HALVES, pair, strict=True))
     origin = saved.origin
     metadata = {
         "format": FORMAT,
@@ -205,7 +210,19 @@ def full_state_of(file: SafetensorsFile, path: Path, shape: ModelShape, model: s
         check_shape(file.tensors[_LOGITS].shape, (shape.row_size,), f"{path.name}: logits")
         tensor = _checked_tensor(file, _LOGITS, metadata, path)
         logits = check_array(tensor, (shape.row_size,), f"{path.name}: logits")
-    return SavedState(summary.origin, summary.tokens, Payload(arrays, logits))
+    halves = [
+        {
+            name.removeprefix(prefix): _checked_tensor(file, name, metadata, path)
+            for name in file.tensors
+            if name.startswith(prefix)
+        }
+        for prefix in _LORA_HALVES
+    ]
+    if halves[0].keys() != halves[1].keys():
+        raise StateError(f"{path.name}: damaged: a pair of its LoRA has one half")
+    pairs = {name: (down, halves[1][name]) for name, down in halves[0].items()}
+    lora = freeze_lora(pairs, path.name) if pairs else None
+    return SavedState(summary.origin, summary.tokens, Payload(arrays, logits), lora)
 
 
 def is_full_state(metadata: Mapping[str, str] | None) -> bool:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import StateError
 from rnn_engine.tensor_files.binary_file import BinaryFile
 from rnn_engine.tensor_files.source import TensorSource, show, show_all
-from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
+from rnn_engine.types import F32, FieldKind, LoraPairs, ModelShape, State, StateField
 from rnn_engine_states.files.full import (
     SavedState,
     check_model,
@@ -119,7 +119,7 @@ def _ranges(numbers: set[int]) -> str:
     return f"{ordered[0]} to {ordered[-1]}" if gapless else show_all([str(number) for number in ordered])
 
 
-StateForm: TypeAlias = Literal["full", "tuned", "metal", "prefab", "inline"]
+StateForm: TypeAlias = Literal["full", "tuned", "metal", "prefab", "inline", "lora"]
 
 LAYOUT_KEY = "time_state_layout"
 MODEL_KEY = "rnn_engine_model"
@@ -142,6 +142,7 @@ class LoadedState:
     id: uuid.UUID | None = None
     default: bool = False
     path: TokenPath | None = None  # if all tokens are known
+    lora: LoraPairs | None = None
 
 
 def read_state(
@@ -216,4 +217,5 @@ def _from_saved(saved: SavedState, shape: ModelShape, name: str) -> LoadedState:
         last_tokens=last_tokens,
         name=origin.name or None,
         path=None if saved.tokens is None else TokenPath(origin.initial_state, saved.tokens),
+        lora=saved.lora,
     )

@@ -189,6 +189,7 @@ class SharedValues:
             logits=payload.logits,
             num_tokens=origin.num_tokens,
             last_tokens=origin.last_tokens,
+            lora=saved.lora,
         )
         if frozen.digest != unread.digest:
             raise StateError(f"{source} is damaged: its values do not match its digest")

@@ -82,7 +82,8 @@ async def export(call: Call) -> Stream:
 async def upload(call: Call) -> StateEntry:
     """Upload a state and give it a name.
 
-    The body is the file itself: of any form that can be exported, or a `.pth` with a tuned state.
+    The body is the file itself: of any form that can be exported, a `.pth` with a tuned state, or a LoRA if there is
+    room for it (--max-loras).
     """
     engine = call.engine
     _check_query(call, _UPLOAD_QUERY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from typing import NotRequired
 
 from pydantic import Field
@@ -13,7 +14,6 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.types import InitialState
 from rnn_engine_server.apis.common.generation import check_slot, slot_key
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.keys import Scope
@@ -150,7 +150,7 @@ async def _restore(call: Call, default: NamedState | None, slot: int, name: str)
         allowed = "a state that was saved from a slot, with the default state that there is now"
         raise InvalidRequestError("filename", name, allowed)
     tokens = unpack(packed)
-    start = InitialState(root, frozen.state, frozen.logits, taken_in=len(tokens))
+    start = replace(frozen.for_request, root=root, taken_in=len(tokens))
     async with aclosing(engine.generate(GenerateRequest(tokens, initial_state=start, max_tokens=0))) as events:
         async for _ in events:
             pass
@@ -202,5 +202,5 @@ async def lora_adapters(call: Call) -> list[LoraAdapter]:
 async def scale_adapters(call: Call) -> Encoded:  # noqa: ARG001
     """Refused with 501 and the reason."""
     raise RefusalError(
-        501, "LoRAs are merged into the weights when the model is loaded; start the server with other ones"
+        501, "a LoRA is a state, PUT /v1/states/NAME with --max-loras, or merged when the model is loaded"
     )
