@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -47,6 +49,7 @@ from rnn_engine_server.jobs.tuning_process import (
 from rnn_engine_server.jobs.tuning_runner import TuningProcess
 from rnn_engine_server.models.orders import LoadOrder
 from rnn_engine_server.models.registry import MODELS, ModelRegistry
+from rnn_engine_server.store.files import NewFile
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.store.owners import Cursor
 from rnn_engine_server.store.tunings import FOLLOWS, Hyperparameters, TuningJob
@@ -462,6 +465,32 @@ async def test_a_lora_that_a_key_has_no_room_for_pauses_its_job(server: JobServe
         job = await until(client, job)
         assert (job.status, len(job.result_files)) == ("succeeded", 2)
         await client.files.content(job.result_files[1])
+
+
+async def test_a_lora_that_the_disk_has_no_room_for_pauses_its_job(
+    client: openai.AsyncOpenAI, server: JobServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_demo_file(server)
+    write = NewFile.write_now
+
+    def fail(new: NewFile, data: bytes) -> None:
+        write(new, data[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    begun = await begin(client, method=LORA)
+    monkeypatch.setattr(NewFile, "write_now", fail)
+    job = await until(client, begun, "paused")
+    failed = "the folder of jobs can't be written to: No space left on device"
+    told = await messages(client, job)
+    assert told[-1] == f"The job has been paused, since it can't go on: {failed}"
+    assert f"The checkpoint of step 8 can't be kept: {failed}" in told
+    assert await server.app_store.files.loras("ann") == {}
+    monkeypatch.setattr(NewFile, "write_now", write)
+    job = await until(client, await client.fine_tuning.jobs.resume(job.id))
+    kept = {stored.id for stored in (await server.app_store.files.loras("ann")).values()}
+    assert (job.status, kept) == ("succeeded", {job.result_files[1]})
+    while {path.name for path in (server.folder / "loras").iterdir()} != kept:  # until the process has ended
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
