@@ -20,7 +20,7 @@ from rnn_engine_server.core.settings import ConnectionSettings, Limits, ServerSe
 from rnn_engine_server.telemetry.logs import LogSettings
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.named.quota import Quota
-from rnn_engine_states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
+from rnn_engine_states.shared.config import StoreConfig, StoreUrl
 from tests.support.engines import HELLO, running
 from tests.support.fake_runner import FakeRunner
 
@@ -35,7 +35,6 @@ SETTINGS = (
     StateSettings(),
     CacheConfig(),
     DiskConfig(Path()),
-    ObjectsConfig("s3://bucket"),
     StoreConfig(StoreUrl.parse("valkey://localhost")),
     FleetSettings(),
     Scaling(2),

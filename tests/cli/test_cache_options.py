@@ -10,7 +10,7 @@ import pytest
 
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
-from rnn_engine_states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
+from rnn_engine_states.shared.config import StoreConfig, StoreUrl
 from tests.support.cli import Command
 from tests.support.store_server import StoreServer
 
@@ -76,23 +76,6 @@ def test_a_shared_store(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> 
     expected = StoreConfig(url, "f16", timeout=0.5, ttl=60)
     monkeypatch.setenv("RNN_ENGINE_STORE", url.text)
     assert settings(*limits) == CacheConfig(host_precision="f16", store=expected)
-
-
-def test_an_object_store(settings: Settings) -> None:
-    url = StoreUrl.parse("valkey://host")
-    chosen = ("--store", url.text, "--store-objects", "s3://bucket/states")
-    assert settings(*chosen) == CacheConfig(store=StoreConfig(url, objects=ObjectsConfig("s3://bucket/states")))
-    expected = StoreConfig(url, objects=ObjectsConfig("s3://bucket/states", 5 << 30))
-    assert settings(*chosen, "--store-objects-bytes", "5G") == CacheConfig(store=expected)
-
-
-def test_an_object_store_that_is_none(rnn_engine: Command, model_file: Path) -> None:
-    said = rnn_engine("serve", model_file, "--store", "valkey://host", "--store-objects", "bucket", code=2)
-    assert "'--store-objects': 'bucket'; expected s3://BUCKET/PREFIX" in said
-    said = rnn_engine("serve", model_file, "--store-objects", "s3://bucket", code=2)
-    assert "--store-objects needs --store, the store of the shared states" in said
-    said = rnn_engine("serve", model_file, "--store-objects-bytes", "1G", code=2)
-    assert "--store-objects-bytes needs --store-objects, the object store of the states" in said
 
 
 def test_a_store_that_is_none(rnn_engine: Command, model_file: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -15,7 +14,7 @@ from rnn_engine_states.named.entry import Retention
 from rnn_engine_states.named.quota import Quota
 from rnn_engine_states.named.store import StateStore
 from rnn_engine_states.shared.client import StoreClient
-from rnn_engine_states.shared.config import ObjectsConfig, StoreUrl
+from rnn_engine_states.shared.config import StoreUrl
 from rnn_engine_states.shared.table import SharedTable
 from tests.support.named_states import FINGERPRINT, make_states, some_initial
 from tests.support.shared_caches import SharingServer, serving
@@ -180,14 +179,12 @@ async def test_names_that_are_damaged_anywhere_fail_no_other(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("objects", [False, True])
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_checkpoints_that_are_damaged_anywhere_cost_a_run(
-    store: StoreServer, tmp_path: Path, kind: str, objects: bool, caplog: pytest.LogCaptureFixture
+    store: StoreServer, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     chance = random.Random(kind)
-    place_of_objects = ObjectsConfig((tmp_path / "objects").as_uri()) if objects else None
-    with serving(store.url, objects=place_of_objects) as one, serving(store.url, objects=place_of_objects) as other:
+    with serving(store.url) as one, serving(store.url) as other:
         one.keep(PROMPT[:10])
         one.keep(PROMPT)
         for number, key in enumerate(store.keys()):

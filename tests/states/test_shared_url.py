@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine_states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
+from rnn_engine_states.shared.config import StoreConfig, StoreUrl
 
 
 @pytest.mark.parametrize(
@@ -62,28 +62,3 @@ def test_an_address_is_shown_without_its_password() -> None:
     config = StoreConfig(StoreUrl.parse("valkey://ann:secret@host"))
     assert "valkey://host" in repr(config)
     assert "secret" not in repr(config)
-
-
-@pytest.mark.parametrize("url", ["s3://bucket/states", "gs://b", "az://account/container/p", "file:///folder/a@b"])
-def test_addresses_of_object_stores(url: str) -> None:
-    assert ObjectsConfig(url).url == url
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "s3://",
-        "http://host/secret@bucket",
-        "s3://key:secret@bucket/states",
-        "s3://key:sec/secret@bucket/states",
-        "s3:key:secret@bucket",
-        "az://account/container?sig=secret",
-        "s3://bucket#part",
-        "s3://[bucket",
-    ],
-)
-def test_an_address_of_an_object_store_has_no_credentials(url: str) -> None:
-    with pytest.raises(InvalidRequestError, match=r"expected s3://BUCKET/PREFIX.*come from the environment") as raised:
-        ObjectsConfig(url)
-    assert "secret" not in str(raised.value)

@@ -99,7 +99,6 @@ RESTRICTED = (
         "faster matmuls are an extra",
     ),
     Restricted("valkey", ("rnn_engine_states.shared", *DEVELOPMENT), "the shared store is an extra"),
-    Restricted("obstore", ("rnn_engine_states.shared.object_bodies", *DEVELOPMENT), "the object store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
     Restricted(
         "prompt_toolkit",

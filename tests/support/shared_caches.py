@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.upkeep import make_cache
-from rnn_engine_states.shared.config import ObjectsConfig, StoreConfig, StoreCounters, StoreUrl
+from rnn_engine_states.shared.config import StoreConfig, StoreCounters, StoreUrl
 from rnn_engine_states.shared.opening import open_store
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 
@@ -39,14 +39,11 @@ class SharingServer:
         index_capacity: int | None = None,
         timeout: float = 30.0,
         ttl: int = 3600,
-        objects: ObjectsConfig | None = None,
     ) -> None:
         self.clock = Clock()
         self.shape = toy_shape(vocab)
         self.device = ToyDevice(self.shape)
-        store = StoreConfig(
-            StoreUrl.parse(url), timeout=timeout, ttl=ttl, write_after=0.0, min_tokens=1, objects=objects
-        )
+        store = StoreConfig(StoreUrl.parse(url), timeout=timeout, ttl=ttl, write_after=0.0, min_tokens=1)
         self.store = open_store(store, self.clock)
         config = CacheConfig(host_capacity=host, store=store, index_capacity=index_capacity)
         self.cache = make_cache(self.shape, model, self.device, config, clock=self.clock, store=self.store)

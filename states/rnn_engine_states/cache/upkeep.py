@@ -52,7 +52,7 @@ def make_cache(
             CheckpointStore,  # needs an extra; an open store shows that it is installed
         )
 
-        checkpoints = CheckpointStore(store.client, store.bodies, store.config.ttl)
+        checkpoints = CheckpointStore(store.client, store.config.ttl)
         tiers.append(SharedTier(store, checkpoints, model, shape, max_record_bytes))
     return StateCache(live, tiers, config, clock)
 

@@ -1,1 +1,1 @@
-"""Checkpoints and named states that several servers share, in a Valkey or Redis server and perhaps an object store."""
+"""Checkpoints and named states that several servers share, in a Valkey or Redis server."""

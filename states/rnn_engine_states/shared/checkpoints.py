@@ -1,8 +1,7 @@
 """Store and find checkpoints in a shared store.
 
 The scripts do not write the state files, since the store would copy each file twice more. So the store may have the
-record of a checkpoint without its file, or the file without the record. The files of checkpoints are `Bodies`, which
-may be in an object store.
+record of a checkpoint without its file, or the file without the record.
 """
 
 from __future__ import annotations
@@ -16,35 +15,6 @@ from rnn_engine_states.cache.tiers.tier import FoundCopy
 from rnn_engine_states.shared.client import StoreClient, lua
 from rnn_engine_states.shared.keys import PathKeys, bit_of, lengths_in
 from rnn_engine_states.tokens import TOKEN_BYTES
-
-# The state files of checkpoints, called bodies.
-
-
-class Bodies:
-    """The state files of checkpoints by key, here in the shared store; on the client's thread, which may raise."""
-
-    def __init__(self, client: StoreClient, ttl: int) -> None:
-        """Store state files by `client` in the shared store. One expires if it was not used for `ttl` seconds."""
-        self._client = client
-        self._ttl = ttl
-
-    async def put(self, key: str, data: bytes) -> None:
-        """Store the state file `data` of a checkpoint under `key`. It expires if it is not used for some time."""
-        await self._client.command(self._client.writing, "SET", key, data, "EX", self._ttl)
-
-    async def get(self, key: str) -> bytes | None:
-        """Return and mark as used a checkpoint's state file, or None if there is none."""
-        data: bytes | None = await self._client.command(self._client.reading, "GETEX", key, "EX", self._ttl)
-        return data
-
-    async def renew(self, key: str) -> bool:
-        """Mark a checkpoint's state file, which is stored under `key`, as used. Return False if it does not exist."""
-        return bool(await self._client.command(self._client.reading, "EXPIRE", key, self._ttl))
-
-    async def delete(self, key: str) -> None:
-        """Delete a checkpoint's state file, which is stored under `key`. Does nothing if it does not exist."""
-        await self._client.command(self._client.writing, "UNLINK", key)
-
 
 _PUT, _FIND, _RENEW = lua("put_checkpoint"), lua("find_checkpoint"), lua("renew_checkpoint")
 
@@ -64,10 +34,9 @@ class StoreAnswer:
 class CheckpointStore:
     """A model's checkpoints in a shared store. For the client's thread; raises as `StoreClient.run` does."""
 
-    def __init__(self, client: StoreClient, bodies: Bodies, ttl: int) -> None:
-        """Store files in `bodies` and records by `client`; both expire `ttl` seconds after their last use."""
+    def __init__(self, client: StoreClient, ttl: int) -> None:
+        """Store files and records by `client`; both expire `ttl` seconds after their last use."""
         self._client = client
-        self._bodies = bodies
         self._ttl = ttl
 
     async def find(self, path: PathKeys, shortest: int, longest: int) -> StoreAnswer:
@@ -100,16 +69,22 @@ class CheckpointStore:
     async def get(self, path: PathKeys) -> bytes | None:
         """Return a path's state file, or None, and restart its time to live if that succeeds."""
         data, _ = await asyncio.gather(
-            self._bodies.get(_file_of(path)), self._renew_record(path, has_logits=False), return_exceptions=True
+            self._read_file(path), self._renew_record(path, has_logits=False), return_exceptions=True
         )
         if isinstance(data, BaseException):
             raise data
         self._client.count_bytes(read=0 if data is None else len(data))
         return data
 
+    async def _read_file(self, path: PathKeys) -> bytes | None:
+        command = ("GETEX", _file_of(path), "EX", self._ttl)
+        data: bytes | None = await self._client.command(self._client.reading, *command)
+        return data
+
     async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
         """Restart a checkpoint's time to live; return False if it, or the logits asked for, are missing."""
-        return await self._bodies.renew(_file_of(path)) and await self._renew_record(path, has_logits=has_logits)
+        has_file = await self._client.command(self._client.reading, "EXPIRE", _file_of(path), self._ttl)
+        return bool(has_file) and await self._renew_record(path, has_logits=has_logits)
 
     async def _renew_record(self, path: PathKeys, *, has_logits: bool) -> bool:
         """Restart the time to live of a record and bitmaps; return False if it, or logits asked for, are missing."""
@@ -119,15 +94,14 @@ class CheckpointStore:
     async def put(self, path: PathKeys, data: bytes, *, has_logits: bool, kind: str) -> None:
         """Write a state file and a record to the shared store, as the checkpoint at the end of a token path."""
         arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data))
-        await self._bodies.put(_file_of(path), data)
+        await self._client.command(self._client.writing, "SET", _file_of(path), data, "EX", self._ttl)
         await self._client.script(self._client.writing, _PUT, _keys_of(path), *arguments)
         self._client.count_bytes(written=len(data))
 
     async def delete(self, path: PathKeys) -> None:
         """Delete the checkpoint at the end of a token path from the shared store: its record and its state file."""
         [key] = path.checkpoints([path.length])
-        await self._client.command(self._client.writing, "UNLINK", key)
-        await self._bodies.delete(_file_of(path))
+        await self._client.command(self._client.writing, "UNLINK", key, _file_of(path))
 
 
 def _keys_of(path: PathKeys) -> list[str]:

@@ -109,11 +109,10 @@ _log = logging.getLogger(__name__)
 class Lane(CircuitBreaker):
     """A class of operations on a shared store, with a limit on parallel ones and a circuit breaker of its own."""
 
-    def __init__(self, name: str, most: int, clock: Callable[[], float], *, reads: bool) -> None:
-        """Allow `most` operations at a time. `name` and `reads` are those of `StoreClient.add_lane`."""
+    def __init__(self, name: str, most: int, clock: Callable[[], float]) -> None:
+        """Allow `most` operations at a time. The log calls the lane `name`."""
         super().__init__(clock)
         self.name = name
-        self.reads = reads
         self.places = asyncio.Semaphore(most)
 
 
@@ -132,10 +131,9 @@ class StoreClient:
         self._timeout = timeout
         self._counters = StoreCounters()
         self._counting_unreadable = threading.Lock()
-        self._clock = clock
-        self._lanes: list[Lane] = []
-        self.reading = self.add_lane("reading from", 32, reads=True)
-        self.writing = self.add_lane("writing to", 4)
+        self.reading = Lane("reading from", 32, clock)  # what prompts wait for
+        self.writing = Lane("writing to", 4, clock)
+        self._lanes = (self.reading, self.writing)
         options: dict[str, Any] = {"ssl_check_hostname": True} if url.tls else {}
         # New connections don't send the library's name and version, since that would take two more round trips to the
         # store.
@@ -150,15 +148,9 @@ class StoreClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="state-store", daemon=True)
         self._thread.start()
 
-    def add_lane(self, name: str, most: int, *, reads: bool = False) -> Lane:
-        """Return a lane of at most `most` operations at a time, called `name` in the log; `reads` if prompts wait."""
-        lane = Lane(name, most, self._clock, reads=reads)
-        self._lanes.append(lane)
-        return lane
-
     def refuses(self, *, reading: bool = False) -> bool:
         """Return True if some operations, with `reading` those that prompts wait for, are rejected. Any thread."""
-        return any(lane.refuses for lane in self._lanes if lane.reads or not reading)
+        return self.reading.refuses or (self.writing.refuses and not reading)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the client's thread; return its future. Raises EngineClosedError, as that does."""

@@ -1,4 +1,4 @@
-"""Settings and counters of the shared store (Valkey or Redis), and of the object store for its large values."""
+"""Settings and counters of the shared store (Valkey or Redis)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from rnn_engine.bounds import SIZE, Kind, Settings, described, optional_part, setting
+from rnn_engine.bounds import Kind, Settings, described, setting
 from rnn_engine.errors import InvalidRequestError, without_credentials
 
 if TYPE_CHECKING:
@@ -94,53 +94,6 @@ def _check_options(options: dict[str, str], known: tuple[str, ...]) -> None:
             raise ValueError(f"unknown option {name[:20]!r} after '?'; there are: {', '.join(known) or 'none'}")
 
 
-_OBJECT_SCHEMES = ("s3", "gs", "az", "file")
-
-
-def _check_objects(url: str) -> str:
-    """Return the address of an object store. Raises InvalidRequestError, whose message has no credentials."""
-    if not _is_of_objects(url):
-        allowed = (
-            "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER; credentials come "
-            "from the environment"
-        )
-        raise InvalidRequestError("objects", without_credentials(url).partition("?")[0], allowed)
-    return url
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectsConfig(Settings):
-    """The settings of an object store for checkpoints' state files. The shared store then has only their index."""
-
-    url: str = field(
-        metadata=described(
-            "Keep the states of prompts and answers in the object store at s3://BUCKET/PREFIX, gs://, az:// or "
-            "file:///FOLDER, and only their index in --store. Credentials come from the environment, such as "
-            "$AWS_ACCESS_KEY_ID. Needs the extra `objects`.",
-            Kind(metavar="URL", parse=_check_objects),
-            "--store-objects",
-        )
-    )
-    capacity: int = setting(64 << 30, SIZE, "--store-objects-bytes").help(
-        "The most bytes that all servers together keep in the object store."
-    )
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless `url` is an object store's address, or if `capacity` is negative."""
-        _check_objects(self.url)
-        Settings.__post_init__(self)
-
-
-def _is_of_objects(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    if set("@:") & set(parts.netloc) or parts.query or parts.fragment:
-        return False
-    return parts.scheme in _OBJECT_SCHEMES and bool(parts.path if parts.scheme == "file" else parts.netloc)
-
-
 @dataclass(frozen=True, slots=True)
 class StoreConfig(Settings):
     """A shared store's address, time limits and bounds; its size is bounded by its own `maxmemory`."""
@@ -164,7 +117,6 @@ class StoreConfig(Settings):
     write_after: float = 1.0  # seconds after which a state is written there
     min_tokens: int = 64  # a shorter prefix is run more quickly than its state is fetched
     background_bytes: int = 64 << 20  # bound on what waits to be written
-    objects: ObjectsConfig | None = optional_part(ObjectsConfig, "the object store of the states")
     index_bytes: int = 32 << 20  # host memory for tokens and records of what is known to be there
 
 
