@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from safetensors.numpy import load_file, save_file
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.loading.runner import open_model
 from rnn_engine.model import LoraChoice
+from rnn_engine.model.lora import write_lora
+from rnn_engine.tensor_files.formats import open_source
 from tests.support.loras import draw, draw_pair, save, save_ai00, save_peft
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import tiny_v6
@@ -53,6 +56,24 @@ def test_a_pair_of_ai00_is_added(path: Path, tmp_path: Path) -> None:
         f"{FFN}.weight": MODEL.tensor(f"{FFN}.weight") + 32 / 7 * value_pair[1] @ value_pair[0],
     }
     assert_merged(path, [LoraChoice(file, 32.0)], expected)
+
+
+@pytest.mark.parametrize("name", ["lora.pth", "lora.safetensors"])
+def test_a_lora_that_was_written_is_merged_as_rwkv_peft_merges_it(path: Path, tmp_path: Path, name: str) -> None:
+    """By the names and the formula of its merge/merge_lora.py, which is given the alpha, too."""
+    alpha, file = 8.0, tmp_path / name
+    down, up = draw_pair(MODEL, f"{FFN}.weight", rank=3, seed=6)
+    halves = {f"{KEY}.lora_A": PAIR[0], f"{KEY}.lora_B": PAIR[1], f"{FFN}.lora_A": down, f"{FFN}.lora_B": up}
+    write_lora(file, halves, alpha, {})
+    with closing(open_source(file)) as written:
+        w = {**MODEL.tensors, **{stored: written.read(stored) for stored in written.tensors}}
+    changed = {}
+    for weight in [weight for weight in w if weight.endswith(".weight")]:
+        lora_a, lora_b = (f"{weight.removesuffix('.weight')}.lora_{half}" for half in "AB")
+        if lora_a in w:
+            changed[weight] = w[weight] + w[lora_b] @ w[lora_a] * (alpha / w[lora_b].shape[1])
+    assert set(changed) == {f"{KEY}.weight", f"{FFN}.weight"}
+    assert_merged(path, [LoraChoice(file, alpha if file.suffix == ".pth" else None)], changed)
 
 
 def test_a_pair_of_blinkdl_is_added(path: Path, tmp_path: Path) -> None:

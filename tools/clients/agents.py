@@ -42,10 +42,7 @@ def langgraph() -> Checks:
         parts = make_agent(url).stream({"messages": question}, thread, stream_mode="messages")
         return "".join(str(part.text) for part, _ in parts if part.type == "AIMessageChunk")
 
-    return {
-        "an agent with a tool and a memory": answers_weather(invoke),
-        "the agent's stream": answers_weather(stream),
-    }
+    return {"an agent with a tool and a memory": answers_weather(invoke), "the agent's stream": answers_weather(stream)}
 
 
 def openai_agents() -> Checks:

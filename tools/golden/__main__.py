@@ -3,7 +3,8 @@
 If the model is deep, the .npz also holds the logits with the rescaling that the package uses for f16.
 
 Some cases also get gradients/NAME.npz: a random state, the loss of the tokens from it, and the gradient of this loss
-with respect to the state, which torch's autograd computes in f64. `--gradients` makes only these, from the other files.
+with respect to the state, which torch's autograd computes in f64; and lora/NAME.npz, the same for random low-rank pairs
+beside all matrices, from the empty state. `--gradients` makes only these, from the other files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from rnn_engine.loading.trainer import find_pairs
+from tests.support.golden import LORA
 from tests.support.models import random_model, save_safetensors
 from tools.golden.autograd import check_logits, gradients
 from tools.golden.cases import CASES, Case
@@ -43,16 +46,17 @@ def write_gradients(case: Case, folder: Path) -> None:
         tokens, expected = arrays["tokens"].tolist(), arrays["logits"]
     check_logits(tensors, case.shape, tokens, expected)
     generator = np.random.default_rng(case.seed)
-    state = {
-        name: generator.normal(0.0, 0.5, values.shape).astype(np.float16).astype(np.float32)
-        for name, values in case.shape.initial_state().items()
-    }
-    loss, gradient = gradients(tensors, case.shape.version, tokens, state)
-    fields: dict[str, NDArray[Any]] = {f"gradient.{field}": values for field, values in gradient.items()}
-    fields |= {f"state.{field}": values.astype(np.float16) for field, values in state.items()}
-    (folder / "gradients").mkdir(exist_ok=True)
-    np.savez_compressed(folder / "gradients" / f"{case.name}.npz", allow_pickle=False, loss=np.float64(loss), **fields)
-    print(f"{case.name}: gradients of the loss {loss:.2f}")
+    empty, pairs = case.shape.initial_state(), find_pairs(LORA, tensors)
+    fields_of_state = {name: values.shape for name, values in empty.items()}
+    for kind, size, shapes, rest in (("gradients", 0.5, fields_of_state, {}), ("lora", 0.1, pairs.shapes, empty)):
+        trained = {name: generator.normal(0.0, size, shape).astype(np.float16) for name, shape in shapes.items()}
+        before = {**rest, **{name: values.astype(np.float32) for name, values in trained.items()}}
+        loss, gradient = gradients(tensors, case.shape.version, tokens, before, pairs.scale)
+        fields: dict[str, NDArray[Any]] = {f"gradient.{field}": gradient[field] for field in trained}
+        fields |= {f"state.{field}": values for field, values in trained.items()}
+        (folder / kind).mkdir(exist_ok=True)
+        np.savez_compressed(folder / kind / f"{case.name}.npz", allow_pickle=False, loss=np.float64(loss), **fields)
+        print(f"{case.name}: {kind} of the loss {loss:.2f}")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """RWKV-5, RWKV-6 and RWKV-7 in torch's differentiable operations, by the formulas of BlinkDL's package `rwkv`.
 
 One sequence runs in f64: T tokens, D width, H heads, N head size. A wkv state is [H, value, key] for every version.
-`logits` gives what the package computes, and `gradients` the derivatives of the loss with respect to the state before.
+`logits` gives what the package computes, and `gradients` the derivatives of the loss.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ def gradients(
     version: str,
     tokens: Sequence[int],
     state: Mapping[str, NDArray[np.float32]],
+    scale: float = 1.0,
 ) -> tuple[float, dict[str, NDArray[np.float32]]]:
-    """Return the loss of `tokens` from `state`, in nats over all predictions, and its gradient in each state field."""
+    """Return the loss of `tokens` from `state`, in nats over all predictions, and its gradient in each state field.
+
+    `state` may also hold low-rank pairs, whose products are added to their matrices `scale` times.
+    """
     weights = _to_torch(tensors)
     leaves = {name: torch.from_numpy(values.astype(np.float64)).requires_grad_() for name, values in state.items()}
+    for module in [name.removesuffix(".lora_A") for name in leaves if name.endswith(".lora_A")]:
+        weights[f"{module}.weight"] += scale * leaves[f"{module}.lora_B"] @ leaves[f"{module}.lora_A"]
     ids = torch.tensor(tokens)
     loss = functional.cross_entropy(logits(weights, version, ids[:-1], leaves), ids[1:], reduction="sum")
     loss.backward()

@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 
-_FIELDS: Final = {
-    3: ("att_shift", "wkv", "ffn_shift"),
-    5: ("att_shift", "aa", "bb", "pp", "ffn_shift"),
-}
+_FIELDS: Final = {3: ("att_shift", "wkv", "ffn_shift"), 5: ("att_shift", "aa", "bb", "pp", "ffn_shift")}
 """The number of entries a layer in the package's list -> the state fields that they are."""
 
 
@@ -38,12 +35,7 @@ def switches(version: str, rescaled_layers: int = 0) -> dict[str, str]:
 
 
 def run(
-    model_path: Path,
-    version: str,
-    tokens: Sequence[int],
-    rescaled_layers: int = 0,
-    *,
-    tuned_state: Path | None = None,
+    model_path: Path, version: str, tokens: Sequence[int], rescaled_layers: int = 0, *, tuned_state: Path | None = None
 ) -> tuple[F32, dict[str, F32]]:
     """Return the logits [T, V] after every token, and the final state in the project's layout.
 
