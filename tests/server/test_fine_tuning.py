@@ -49,7 +49,7 @@ from rnn_engine_server.jobs.tuning_process import (
 from rnn_engine_server.jobs.tuning_runner import TuningProcess
 from rnn_engine_server.models.orders import LoadOrder
 from rnn_engine_server.models.registry import MODELS, ModelRegistry
-from rnn_engine_server.store.files import NewFile
+from rnn_engine_server.store.files import NewFile, lora_file_id
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.store.owners import Cursor
 from rnn_engine_server.store.tunings import FOLLOWS, Hyperparameters, TuningJob
@@ -409,12 +409,10 @@ class TestLora:
         files = {each["fine_tuned_model_checkpoint"]: each["result_file"] for each in kept["data"]}
         assert list(files) == [f"{job.fine_tuned_model}:ckpt-step-{step}" for step in (8, 6, 4)]
         names = {**files, job.fine_tuned_model: lora.id}
-        listed = await server.app_store.files.loras("ann")
-        assert {name: stored.id for name, stored in listed.items()} == names
+        assert names == {name: lora_file_id("ann", name) for name in names}
         path = await server.app_store.files.content("ann", lora.id)
         assert (path.parent, path.read_bytes()) == (server.folder / "loras", content)
         assert {path.name for path in (server.folder / "loras").iterdir()} == set(names.values())
-        assert await server.app_store.files.loras("bob") == {}
         with pytest.raises(openai.NotFoundError):
             await client.with_options(api_key="bob's key").files.content(lora.id)
         assert f"{job.fine_tuned_model}; its LoRA is that of step 8" in (await messages(client, job))[-2]
@@ -484,11 +482,12 @@ async def test_a_lora_that_the_disk_has_no_room_for_pauses_its_job(
     told = await messages(client, job)
     assert told[-1] == f"The job has been paused, since it can't go on: {failed}"
     assert f"The checkpoint of step 8 can't be kept: {failed}" in told
-    assert await server.app_store.files.loras("ann") == {}
+    assert {path.suffix for path in (server.folder / "loras").iterdir()} <= {".safetensors"}
+    assert [file.purpose for file in (await client.files.list()).data] == ["fine-tune"]
     monkeypatch.setattr(NewFile, "write_now", write)
     job = await until(client, await client.fine_tuning.jobs.resume(job.id))
-    kept = {stored.id for stored in (await server.app_store.files.loras("ann")).values()}
-    assert (job.status, kept) == ("succeeded", {job.result_files[1]})
+    kept = {job.result_files[1]}
+    assert job.status == "succeeded"
     while {path.name for path in (server.folder / "loras").iterdir()} != kept:  # until the process has ended
         await asyncio.sleep(0)
 
@@ -532,7 +531,8 @@ async def test_a_restart_goes_on(
             checkpoints = await client.fine_tuning.jobs.checkpoints.list(job.id)
             assert [each.step_number for each in checkpoints.data] == [8, 6, 4]
             await client.files.delete(begun.training_file)
-            assert len(await second.app_store.files.loras("ann")) == (0 if method is None else 4)
+            loras = [file for file in (await client.files.list()).data if file.filename.endswith(".safetensors")]
+            assert len(loras) == (0 if method is None else 4)
             for each in job.result_files:
                 await client.files.content(each)
 

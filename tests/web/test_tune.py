@@ -242,3 +242,9 @@ async def test_a_lora_is_asked_for_and_saved(visit: Visit) -> None:
     }
     await expect(page.get_by_role("heading", name="LoRAs")).to_be_visible()
     await expect(page.get_by_role("textbox", name="Ask both")).to_have_count(0)
+    models = await call(page, "GET", "/v1/models")
+    models["data"].append({**models["data"][0], "id": "demo:ft-pirate-1", "parent": "demo"})
+    await page.route("**/v1/models", lambda route: route.fulfill(json=models))
+    await page.reload()
+    await expect(page.get_by_role("textbox", name="Ask both")).to_be_visible()
+    await expect(page.get_by_role("button", name="Chat with: Result")).to_be_visible()

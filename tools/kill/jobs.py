@@ -185,9 +185,9 @@ class JobCampaign:
         """Return the campaign's row for the table of docs/reliability.md."""
         resumed = sum(run.resumed for run in self.runs)
         return Row(
-            f"SIGKILL of a server at random moments of a batch and a fine-tuning job of a {self.method}",
+            f"SIGKILL of a server at random moments of a batch and a fine-tuning job, method {self.method}",
             f"{self.kills} kills in {len(self.runs) - 1} runs; training went on from a checkpoint {resumed} times",
             f"{len(self.faults)} faults: lines lost or twice, steps lost or twice, files or processes left over",
-            f"{self.compared} answers and {self.method}s, all as in a run that was not disturbed",
+            f"{self.compared} answers and results, all as in a run that was not disturbed",
             self.runs[0].device,
         )

@@ -44,7 +44,6 @@ class StoredFile:
     sha256: str  # of the content, in hexadecimal digits
     created: float  # Unix time, seconds
     expires: float | None = None  # Unix time, seconds; None = never
-    lora: str | None = None  # the model's name, MODEL:LORA, that a trained LoRA makes; None for any other file
 
     @property
     def columns(self) -> Columns:
@@ -114,15 +113,6 @@ class Files:
         await self._expiry.drop()
         return await self._database.read(lambda db: FILES.page(db, owner, cursor, purpose), owner)
 
-    async def loras(self, owner: str) -> dict[str, StoredFile]:
-        """Return the LoRAs that the owner's jobs have trained, by the names of models that they make: MODEL:LORA.
-
-        `content` has the path of each.
-        """
-        condition = "owner = ? AND label = 'fine-tune-results' ORDER BY number"
-        found = await self._database.read(lambda db: list(FILES.select(db, condition, owner)), owner)
-        return {stored.lora: stored for stored in found if stored.lora is not None}
-
     async def get(self, owner: str | None, file_id: str) -> StoredFile:
         """Return the owner's file with this id. Raises NotFoundError if there is none, or none any more."""
         await self._expiry.drop()
@@ -146,14 +136,13 @@ class Files:
         return on_thread(self.blobs.open(stored.id))
 
     @asynccontextmanager
-    async def create(self, owner: str, lora: str | None = None) -> AsyncIterator[NewFile]:
+    async def create(self, owner: str, file_id: str | None = None) -> AsyncIterator[NewFile]:
         """Begin a new file, which is stored at the end of the `async with` block, or deleted if that raises an error.
 
-        `lora` is the model's name that it makes if it is a LoRA. Its `stored` is what was stored. Raises
-        InvalidRequestError if the owner may have no more files, and StorageError if the disk or the room for all files
-        is full.
+        Its `stored` is what was stored. Raises InvalidRequestError if the owner may have no more files, and
+        StorageError if the disk or the room for all files is full.
         """
-        file_id = self.new_id() if lora is None else lora_file_id(owner, lora)
+        file_id = file_id or self.new_id()
         await self._expiry.drop()
         self.room.take(owner, 1, 0)
         new: NewFile | None = None
@@ -163,7 +152,7 @@ class Files:
                 if new.description is None:
                     raise RuntimeError("a new file was not described")
             assert new.description is not None
-            stored = self._describe(file_id, owner, *new.description, new.num_bytes, new.sha256, lora)
+            stored = self._describe(file_id, owner, *new.description, new.num_bytes, new.sha256)
             try:
                 await self._database.write(lambda transaction: self.record(transaction, stored), owner)
             except Exception:
@@ -228,8 +217,7 @@ class Files:
         lifetime: float | None,
         num_bytes: int,
         sha256: str,
-        lora: str | None = None,
     ) -> StoredFile:
         now = self.now()
         expires = None if lifetime is None else now + lifetime
-        return StoredFile(file_id, owner, filename, purpose, num_bytes, sha256, now, expires, lora)
+        return StoredFile(file_id, owner, filename, purpose, num_bytes, sha256, now, expires)

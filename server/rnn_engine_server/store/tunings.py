@@ -323,7 +323,7 @@ class Tunings(Jobs[TuningJob]):
             return
         async with (
             on_thread(self.files.blobs.open(job.blobs[1])) as written,
-            self.files.create(job.owner, job.model_name(name)) as new,
+            self.files.create(job.owner, job.lora_file(name)) as new,
         ):
             new.describe(f"{name.replace(':', '-')}.safetensors", "fine-tune-results", None)
             while piece := await asyncio.to_thread(written.read, _COPIED_BYTES):

@@ -48,13 +48,16 @@ const address = (id, below = "") => `${JOBS}/${encodeURIComponent(id)}${below}`;
 /** @param {AbortSignal} signal @returns {Promise<Tuning[]>} The newest ones. */
 export const listTunings = async (signal) => (await get(`${JOBS}?limit=${MOST_TUNINGS}`, { signal })).data;
 
-/** @param {string} id @param {AbortSignal} signal @returns {Promise<{tuning: Tuning, checkpoints: Checkpoint[]}>} The newest checkpoint first. */
+/** @typedef {{tuning: Tuning, checkpoints: Checkpoint[], served: Set<string>}} LoadedTuning Newest checkpoint first; names of models. */
+
+/** @param {string} id @param {AbortSignal} signal @returns {Promise<LoadedTuning>} */
 export async function loadTuning(id, signal) {
-  const [tuning, checkpoints] = await Promise.all([
+  const [tuning, checkpoints, served] = await Promise.all([
     get(address(id), { signal }),
     get(address(id, "/checkpoints"), { signal }),
+    get("/v1/models", { signal }),
   ]);
-  return { tuning, checkpoints: checkpoints.data };
+  return { tuning, checkpoints: checkpoints.data, served: new Set(served.data.map((/** @type {{id: string}} */ model) => model.id)) };
 }
 
 /** @param {string} id @param {"cancel" | "pause" | "resume"} action */

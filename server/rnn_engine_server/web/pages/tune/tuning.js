@@ -22,7 +22,10 @@ const SHOWN_MESSAGES = 50;
 
 /** @typedef {import("./calls.js").Tuning} Tuning */
 /** @typedef {import("./calls.js").TuningEvent} TuningEvent */
-/** @typedef {{model: string, title: string, file?: string}} Tuned A model that begins from a state of the tuning, or a LoRA's file. */
+/**
+ * @typedef {{model: string, title: string, file?: string, isServed: boolean}} Tuned
+ * A model that begins from a state of the tuning, or has a LoRA of it, which is a file.
+ */
 
 /** @param {{id: string}} props */
 export function TuningPart({ id }) {
@@ -51,7 +54,7 @@ export function TuningPart({ id }) {
       ${
         newest &&
         html`
-          ${!newest.file && html`<${Compare} plain=${tuning.model} tuned=${newest} />`}
+          ${newest.isServed && html`<${Compare} plain=${tuning.model} tuned=${newest} />`}
           <${States} tuned=${tuned} onKeep=${setKept} />
         `
       }
@@ -63,16 +66,17 @@ export function TuningPart({ id }) {
 
 /**
  * Return the models that begin from the states of a tuning, or its LoRAs: its result first, then its checkpoints.
- * @param {{tuning: Tuning, checkpoints: import("./calls.js").Checkpoint[]}} value
+ * @param {import("./calls.js").LoadedTuning} value
  * @returns {Tuned[]}
  */
-function tunedModels({ tuning: { fine_tuned_model: result, result_files: files }, checkpoints }) {
+function tunedModels({ tuning: { fine_tuned_model: result, result_files: files }, checkpoints, served }) {
   const kept = checkpoints.map(({ fine_tuned_model_checkpoint: model, step_number: step, result_file: file }) => ({
     model,
     file,
     title: t("tune.checkpoint", { step: formatNumber(step) }),
   }));
-  return result === null ? kept : [{ model: result, file: files[1], title: t("tune.result") }, ...kept];
+  const all = result === null ? kept : [{ model: result, file: files[1], title: t("tune.result") }, ...kept];
+  return all.map((each) => ({ ...each, isServed: each.file === undefined || served.has(each.model) }));
 }
 
 /** @param {{tuning: Tuning, events: TuningEvent[], onChange: () => void}} props */
@@ -162,16 +166,19 @@ function States({ tuned, onKeep }) {
                   <td class="is-end">
                     <div class="row is-end">
                       ${
-                        each.file
-                          ? html`<${Button} icon="download" onClick=${() => save(each)}>${t("jobs.file.save", { name: each.title })}<//>`
-                          : html`
-                              <${Button} icon="chat" aria-label=${t("tune.chat_with", { name: each.title })} onClick=${() => chat(each.model)}>
-                                ${t("tune.chat")}
-                              <//>
-                              <${Button} icon="states" aria-label=${t("tune.keep_of", { name: each.title })} onClick=${() => onKeep(each)}>
-                                ${t("tune.keep")}
-                              <//>
-                            `
+                        each.file &&
+                        html`<${Button} icon="download" onClick=${() => save(each)}>${t("jobs.file.save", { name: each.title })}<//>`
+                      }
+                      ${
+                        each.isServed &&
+                        html`
+                          <${Button} icon="chat" aria-label=${t("tune.chat_with", { name: each.title })} onClick=${() => chat(each.model)}>
+                            ${t("tune.chat")}
+                          <//>
+                          <${Button} icon="states" aria-label=${t("tune.keep_of", { name: each.title })} onClick=${() => onKeep(each)}>
+                            ${t("tune.keep")}
+                          <//>
+                        `
                       }
                     </div>
                   </td>
