@@ -51,7 +51,7 @@ def write_gradients(case: Case, folder: Path) -> None:
     for kind, size, shapes, rest in (("gradients", 0.5, fields_of_state, {}), ("lora", 0.1, pairs.shapes, empty)):
         trained = {name: generator.normal(0.0, size, shape).astype(np.float16) for name, shape in shapes.items()}
         before = {**rest, **{name: values.astype(np.float32) for name, values in trained.items()}}
-        loss, gradient = gradients(tensors, case.shape.version, tokens, before, pairs.scale)
+        loss, gradient = gradients(tensors, case.shape.version, tokens, before, LORA.alpha / LORA.rank)
         fields: dict[str, NDArray[Any]] = {f"gradient.{field}": gradient[field] for field in trained}
         fields |= {f"state.{field}": values for field, values in trained.items()}
         (folder / kind).mkdir(exist_ok=True)
