@@ -11,6 +11,7 @@ import codecs
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,11 @@ def encode(text: str) -> list[int]:
 
 def state_after(tokens: Sequence[int], root: str = "") -> dict[str, F32]:
     """Return the fake engine's state after these tokens from this root: random, but the same for the same arguments."""
+    return {name: array.copy() for name, array in _state_after(tuple(tokens), root).items()}
+
+
+@lru_cache(maxsize=8)
+def _state_after(tokens: tuple[int, ...], root: str) -> dict[str, F32]:
     fields = SHAPE.initial_state().items()
     return {
         name: np.random.default_rng([number, *root.encode(), *tokens]).standard_normal(array.shape, np.float32)

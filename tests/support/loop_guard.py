@@ -41,11 +41,7 @@ class LoopGuard:
         if not _is_watched(frame.f_code.co_filename) or frame.f_code.co_name in _QUICK:
             return
         if event == "return":
-            makes = isinstance(arg, str | bytes) and len(arg) > self._most_size
-            code = frame.f_code
-            given = (frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount])
-            passes_on = code.co_flags & CO_COROUTINE or any(arg is each for each in given)
-            if makes and not passes_on:
+            if isinstance(arg, str | bytes) and len(arg) > self._most_size and not _passes_on(frame, arg):
                 self._note(frame, len(arg), "returned")
             return
         self._calls += 1
@@ -69,6 +65,13 @@ class LoopGuard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sys.setprofile(None)
+
+
+def _passes_on(frame: FrameType, value: str | bytes) -> bool:
+    """Return True if the function that returns `value` got it as an argument, or is a coroutine."""
+    code = frame.f_code
+    given = (frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount])
+    return bool(code.co_flags & CO_COROUTINE) or any(value is each for each in given)
 
 
 @cache
