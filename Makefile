@@ -71,12 +71,12 @@ types-windows: setup-dev ## Check types as they are on Windows
 WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
 
 # Folders with tests of kernels in which eight lanes share what they load. Mesa's software driver has as many lanes
-# unless it is told to have four, for which it compiles a kernel in half the time.
+# unless it is told to have two, for which it compiles a kernel in a third of the time.
 EIGHT_LANES = tests/backward tests/forward tests/versions
 
 # Ray gives its processes seconds to start, so its tests run when the others have ended.
 unit: setup-dev $(NODE_MODULES) ## Run the tests
-	LP_NATIVE_VECTOR_WIDTH=128 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --ignore tests/fleet \
+	LP_NATIVE_VECTOR_WIDTH=64 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --ignore tests/fleet \
 		-m 'not eight_lanes'
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m eight_lanes $(EIGHT_LANES)
 	$(BIN)/pytest --over fleet tests/fleet $(OVER_FLEET)

@@ -167,7 +167,7 @@ class GpuTrainer:
     def _run_rows(self, packed: PackedDocuments, step: StepSize, *, has_gradient: bool) -> float:
         """Compute the losses of all tokens that count, a piece of them at a time; wait, and return their sum."""
         counting, most = np.flatnonzero(packed.weights), self.max_rows
-        batch, rows_start = self._pass.inputs.batch, 4 * (HEADER_WORDS + RUN_WORDS * self._limits.num_slots)
+        batch, rows_start = self._pass.inputs.batch, 4 * self._limits.batch_places[0]
         for first in range(0, len(counting), most):
             tokens = counting[first : first + most]
             rows = np.zeros((len(tokens), ROW_WORDS), np.uint32)
@@ -206,7 +206,7 @@ def encode_documents(packed: PackedDocuments, limits: StepLimits) -> NDArray[np.
     """Encode documents as the words of `struct Batch` of batch.wgsl, without rows, each in the slot of its number."""
     lengths = np.array(packed.lengths)
     count, num_tokens = len(lengths), len(packed.inputs)
-    tokens_start = HEADER_WORDS + RUN_WORDS * limits.num_slots + ROW_WORDS * limits.max_rows
+    _, tokens_start, _ = limits.batch_places
     words = np.zeros(tokens_start + TOKEN_WORDS * num_tokens, np.uint32)
     words[:2] = num_tokens, count
     runs = words[HEADER_WORDS : HEADER_WORDS + RUN_WORDS * count].reshape(-1, RUN_WORDS)

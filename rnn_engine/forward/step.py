@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.forward.contract import make_masks, sound_runs
+from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer, Memory
 from rnn_engine.types import (
     F32,
-    I32,
     MOST_DRAW_BIASES,
     MOST_DRAW_LOGPROBS,
     MOST_DRAWS,
@@ -56,8 +56,11 @@ class StepLimits:
     num_penalty_slots: int = 0  # in the first slots of this number, draws may have penalties
 
     @property
-    def batch_words(self) -> int:
-        return 4 + 4 * self.num_slots + 3 * self.max_rows + 2 * self.max_tokens
+    def batch_places(self) -> tuple[int, int, int]:
+        """The indices of the first row, the first token and the end among the words of `struct Batch`."""
+        rows_start = HEADER_WORDS + RUN_WORDS * round_up(self.num_slots, _ROOM)
+        tokens_start = rows_start + ROW_WORDS * self.max_rows
+        return rows_start, tokens_start, tokens_start + TOKEN_WORDS * self.max_tokens
 
     @property
     def readout_words(self) -> int:
@@ -78,7 +81,7 @@ class StepLimits:
 
     def constants(self) -> dict[str, Constant]:
         """Return the constants of shaders that include batch.wgsl. A step has at most one run for each slot."""
-        return {"MAX_RUNS": self.num_slots, "MAX_ROWS": self.max_rows, "MAX_TOKENS": self.max_tokens}
+        return {"MAX_RUNS": round_up(self.num_slots, _ROOM), "MAX_ROWS": self.max_rows, "MAX_TOKENS": self.max_tokens}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +100,17 @@ class StepBuffers:
 
     @classmethod
     def create(cls, shape: ModelShape, limits: StepLimits, memory: Memory) -> StepBuffers:
+        create, vocab = memory.create_buffer, shape.vocab_size
         return cls(
-            batch=memory.create_buffer("batch", 4 * limits.batch_words),
-            masks=memory.create_buffer("masks", 4 * limits.max_rows * mask_words(shape.vocab_size)),
-            draws=memory.create_buffer("draws", 4 * (limits.max_rows * limits.draw_words + limits.told_words)),
-            halts=memory.create_buffer("halts", 4 * limits.num_slots * mask_words(shape.vocab_size)),
-            last_drawn=memory.create_buffer("tokens drawn last", 4 * limits.num_slots),
-            biases=memory.create_buffer("biases", 8 * limits.num_slots * MOST_DRAW_BIASES),
-            penalties=memory.create_buffer(
-                "penalties", limits.num_penalty_slots * slot_penalty_bytes(shape.vocab_size)
-            ),
-            x=memory.create_buffer("x", 4 * limits.max_tokens * shape.width),
-            normed=memory.create_buffer("normed rows", 4 * limits.max_rows * shape.width),
+            batch=create("batch", 4 * limits.batch_places[2]),
+            masks=create("masks", 4 * limits.max_rows * mask_words(vocab)),
+            draws=create("draws", 4 * (limits.max_rows * limits.draw_words + limits.told_words)),
+            halts=create("halts", 4 * limits.num_slots * mask_words(vocab)),
+            last_drawn=create("tokens drawn last", 4 * limits.num_slots),
+            biases=create("biases", 8 * limits.num_slots * MOST_DRAW_BIASES),
+            penalties=create("penalties", limits.num_penalty_slots * slot_penalty_bytes(vocab)),
+            x=create("x", 4 * limits.max_tokens * shape.width),
+            normed=create("normed rows", 4 * limits.max_rows * shape.width),
         )
 
 
@@ -129,6 +131,7 @@ class HeadOutputs:
 
 HEADER_WORDS, RUN_WORDS, ROW_WORDS, TOKEN_WORDS = 4, 4, 3, 2
 NO_MASK = DRAWN_LAST = 0xFFFFFFFF
+_ROOM = 64  # kernels have room for a multiple of it, so a driver that keeps some has them for other numbers of slots
 
 
 def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -> NDArray[np.uint32]:
@@ -140,16 +143,13 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -
     lengths = np.array([len(run.tokens) for run in batch])
     num_rows = np.array([run.rows for run in batch])
     ends, row_ends = lengths.cumsum(), num_rows.cumsum()
-    rows_start = HEADER_WORDS + RUN_WORDS * limits.num_slots
-    tokens_start = rows_start + ROW_WORDS * limits.max_rows
+    rows_start, tokens_start, _ = limits.batch_places
     words = np.zeros(tokens_start + TOKEN_WORDS * ends.item(-1), np.uint32)
     words[:3] = ends.item(-1), len(batch), row_ends.item(-1)
     runs = words[HEADER_WORDS:rows_start].reshape(-1, RUN_WORDS)
     rows = words[rows_start:tokens_start].reshape(-1, ROW_WORDS)
     tokens = words[tokens_start:].reshape(-1, TOKEN_WORDS)
-    runs[: len(batch)] = np.stack(
-        [slots, ends - lengths, lengths, np.array([shift_sides[slot] for slot in slots])], axis=1
-    )
+    runs[: len(batch)] = np.stack([slots, ends - lengths, lengths, [shift_sides[slot] for slot in slots]], axis=1)
     tokens[:, 0] = np.arange(len(batch)).repeat(lengths)
     tokens[:, 1] = list(chain.from_iterable(run.tokens for run in batch))
     rows[: row_ends[-1], 0] = (ends - row_ends).repeat(num_rows) + np.arange(row_ends[-1])
@@ -190,8 +190,7 @@ def decode_readout(
     words = np.frombuffer(answer, np.uint32).reshape(-1, limits.readout_words)  # [R, words]
     floats = words.view(np.float32)
     logsumexp = floats[:, 0].copy()
-    ids: I32 = words[:, 5 : 5 + count].view(np.int32)
-    logits = floats[:, 5 + count :]
+    ids, logits = words[:, 5 : 5 + count].view(np.int32), floats[:, 5 + count :]
     if (words[:, 4] < count).any():
         is_taken = np.arange(count) < words[:, 4, np.newaxis]
         ids, logits = np.where(is_taken, ids, 0), np.where(is_taken, logits, np.float32(-np.inf))

@@ -32,5 +32,5 @@ struct Batch {
     unused: u32,
     runs: array<Run, MAX_RUNS>,
     rows: array<Row, MAX_ROWS>,
-    tokens: array<Token, MAX_TOKENS>,
+    tokens: array<Token>, // MAX_TOKENS of them
 }

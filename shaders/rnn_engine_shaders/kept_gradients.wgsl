@@ -1,5 +1,5 @@
 // Where the gradients of a head's state are kept, before every KEPT_EVERY-th token of a run: in KEPT_FOURS fours each,
-// [MAX_TOKENS / KEPT_EVERY + MAX_RUNS, H, KEPT_FOURS, 4]. Their order is that of the threads that write and read them.
+// [MAX_TOKENS / KEPT_EVERY + slots, H, KEPT_FOURS, 4]. Their order is that of the threads that write and read them.
 
 const KEPT_EVERY = 16u;
 const KEPT_FOURS = 16u * EIGHTHS * EIGHTHS; // heads are padded to eights

@@ -20,7 +20,7 @@ LENGTHS = ((1,), (200,), (17, 1, 16), (2, 63, 15, 16))
 def load(shape: ModelShape, kind: str = "software", *, trains_shifts: bool = True) -> DeviceLayers:
     """Load a random model of `shape`. All have the same limits, so that they share kernels."""
     model = random_model(shape, seed=41)
-    return DeviceLayers(model, max_documents=4, max_tokens=200, kind=kind, trains_shifts=trains_shifts)
+    return DeviceLayers(model, max_documents=4, kind=kind, trains_shifts=trains_shifts)
 
 
 @pytest.mark.parametrize(

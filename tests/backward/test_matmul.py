@@ -51,7 +51,7 @@ class Bench:
         `output_gradients` and `inputs` [T, n] are the buffers of the same name.
         """
         count = len(output_gradients)
-        batch = self._buffer(np.array([count, 1, 0, 0] + [0] * (LIMITS.batch_words - 4), np.uint32))
+        batch = self._buffer(np.array([count, 1, 0, 0] + [0] * (LIMITS.batch_places[2] - 4), np.uint32))
         gradients = self._buffer(np.full(num_floats, UNTOUCHED, np.float32))
         outputs, values = self._buffer(output_gradients), None if inputs is None else self._buffer(inputs)
         limit = self.memory.max_binding_bytes

@@ -170,7 +170,7 @@ def test_a_warm_up_runs_each_kernel_of_a_step_once(monkeypatch: pytest.MonkeyPat
     counts = {}
     for layers in (2, 5):
         model = random_model(tiny_shape(layers=layers), seed=1)
-        runner = make_gpu_runner(model, num_slots=1, max_tokens=8, max_rows=2, num_candidates=4)
+        runner = make_gpu_runner(model, num_slots=1, max_tokens=8, max_rows=2, num_candidates=8)
         expected = run_step(runner, [TokenRun(0, [1, 2, 3], rows=1)])
         usual = runner.plan(3, 1, 1, has_masks=True)
         with monkeypatch.context() as listening:
@@ -188,7 +188,7 @@ def test_a_warm_up_runs_each_kernel_of_a_step_once(monkeypatch: pytest.MonkeyPat
 
 def test_what_was_uploaded_does_not_stay_on_the_host() -> None:
     model = FreshModel(random_model(tiny_shape(), seed=1))
-    runner = make_gpu_runner(model, num_slots=1, max_tokens=4, max_rows=1, num_candidates=4)
+    runner = make_gpu_runner(model, num_slots=1, max_tokens=4, max_rows=1, num_candidates=8)
     gc.collect()
     assert {name for name, array in model.given_out if array() is not None} <= {"emb.weight"}
     runner.close()

@@ -68,7 +68,7 @@ class Bench:
         after = np.zeros((count, total), np.float32) if factors is None else factors
         first, step = (0, 0) if factors is None else (count * total, total)
         buffers = MatMulBuffers(
-            batch=self._buffer(np.array([count, 1, 0, 0], np.uint32), 4 * LIMITS.batch_words),
+            batch=self._buffer(np.array([count, 1, 0, 0], np.uint32), 4 * LIMITS.batch_places[2]),
             vectors=self._buffer(np.zeros(total, np.float32) if bias is None else bias),
             inputs=self._buffer(np.pad(inputs, ((0, 0), (0, stride - columns)))),
             outputs=self._buffer(np.concatenate([np.full_like(after, 7) if before is None else before, after])),

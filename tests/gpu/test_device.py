@@ -168,7 +168,7 @@ def test_subgroups_are_measured(device: Device) -> None:
     before = device.allocated_bytes
     size = measure_subgroup_size(device)
     assert device.allocated_bytes == before
-    assert size in ((4, 8, 16, 32, 64, 128) if device.has_subgroups else (0,))
+    assert size in ((2, 4, 8, 16, 32, 64, 128) if device.has_subgroups else (0,))
 
 
 def test_memory_of_a_lost_device_can_be_freed(monkeypatch: pytest.MonkeyPatch) -> None:

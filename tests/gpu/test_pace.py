@@ -82,7 +82,7 @@ def test_a_step_in_parts_gives_the_same_logits(submitted: list[int], monkeypatch
     rows, counts = [], []
     for most in (float("inf"), 1e5, 1.0):
         monkeypatch.setattr(Pace, "most_work", most)
-        runner = make_gpu_runner(model, num_slots=1, max_tokens=8, max_rows=1, num_candidates=4)
+        runner = make_gpu_runner(model, num_slots=1, max_tokens=8, max_rows=1, num_candidates=8)
         with closing(runner):
             before = len(submitted)
             rows.append(run_step(runner, [TokenRun(0, [1, 2, 3, 4, 5], rows=1)]).full_row(0).copy())

@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields
 from rnn_engine.forward.draws import DeviceDraws, decode_draws
 from rnn_engine.forward.forward_pass import CandidateKernel, candidate_kernels
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, decode_readout, encode_batch
+from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer, BufferCopy, Dispatch, Plan, Recorder
 from rnn_engine.types import F32, MOST_DRAW_BIASES, Batch, Drawn, Readout, TokenDraw, TokenRun
 from rnn_engine_shaders import Constant
-from tests.support.gpu import open_checked
+from tests.support.gpu import ROW_ROOM, open_checked
 from tests.support.models import tiny_shape
 
 
@@ -28,7 +29,7 @@ class DrawKernels:
         device, tuning = open_checked(self.kind)
         num_rows = len(logits)
         candidates = min(self.num_candidates, self.vocab_size)
-        limits = StepLimits(num_rows, num_rows, num_rows, candidates, num_penalty_slots=num_rows)
+        limits = StepLimits(num_rows, num_rows, round_up(num_rows, ROW_ROOM), candidates, num_penalty_slots=num_rows)
         batch: Batch = [TokenRun(slot, (0,), rows=1, draw=draw) for slot, draw in enumerate(draws)]
         memory, recorder = device.allocate(), Recorder(device)
         try:

@@ -32,7 +32,7 @@ class GoldenContract:
     def test_every_chunk_size_gives_the_golden_numbers(self, make_runner: MakeRunner, name: str) -> None:
         golden = load_golden(name)
         with open_model(golden.model_path) as model:
-            runner = make_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=MAX_TOKENS, num_candidates=4)
+            runner = make_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=MAX_TOKENS, num_candidates=8)
             for sizes in (MIXED, WHOLE):
                 runner.write_state(1, None)
                 self.assert_close(run_in_chunks(runner, golden.tokens.tolist(), sizes), golden.logits)

@@ -28,6 +28,8 @@ KINDS = ("software", "discrete")
 eight_lanes = pytest.mark.eight_lanes
 SHARING_KINDS = (pytest.param("software", marks=eight_lanes), "discrete")
 """The same kinds, for tests of the kernels in which eight lanes of a software device share what they load."""
+TOKEN_ROOM, ROW_ROOM = 640, 64
+"""What runners and trainers have room for, whatever their limits, since kernels are compiled anew for other room."""
 _SMALL_HEAD = 32  # software devices compile a recurrence of larger heads for so long that one kernel is enough
 
 
@@ -88,6 +90,7 @@ def make_gpu_runner(
     max_buffer_bytes: int | None = None,
     lora_room: LoraRoom = NO_LORAS,
 ) -> GpuRunner:
+    """Return a runner. Its buffers have more room than the limits allow, unless they have bounds of their own."""
     device, tuning = open_checked(kind)
     if isinstance(model.shape, HeadsShape) and model.shape.head_size > _SMALL_HEAD:
         tuning = replace(tuning, adapter_loads=0)
@@ -96,14 +99,15 @@ def make_gpu_runner(
         memory.max_binding_bytes = max_binding_bytes
     memory.max_buffer_bytes = max_buffer_bytes or memory.max_buffer_bytes
     format_of, activations = parse_weights(weights, model.shape)
+    has_room = max_binding_bytes is None and max_buffer_bytes is None
     limits = StepLimits(
         num_slots,
-        max_tokens,
-        max_rows,
+        max(max_tokens, TOKEN_ROOM) if has_room else max_tokens,
+        max(max_rows, ROW_ROOM) if has_room else max_rows,
         min(num_candidates, model.shape.vocab_size),
         num_penalty_slots=num_slots,
     )
-    return GpuRunner(
+    runner = GpuRunner(
         model,
         VERSIONS.get(model.shape.version).load_layers,
         device,
@@ -114,3 +118,5 @@ def make_gpu_runner(
         progress=lambda what, done, total: None,
         lora_room=lora_room,
     )
+    runner.max_tokens, runner.max_rows = max_tokens, max_rows
+    return runner

@@ -18,7 +18,7 @@ from rnn_engine.gpu import Buffer, Plan, Recorder
 from rnn_engine.reference import Array, Weights, embed
 from rnn_engine.types import F32, FieldKind, ModelShape, TokenRun
 from rnn_engine.versions.table import VERSIONS
-from tests.support.gpu import open_checked
+from tests.support.gpu import ROW_ROOM, TOKEN_ROOM, open_checked
 from tests.support.models import TensorModel
 
 
@@ -62,7 +62,6 @@ class DeviceLayers:
         model: TensorModel,
         *,
         max_documents: int,
-        max_tokens: int,
         kind: str = "software",
         weights: str = "f32",
         trains_shifts: bool = True,
@@ -70,7 +69,7 @@ class DeviceLayers:
         self.model = model
         shape = self.shape = model.shape
         device, tuning = open_checked(kind)
-        self.limits = StepLimits(max_documents, max_tokens, max_rows=1, num_candidates=1)
+        self.limits = StepLimits(max_documents, TOKEN_ROOM, ROW_ROOM, num_candidates=1)
         self.memory = device.allocate()
         self.layout = StateLayout(shape)
         self._recorder = Recorder(device)
@@ -86,7 +85,7 @@ class DeviceLayers:
                 state_layout=self.layout,
                 states=[states] * shape.num_layers,
             ),
-            dx=self.memory.create_buffer("dx", 4 * max_tokens * shape.width),
+            dx=self.memory.create_buffer("dx", 4 * TOKEN_ROOM * shape.width),
             state_gradients=self.memory.create_buffer("state gradients", 4 * max_documents * self.layout.stride),
             trains_shifts=trains_shifts,
         )

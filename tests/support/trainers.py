@@ -15,7 +15,7 @@ from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.weight_choice import parse_weights
 from rnn_engine.types import Model
 from rnn_engine.versions.table import VERSIONS
-from tests.support.gpu import open_checked
+from tests.support.gpu import ROW_ROOM, TOKEN_ROOM, open_checked
 
 
 def make_cpu_trainer(
@@ -57,7 +57,10 @@ def make_gpu_trainer(
     max_binding_bytes: int | None = None,
     pairs: Pairs | None = None,
 ) -> GpuTrainer:
-    """Return a trainer with checked shaders. `load_backward` replaces that of the model's version."""
+    """Return a trainer with checked shaders. `load_backward` replaces that of the model's version.
+
+    Its buffers have more room than the limits allow, unless they have a bound of their own.
+    """
     load_backward = load_backward or VERSIONS.get(model.shape.version).load_backward
     assert load_backward is not None
     device, tuning = open_checked(kind)
@@ -65,8 +68,11 @@ def make_gpu_trainer(
     if max_binding_bytes is not None:
         memory.max_binding_bytes = max_binding_bytes
     format_of, _ = parse_weights(weights, model.shape)
-    limits = StepLimits(max_documents, max_tokens, max_rows, num_candidates=1)
-    return GpuTrainer(
+    room = (max_tokens, max_rows)
+    if max_binding_bytes is None:
+        room = (max(max_tokens, TOKEN_ROOM), max(max_rows, ROW_ROOM))
+    limits = StepLimits(max_documents, *room, num_candidates=1)
+    trainer = GpuTrainer(
         model,
         load_backward,
         device,
@@ -78,3 +84,5 @@ def make_gpu_trainer(
         trains_shifts=trains_shifts,
         progress=lambda what, done, total: None,
     )
+    trainer.max_tokens, trainer.max_rows = max_tokens, max_rows
+    return trainer

@@ -61,7 +61,7 @@ class TestResults(ResultsContract):
 
 def gpu_runner(model: TensorModel) -> Runner:
     """Return a runner. All have the same limits, so that they share the kernels of their matmuls."""
-    return make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=4)
+    return make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=8)
 
 
 @eight_lanes
@@ -112,7 +112,7 @@ def test_weights_in_f16_cost_less_than_a_hundredth(version: str) -> None:
     model = TensorModel(exact.shape, {name: values.astype(np.float32) for name, values in tensors.items()})
     tokens = chance.integers(exact.shape.vocab_size, size=40).tolist()
     logits, _ = forward(model, tokens, dtype=np.float64)
-    runner = make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=4, weights="f16")
+    runner = make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=8, weights="f16")
     readout = run_step(runner, [TokenRun(0, tokens, rows=1)])
     assert 1e-6 < relative_error(readout.full_row(0), logits[-1]) < 1e-2
     runner.close()
@@ -121,7 +121,7 @@ def test_weights_in_f16_cost_less_than_a_hundredth(version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_layer_has_at_most_eleven_dispatches(version: str) -> None:
     model = OTHER_MODELS[version]
-    runner = make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=4)
+    runner = make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=8)
     labels = [dispatch.label for dispatch in runner.plan(1, 1, 0).dispatches]
     for layer in range(model.shape.num_layers):
         assert sum(label.startswith(f"layer {layer} ") for label in labels) <= 11

@@ -65,7 +65,7 @@ def test_log_probabilities_are_those_of_llama_cpp(golden: tuple[ModelFile, list[
 def test_so_they_are_on_devices_in_chunks_of_any_size(golden: tuple[ModelFile, list[int], F32], device: str) -> None:
     model, tokens, logprobs = golden
     make_runner = make_cpu_runner if device == "cpu" else make_gpu_runner
-    runner = make_runner(model, num_slots=2, max_tokens=64, max_rows=64, num_candidates=4)
+    runner = make_runner(model, num_slots=2, max_tokens=64, max_rows=64, num_candidates=8)
     for size in (1, 7, 64):
         runner.write_state(1, None)
         check(run_in_chunks(runner, tokens, (size,)), logprobs)
