@@ -12,18 +12,16 @@ from typing import Self, TypeVar, Unpack, overload
 
 import numpy as np
 
-from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool
+from rnn_engine.chat_template import Conversation, Tool
 from rnn_engine.chat_template.answer import AnswerPart, AnswerReader
 from rnn_engine.demo import DEMO
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StepError, check_whole
-from rnn_engine.files import is_same_file
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.hub import locate_model
 from rnn_engine.llm.collection import AsyncCollection
 from rnn_engine.llm.completion import complete, joined
-from rnn_engine.llm.jsonl import Results, fill, read_lines
 from rnn_engine.llm.progress import completion_bar, ignore
 from rnn_engine.llm.prompts import (
     Asked,
@@ -306,45 +304,6 @@ class AsyncLLM:
         if done.finish_reason == "length":
             raise StepError(f"the JSON was not complete after max_tokens={params.max_tokens} tokens: {done.text!r}")
         return parse(done.text)
-
-    async def map(
-        self,
-        source: str | Path,
-        target: str | Path,
-        prompt: str,
-        params: SamplingParams = DEFAULT_PARAMS,
-        *,
-        chat: bool = False,
-        field: str = "completion",
-        state: StateChoice | None = None,
-        progress: bool | None = None,
-    ) -> int:
-        """Complete a prompt for each line of a file of JSON objects, and write the objects with their completions.
-
-        In `prompt`, {name} stands for the field `name` of a line. With `chat`, each prompt is a message of the user's.
-        The completion is the new field `field`. The target has its lines in the source's order, and each is written as
-        soon as those before it are. If this was interrupted, even by a kill, call it again: it goes on after the last
-        whole line of the target. Returns the number of lines that were run now.
-
-        Raises InvalidRequestError, which names the line, before anything runs, and OSError.
-        """
-        if is_same_file(Path(source), Path(target)):
-            raise InvalidRequestError("target", str(target), "another file than the source")
-        lines = await asyncio.to_thread(read_lines, Path(source))
-        prompts = fill(prompt, lines)
-        with Results.open(Path(target), lines, field) as results:
-            first = results.num_done
-
-            def add(index: int, completion: Completion) -> None:
-                results.add(first + index, completion)
-
-            rest = prompts[first:]
-            options: CallOptions = {"state": state, "progress": progress, "on_done": add}
-            if chat:
-                await self.chat([[ChatMessage(Role.USER, text)] for text in rest], params, **options)
-            else:
-                await self.generate(rest, params, **options)
-        return len(rest)
 
     async def rank(
         self, context: Prompt, choices: Sequence[Prompt], *, calibrate: bool = False, state: State | None = None

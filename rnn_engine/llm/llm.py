@@ -121,7 +121,6 @@ class LLM(Blocking[AsyncLLM]):
     generate = _interruptible(_generate)
     chat = _interruptible(_chat)
     json = blocking(AsyncLLM.json)
-    map = blocking(AsyncLLM.map)
     rank = blocking(AsyncLLM.rank)
     rerank = blocking(AsyncLLM.rerank)
     logprobs = blocking(AsyncLLM.logprobs)

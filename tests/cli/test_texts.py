@@ -13,7 +13,6 @@ from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.demo import model_path
 from rnn_engine.files import read_text
-from rnn_engine.llm.jsonl import read_lines
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.tokenizer.world import read_vocabulary
@@ -51,7 +50,6 @@ CASES: Final = {
     "paragraphs": Case(lambda path: list(read_records(path)), "One\n\nTwo"),
     "examples": Case(lambda path: list(read_records(path)), '{"text": "a"}\n{"text": "b"}\n', ".jsonl"),
     "array": Case(lambda path: list(read_records(path)), '[{"text": "a"}]', ".json"),
-    "lines": Case(read_lines, '{"a": 1}\n{"a": 2}\n', ".jsonl"),
 }
 
 

@@ -157,8 +157,10 @@ def short_many(llm: LLM) -> None:
 
 def short_lines(llm: LLM) -> None:
     Path("sums.jsonl").write_text('{"a": 1, "b": 2}\n{"a": 3, "b": 4}\n')
-    llm.map("sums.jsonl", "short.jsonl", "What is {a} + {b}?", chat=True)
-    print(Path("short.jsonl").read_text())
+    lines = [json.loads(line) for line in Path("sums.jsonl").read_text().splitlines()]
+    chats = [[{"role": "user", "content": "What is {a} + {b}?".format_map(line)}] for line in lines]
+    for line, done in zip(lines, llm.chat(chats), strict=True):
+        print({**line, "completion": done.text})
 
 
 def short_stream(llm: LLM) -> None:

@@ -92,7 +92,7 @@ def _check(command: list[str], folder: Path) -> None:
 
 def test_the_guides_examples_of_python_run_as_one_program(scripts: Path, tmp_path: Path) -> None:
     blocks = python_blocks("docs/user-guide.md", "### Use it from Python")
-    assert len(blocks) == 13
+    assert len(blocks) == 12
     (tmp_path / "program.py").write_text("\n".join(blocks))
     for name in ("server", "states", "shaders"):  # a program may have modules of its own with these names
         (tmp_path / f"{name}.py").write_text("raise AssertionError")
