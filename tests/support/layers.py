@@ -110,7 +110,6 @@ RESTRICTED = (
     ),
     Restricted("gguf", ("rnn_engine.tensor_files", *DEVELOPMENT), "only tensor_files knows GGUF"),
     Restricted("huggingface_hub", ("rnn_engine.hub", *DEVELOPMENT), "only hub knows the Hugging Face Hub"),
-    Restricted("lm_eval", ("rnn_engine.compat.lm_eval", *DEVELOPMENT), "lm-eval is an extra"),
     Restricted(
         "tokenizers",
         ("rnn_engine.tokenizer.huggingface", *DEVELOPMENT),

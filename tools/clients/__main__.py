@@ -28,7 +28,7 @@ from tools.clients.checks import Row, read_clients
 _FOLDER = Path(__file__).parent
 _PROJECT = _FOLDER.parents[1]
 
-_CLIENTS = read_clients(PROJECT=_PROJECT)
+_CLIENTS = read_clients()
 PYTHON: Mapping[str, str] = _CLIENTS["python"]
 ALL = [*PYTHON, *(f"npm:{name}" for name in _CLIENTS["node"]), *programs.PROGRAMS]
 _SHOWN = 110  # characters of an outcome

@@ -78,34 +78,28 @@ def inspect_ai() -> Checks:
 def lm_eval() -> Checks:
     """Return the checks of lm-eval: `local-chat-completions` generates, and `local-completions` scores texts.
 
-    Texts are scored with the server's own tokenizer. The tasks are defined in this folder. `rnn_engine` runs them on an
-    engine in lm-eval's own process, without the server.
+    Texts are scored with the server's own tokenizer. The tasks are defined in this folder.
     """
 
     def run(model: str, model_args: str, task: str, metric: str, *options: str) -> str:
         """Run lm-eval on some items of a task. Raises CalledProcessError if it fails."""
-        module = "rnn_engine.compat.lm_eval" if model == "rnn_engine" else "lm_eval"
-        command = [sys.executable, "-m", module, "run", "--model", model, "--model_args", model_args, "--tasks", task]
+        chosen = ["--model", model, "--model_args", model_args, "--tasks", task]
         with TemporaryDirectory() as folder:
             paths = ["--include_path", str(Path(__file__).parent), "--output_path", folder]
-            subprocess.run([*command, *paths, "--limit", str(_ITEMS), *options], check=True, stdout=sys.stderr)
+            command = [sys.executable, "-m", "lm_eval", "run", *chosen, *paths, "--limit", str(_ITEMS), *options]
+            subprocess.run(command, check=True, stdout=sys.stderr)
             [results] = Path(folder).rglob("results_*.json")
             found = json.loads(results.read_text())["results"][task]
         return f"{found['sample_len']} items, {metric} {found[f'{metric},none']}"
 
-    def generates(model: str, model_args: str) -> str:
-        return run(model, model_args, "rnn_engine_chat", "exact_match", "--apply_chat_template")
-
-    def scores(model: str, model_args: str) -> str:
-        return run(model, model_args, "rnn_engine_choices", "acc")
-
     served = f"model={MODEL},num_concurrent=2,base_url="
-    return {
-        "`local-chat-completions`": lambda url: generates("local-chat-completions", f"{served}{url}/chat/completions"),
-        "`local-completions`, remote tokenizer": lambda url: scores(
-            "local-completions", f"{served}{url}/completions,tokenizer_backend=remote"
-        ),
-        "`rnn_engine`, in process": lambda _: (
-            f"{scores('rnn_engine', f'model={MODEL}')}; {generates('rnn_engine', f'model={MODEL}')}"
-        ),
-    }
+
+    def generates(url: str) -> str:
+        model_args = f"{served}{url}/chat/completions"
+        return run("local-chat-completions", model_args, "rnn_engine_chat", "exact_match", "--apply_chat_template")
+
+    def scores(url: str) -> str:
+        model_args = f"{served}{url}/completions,tokenizer_backend=remote"
+        return run("local-completions", model_args, "rnn_engine_choices", "acc")
+
+    return {"`local-chat-completions`": generates, "`local-completions`, remote tokenizer": scores}
