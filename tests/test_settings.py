@@ -12,7 +12,7 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
+from rnn_engine.fleet.settings import FleetSettings, Resources
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.requests import GenerateRequest
@@ -37,7 +37,6 @@ SETTINGS = (
     DiskConfig(Path()),
     StoreConfig(StoreUrl.parse("valkey://localhost")),
     FleetSettings(),
-    Scaling(2),
     Resources(),
 )
 

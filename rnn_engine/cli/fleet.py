@@ -26,8 +26,6 @@ def fleet_command(options: ServeOptions, fleet: FleetSettings, /) -> None:
     """
     if find_spec("ray") is None:
         raise click.UsageError("Ray is not installed; run pip install 'rnn-engine[fleet]'")
-    if fleet.most_replicas < fleet.replicas:
-        raise click.UsageError(f"--max-replicas {fleet.most_replicas} is less than --replicas {fleet.replicas}")
     if fleet.application is not None and (fleet.address is None or len(options.models) > 1):
         raise click.UsageError("--application needs --address, and at most one MODEL")
     from rnn_engine.cli.replicas import start_fleet

@@ -231,7 +231,7 @@ def settings_options(
 _MOST_NEEDED = (
     "--help --help-all --device --weights --device-memory --tokenizer --chat-template --lora --slots --config --host "
     "--port --default-model --model-folder --cache-folder --state --state-folder --api-key --api-key-file --open "
-    "--cors-origin --log-level --replicas --max-replicas --address --replica-gpus --system --prompt --tokens "
+    "--cors-origin --log-level --replicas --address --replica-gpus --system --prompt --tokens "
     "--chat --stop --max-tokens --temperature --top-p --top-k --presence-penalty --frequency-penalty --seed --grammar "
     "--json-schema --regex"
 )

@@ -31,9 +31,7 @@ async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: P
     progress("starting replicas", 0, settings.replicas)
     choice = replace(choice, model=choice.model.absolute())
     name, load = choice.name or model_name(choice.model), partial(load_replica, choice)
-    return await open_fleet(
-        name, load, front_opener(choice), settings, slots=choice.slots, max_queued=choice.max_queued
-    )
+    return await open_fleet(name, load, front_opener(choice), settings, max_queued=choice.max_queued)
 
 
 def front_opener(choice: EngineChoice) -> Callable[[], Front]:
@@ -81,4 +79,4 @@ def application(args: dict[str, Any]) -> Any:  # noqa: ANN401 - an application o
     store = None if given.store is None else StoreConfig(StoreUrl.parse(given.store))
     loading = LoadSettings(given.device, given.tokenizer, weights=given.weights)
     choice = EngineChoice(given.model, loading, given.slots, CacheConfig(store=store), max_queued=given.max_queued)
-    return make_application(partial(load_replica, choice), FleetSettings(replicas=1), given.slots)
+    return make_application(partial(load_replica, choice), FleetSettings(replicas=1))

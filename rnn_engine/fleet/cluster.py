@@ -94,7 +94,7 @@ def _check_address(address: str) -> None:
 
 def _own_machine(settings: FleetSettings) -> dict[str, Any]:
     """Return the CPUs and GPUs of this machine for `ray.init`. Raises InvalidRequestError for too few GPUs."""
-    replicas, resources = settings.most_replicas, settings.resources
+    replicas, resources = settings.replicas, settings.resources
     cpus = max(os.cpu_count() or 1, ceil(replicas * resources.cpus))
     gpus = 0
     if resources.gpus:
@@ -206,19 +206,13 @@ def _losing(replica: str) -> Iterator[None]:
 
 
 async def open_fleet(
-    name: str,
-    load: LoadReplica,
-    open_front: Callable[[], Front],
-    settings: FleetSettings,
-    *,
-    slots: int,
-    max_queued: int,
+    name: str, load: LoadReplica, open_front: Callable[[], Front], settings: FleetSettings, *, max_queued: int
 ) -> RemoteEngine:
     """Start the replicas that `settings` describe, or connect to running ones, and return an engine that uses them.
 
     The replicas are deployed here and removed by the engine's `close`. If `settings` name a running application, its
-    replicas are used, and left running. `load` loads a replica's engine, with `slots` slots, and can be pickled. Raises
-    what `start_ray`, `deploy`, `check_application` and `open_front` raise.
+    replicas are used, and left running. `load` loads a replica's engine, and can be pickled. Raises what `start_ray`,
+    `deploy`, `check_application` and `open_front` raise.
     """
     front = await asyncio.to_thread(open_front)
     owned = settings.application is None
@@ -228,7 +222,7 @@ async def open_fleet(
         await asyncio.to_thread(start_ray, settings)
         if owned:
             undo.push_async_callback(asyncio.to_thread, serve.delete, application)
-            await asyncio.to_thread(deploy, application, make_application(load, settings, slots))
+            await asyncio.to_thread(deploy, application, make_application(load, settings))
         else:
             await asyncio.to_thread(check_application, application)
         links = RayLinks(application, owned=owned)

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from ray import get_runtime_context, serve
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.replica import Replica
-from rnn_engine.fleet.settings import FleetSettings, ReplicaPlace, Scaling
+from rnn_engine.fleet.settings import FleetSettings, ReplicaPlace
 from rnn_engine.fleet.wire import ReplicaLostError
 from rnn_engine.loading.parts import freeze_modules
 
@@ -99,14 +99,13 @@ class NamedReplicaRouter(RequestRouter):
         return [candidate_replicas]  # Serve then sees that the call is settled, and asks none of them
 
 
-def make_application(load: LoadReplica, settings: FleetSettings, slots: int = 8) -> serve.Application:
-    """Return the application of replicas with `slots` slots. One that is removed finishes its requests first."""
-    scaling, resources = settings.scaling, settings.resources
+def make_application(load: LoadReplica, settings: FleetSettings) -> serve.Application:
+    """Return the application of a fleet's replicas. One that is removed finishes its requests first."""
+    resources = settings.resources
     deployment = serve.deployment(
         EngineReplica,
         name=NAME,
-        num_replicas=settings.replicas if scaling is None else None,
-        autoscaling_config=None if scaling is None else _autoscaling(settings.replicas, scaling, slots),
+        num_replicas=settings.replicas,
         max_ongoing_requests=_MOST_CALLS,
         health_check_period_s=_CHECK_SECONDS,
         max_constructor_retry_count=_MOST_STARTS,
@@ -116,15 +115,3 @@ def make_application(load: LoadReplica, settings: FleetSettings, slots: int = 8)
         request_router_config=RequestRouterConfig(request_router_class=NamedReplicaRouter),
     )
     return deployment.bind(load)
-
-
-def _autoscaling(replicas: int, scaling: Scaling, slots: int) -> AutoscalingConfig:
-    return AutoscalingConfig(
-        min_replicas=replicas,
-        max_replicas=scaling.most,
-        target_ongoing_requests=slots + 1,  # the stream to the front counts as a request
-        upscale_delay_s=scaling.up_seconds,
-        downscale_delay_s=scaling.down_seconds,
-        look_back_period_s=scaling.up_seconds,
-        metrics_interval_s=scaling.up_seconds / 5,
-    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rnn_engine.bounds import Kind, Settings, described, optional_part, part, setting
+from rnn_engine.bounds import Kind, Settings, part, setting
 from rnn_engine.errors import DeviceError
 
 
@@ -21,26 +21,10 @@ class Resources(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling(Settings):
-    """The settings by which Ray Serve adds and removes replicas as the number of requests changes."""
-
-    most: int = field(
-        metadata=described(
-            "Run up to this many replicas when requests need them, and never fewer than --replicas.",
-            Kind(int, "N", low=1),
-            "--max-replicas",
-        )
-    )
-    up_seconds: float = 10.0  # for which there must be more requests than slots
-    down_seconds: float = 300.0  # for which fewer replicas must suffice
-
-
-@dataclass(frozen=True, slots=True)
 class FleetSettings(Settings):
     """The settings of a fleet: how many replicas it has, in which Ray cluster, and with which resources."""
 
     replicas: int = setting(2, Kind(int, low=1)).help("The number of replicas.")
-    scaling: Scaling | None = optional_part(Scaling, "the most replicas")  # None: always as many as `replicas`
     address: str | None = setting(None, Kind(metavar="HOST:PORT")).help(
         "The Ray cluster that runs the replicas: the address of its head, or auto on a machine of the cluster.  "
         "[default: a cluster on this machine, which ends with the command]"
@@ -52,10 +36,6 @@ class FleetSettings(Settings):
     resources: Resources = part(Resources)
     device: str = "auto"  # of each replica
     drain_seconds: float = 30.0  # in which a replica that is removed ends its requests
-
-    @property
-    def most_replicas(self) -> int:
-        return self.replicas if self.scaling is None else self.scaling.most
 
 
 # The place of a replica in the fleet, and the device that it uses there.

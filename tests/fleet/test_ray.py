@@ -16,7 +16,7 @@ from rnn_engine.cli.session import EngineChoice
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidGrammarError, InvalidRequestError, RnnEngineError, UnavailableError
 from rnn_engine.fleet.remote import RemoteEngine
-from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
+from rnn_engine.fleet.settings import FleetSettings, Resources
 from rnn_engine.grammar import Grammar
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, TextDelta
@@ -81,25 +81,6 @@ async def test_a_replica_that_is_killed(
                 assert tokens == await tokens_of(alone, seeded(seed, 3000))
     assert len(await tokens_of(fleet, seeded(1))) == 40
     await until(lambda: fleet.info.num_slots == 6)  # another one was started in its place
-
-
-async def test_replicas_come_with_requests_and_leave_when_they_are_few(
-    ray_fleets: RayFleets, tiny_choice: EngineChoice
-) -> None:
-    """A request that runs on a leaving replica comes to its end."""
-    scaling = Scaling(most=2, up_seconds=1, down_seconds=1)
-    settings = FleetSettings(replicas=1, scaling=scaling, resources=FEW)
-    fleet = await start_fleet(settings, tiny_choice, unheard)
-    assert fleet.info.num_slots == 3
-    running = [asyncio.create_task(tokens_of(fleet, LONG)) for _ in range(9)]
-    await until(lambda: fleet.info.num_slots == 6)
-    more = [asyncio.create_task(tokens_of(fleet, seeded(seed, 3000))) for seed in range(2)]
-    await until(lambda: len(fleet.slot_uses()) == 5)
-    for call in running:
-        call.cancel()
-    await until(lambda: fleet.info.num_slots == 3)
-    assert [len(tokens) for tokens in await asyncio.gather(*more)] == [3000, 3000]
-    await fleet.close()
 
 
 async def test_replicas_that_can_not_be_loaded(ray_fleets: RayFleets, tiny_choice: EngineChoice) -> None:

@@ -74,7 +74,7 @@ def shared(ray_fleets: RayFleets, tiny_model: Path, tmp_path_factory: pytest.Tem
     load = partial(load_replica, EngineChoice(tiny_model, LoadSettings("cpu", "none"), 3, cache))
 
     def redeploy() -> None:
-        deploy(APPLICATION, make_application(load, FleetSettings(1, resources=Resources(0.1)), 3))
+        deploy(APPLICATION, make_application(load, FleetSettings(1, resources=Resources(0.1))))
 
     redeploy()
     yield Shared(store, tiny_model, redeploy)

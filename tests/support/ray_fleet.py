@@ -91,7 +91,7 @@ class RayFleets:
                 serve.delete(self._names.pop(next(iter(self._names))))
             name = f"tests-{next(self._numbers)}"
             load = partial(load_replica, choice)
-            deploy(name, make_application(load, SETTINGS, choice.slots))
+            deploy(name, make_application(load, SETTINGS))
         self._names[repr(choice)] = name
         return name
 

@@ -61,7 +61,7 @@ async def _open_fleet(load: LoadReplica, replicas: int, slots: int) -> EngineLik
 
     settings = FleetSettings(replicas, resources=Resources(_CPUS))
     await asyncio.to_thread(start_ray, settings)
-    await asyncio.to_thread(deploy, MODEL, make_application(load, settings, slots))
+    await asyncio.to_thread(deploy, MODEL, make_application(load, settings))
     states = make_state_store(SHAPE, MODEL)
     front = Front(WordTokenizer(VOCAB), WorldTemplate(), StateStore(states), states.files)
     engine = await RemoteEngine.open(RayLinks(MODEL, owned=True), front, max_queued=QUEUED)
