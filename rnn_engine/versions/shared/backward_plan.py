@@ -200,9 +200,12 @@ class GatedChannelMixBackward(GatedChannelMix):
         self._context = context
 
     def layer(self, builder: LayerBuilder, norm: NormShift) -> BackwardLayer:
-        """Return the stages of one layer's channel mix. Its activations are kept from the way forward."""
+        """Return the stages of one layer's channel mix. Its activations are kept from the way forward.
+
+        Beside pairs, which take memory, the hidden ones are computed again.
+        """
         context, x, create = self._context, builder.context.buffers.x, builder.context.memory.create_buffer
-        if builder.layer > 0:
+        if builder.layer > 0 and context.pairs is None:
             self.hidden = create("ffn hidden", self.hidden.size)
         kept = create("value", x.size)  # [T, D], then its gradient
         middle = create("x after the time mix", x.size)  # [T, D]
@@ -210,6 +213,7 @@ class GatedChannelMixBackward(GatedChannelMix):
         value = builder.matmul("value", [self.value(builder, Activation.NONE)], self.hidden, kept)
         receptance = {"hidden": self.hidden, "value": kept}
         gradients = {"dx": context.dx, "d_hidden": self._d_hidden}
+        ffn = context, builder, "ffn norm", norm, middle
         return BackwardLayer(
             forward=(
                 keep_x(context, middle),
@@ -217,11 +221,11 @@ class GatedChannelMixBackward(GatedChannelMix):
                 value,
                 self._on_tokens(builder, "gated_residual", {**receptance, "x": x}),
             ),
-            recompute=(),
+            recompute=() if context.pairs is None else (*mixes_again(*ffn, self.mixes), key.matmul),
             backward=(
                 self._on_tokens(builder, "gated_residual_backward", {**receptance, **gradients}),
                 matmul_backward(context, value, kept, self._d_hidden, self.hidden),
-                *mixes_again(context, builder, "ffn norm", norm, middle, self._spare),
+                *mixes_again(*ffn, self._spare),
                 matmul_backward(context, key.matmul, self._d_hidden, self._d_mixes, self._spare),
                 norm_shift_backward(context, builder, "ffn norm", norm, middle, self._d_mixes),
             ),
@@ -282,7 +286,7 @@ class BonusLayersBackward:
         time_mix_backward = self._time_mix_backward(builder, output, decay, mixes_backward, att_norm)
         return BackwardLayer(
             forward=(*time_mix, *channel_mix.forward),
-            recompute=tuple(time_mix[:-1]),
+            recompute=(*channel_mix.recompute, *time_mix[:-1]),
             backward=(*channel_mix.backward, *time_mix_backward),
         )
 

@@ -273,7 +273,7 @@ def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
     scratch = Scratch(context.forward, shape)
     gradients = _Gradients(context, shape, scratch)
     for layer in range(shape.num_layers):
-        own = scratch.with_own_hidden(context.forward) if layer else scratch
+        own = scratch.with_own_hidden(context.forward) if layer and context.pairs is None else scratch
         yield _Layer(context, own, gradients, shape, layer).backward_layer()
 
 
@@ -307,9 +307,15 @@ class _Layer(Layer):
         time_mix, channel_mix = self.time_mix_stages(self._gradients.recurrence.traced), self.channel_mix_stages()
         return BackwardLayer(
             forward=(*time_mix, keep_x(self._backward, self._middle), *channel_mix),
-            recompute=time_mix[:-1],
+            recompute=(*self._hidden_again(channel_mix), *time_mix[:-1]),
             backward=(*self._channel_mix_backward(channel_mix), *self._time_mix_backward(time_mix)),
         )
+
+    def _hidden_again(self, forward: ChannelMixStages) -> Iterator[Stage]:
+        """Yield the stages of the hidden activations beside pairs, which take memory that each layer would need."""
+        if self._backward.pairs is not None:
+            yield from mixes_again(self._backward, self, "ffn norm", FFN_NORM, self._middle, self._scratch.mixes)
+            yield forward.key.matmul
 
     def _channel_mix_backward(self, forward: ChannelMixStages) -> Iterator[Stage]:
         context, d, hidden = self._backward, self._gradients, self._scratch.ffn_hidden
