@@ -1,4 +1,4 @@
-"""What compilers of AMD GPUs make of the kernels that hardware runs; needs a C compiler and Mesa's driver for AMD."""
+"""What compilers of GPUs make of the kernels that hardware runs; needs a C compiler and Mesa's drivers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from rnn_engine.forward.cost import MULTIPLYING, UNPACKING
-from tools.gpu_compilers import Compiled, UnavailableError, chosen_kernels, compile_for
+from tools.gpu_compilers import INTEL, Compiled, UnavailableError, chosen_kernels, compile_for
 
 DECODE = "stream 1t 1g 1p 16s 4u direct f32"  # the matmul of a step of one token
 NORMED = "stream 1t 1g 4p 32s 2u normed f32, f16"
@@ -45,6 +45,36 @@ def test_no_kernel_keeps_registers_in_memory(family: str, kernels: Mapping[str, 
     if family.startswith("navi"):  # their SIMD units hold many waves, which hide the latency of memory
         recurrences = {name: kernel.waves for name, kernel in found.items() if name.startswith(RECURRENCES)}
         assert {name: waves for name, waves in recurrences.items() if waves < 12} == {}
+
+
+KEPT_IN_MEMORY = {"normed": "once, before their loop", "wkv_rows_backward": "only training runs it"}
+"""Kernels, by a part of their names, that keep registers in memory on Intel's GPUs, and why that is accepted."""
+
+
+@pytest.mark.parametrize("family", INTEL)
+def test_kernels_for_intel_keep_registers_in_memory_only_where_that_is_known(family: str) -> None:
+    formats = (", f16", ", int8", ", q4_k", "q6_k and f16")
+    chosen = {
+        name: text
+        for name, text in chosen_kernels(family).items()
+        if not name.startswith("stream") or name.endswith(formats)
+    }
+    found = compiled(family, chosen, with_loops=False)
+    assert len(found) > 60
+    wrong = {name for name, kernel in found.items() if kernel.spilled or kernel.scratch_bytes}
+    assert {name for name in wrong if not any(part in name for part in KEPT_IN_MEMORY)} == set()
+    assert all(any(part in name for name in wrong) for part in KEPT_IN_MEMORY)
+
+
+@pytest.mark.parametrize("family", INTEL)
+def test_decode_products_for_intel_keep_64_bytes_on_their_way(family: str) -> None:
+    """Of blocks with several scales Mesa 25.0 waits for one after the other on Arc."""
+    chosen = chosen_kernels(family)
+    names = [f"stream 1t 1g 1p 16s 2u direct f32, {weights}" for weights in ("f16", "bf16", "int8", "nf4", "q8_0")]
+    for name, kernel in compiled(family, {name: chosen[name] for name in names}).items():
+        assert kernel.loop is not None
+        assert kernel.loop.bytes_in_flight >= 64, name
+        assert kernel.loop.loads >= 6, name
 
 
 def test_a_decode_product_asks_for_four_blocks_of_weights_before_it_waits(on_navi31: Mapping[str, Compiled]) -> None:

@@ -175,12 +175,7 @@ class InstantRunner(ModelledRunner):
 
     def read_out(self, batch: Batch) -> Readout:
         self._first = (self._first + 1) % _NUM_PREPARED
-        drawn = [
-            NOTHING_DRAWN
-            if run.draw is None
-            else Drawn(self._tokens[row][: run.draw.count], is_settled=True, goes_on=True)
-            for row, run in enumerate(batch, self._first)
-        ]
+        drawn = [self._draw(run, self._tokens[row]) for row, run in enumerate(batch, self._first)]
         return replace(super().read_out(batch), drawn=drawn if any(run.draw for run in batch) else ())
 
     def _draw(self, run: TokenRun, tokens: Sequence[int]) -> Drawn:

@@ -157,13 +157,10 @@ def summarise(clients: Clients, seconds: float, cpu: float) -> Figures:
     """
     answers = clients.answers
     firsts = [1e3 * answer.first for answer in answers]
-    between = [  # of answers in the mean, so that a piece of several tokens counts as these
-        1e3 * (answer.moments[-1] - answer.moments[0]) / (answer.tokens - 1) for answer in answers if answer.tokens > 1
-    ]
+    # Of answers in the mean, so that a piece of several tokens counts as these.
+    between = [1e3 * (each.moments[-1] - each.moments[0]) / (each.tokens - 1) for each in answers if each.tokens > 1]
     # A piece may hold several tokens; an answer's tokens are taken to be spread evenly over its pieces.
-    in_time = (
-        answer.tokens * sum(moment < seconds for moment in answer.moments) / len(answer.moments) for answer in answers
-    )
+    in_time = (each.tokens * sum(moment < seconds for moment in each.moments) / len(each.moments) for each in answers)
     return {
         "answers": len(answers),
         "refused": clients.refused,

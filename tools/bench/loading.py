@@ -47,10 +47,7 @@ def main(shape: str, weights: Sequence[str], suffix: str, device: str) -> None:
             with open_model(source) as model:
                 convert_model(model, file, each)
             shaders = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-            own = {
-                "XDG_CACHE_HOME": name,
-                "MESA_SHADER_CACHE_DIR": shaders,
-            }  # drivers' kernels stay, fingerprints don't
+            own = {"XDG_CACHE_HOME": name, "MESA_SHADER_CACHE_DIR": shaders}  # kernels stay, fingerprints don't
             with patch.dict(os.environ, own), ProcessPoolExecutor(1, get_context("spawn")) as process:
                 rows.append(process.submit(_measure, file, device).result())
             file.unlink()

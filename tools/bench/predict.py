@@ -54,8 +54,7 @@ class LoadedModel:
         chosen, activations = parse_weights(self.weights, shape)
 
         smallest = SizingDevice.smallest()
-        limits_of_table = {**smallest.wgpu_device.limits, **_LIMITS}
-        device = SizingDevice(smallest.info, limits_of_table)
+        device = SizingDevice(smallest.info, {**smallest.wgpu_device.limits, **_LIMITS})
         limits = StepLimits(num_slots=1, max_tokens=64, max_rows=1, num_candidates=128)
         tuning = tuning_for(device.info, can_broadcast=True)
         matmuls = MatMulKernels(device.kernels, tuning, limits, activations=activations)
@@ -129,11 +128,8 @@ def main(models: Sequence[str], weights: Sequence[str], *, matrices: bool) -> No
         raise click.BadParameter(f"no shape {', '.join(sorted(unknown))}; expected some of {', '.join(SHAPES)}")
     loaded = [LoadedModel(model, each) for model in models for each in weights]
     for model in loaded if matrices else ():
-        shares = [model.shares(gpu) for gpu in GPUS]
-        head = (f"{model.name} {model.weights}", *shares[0])
-        rows = (
-            (gpu.name, *(f"{share:.0%}" for share in each.values())) for gpu, each in zip(GPUS, shares, strict=True)
-        )
+        head = (f"{model.name} {model.weights}", *model.shares(GPUS[0]))
+        rows = [(gpu.name, *map("{:.0%}".format, model.shares(gpu).values())) for gpu in GPUS]
         click.echo(f"{table(head, rows)}\n")
     if not matrices:
         head = ("GPU", *(f"{model.name} {model.weights}" for model in loaded))

@@ -1,7 +1,8 @@
 """What the compilers of real GPUs make of the kernels, read on a machine that has none of these GPUs.
 
-Mesa's driver for AMD, RADV, compiles for any GPU that it knows. With the Vulkan driver of null_device.c around it, wgpu
-opens a device that runs nothing. The compiler's statistics and machine code are read from what RADV prints.
+Mesa's driver for AMD, RADV, compiles for any GPU that it knows, and its driver for Intel, ANV, on intel_device.c. With
+the Vulkan driver of null_device.c around them, wgpu opens a device that runs nothing. The compiler's statistics and
+machine code are read from what is printed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -29,9 +31,6 @@ from tests.support.every_shader import shaders_of, shaders_of_variant
 from tests.support.models import deep_embedded, tiny_shape
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 
-_HERE: Final = Path(__file__).parent
-_DRIVER: Final = "libvulkan_radeon.so"
-
 FAMILIES: Final[Mapping[str, str]] = {
     "vega10": "GCN5: Vega 56 and 64",
     "navi10": "RDNA1: RX 5700",
@@ -39,8 +38,13 @@ FAMILIES: Final[Mapping[str, str]] = {
     "navi31": "RDNA3: RX 7900",
     "gfx1151": "RDNA3.5: Strix Halo, an APU",
     "gfx1201": "RDNA4: RX 9070",
+    "tgl": "Intel's Gen12: Iris Xe",
+    "dg2": "Intel's Xe-HPG: Arc A770",
+    "bmg": "Intel's Xe2: Arc B580",
 }
-"""Families of AMD GPUs, by RADV's names."""
+"""Families of GPUs, by the names of Mesa's drivers."""
+
+INTEL: Final = ("tgl", "dg2", "bmg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,8 @@ class Loop:
 class Compiled:
     """What a compiler says of a kernel."""
 
-    registers: int  # vector registers of a thread
-    waves: int  # that a SIMD unit can hold at once
+    registers: int  # vector registers of a thread; on Intel those that hold values at once
+    waves: int  # that a SIMD unit can hold at once; on Intel always 8
     spilled: int  # registers, vector and scalar
     scratch_bytes: int  # of a wave, in device memory
     workgroup_bytes: int  # of LDS
@@ -68,12 +72,14 @@ class Compiled:
     loop: Loop | None  # None if the machine code was not read, or if the driver can't show that of this family
 
 
-def chosen_kernels() -> dict[str, str]:
-    """Return the WGSL of each kernel that the fixed choices for hardware run, by a name of its own.
+def chosen_kernels(family: str = "navi31") -> dict[str, str]:
+    """Return the WGSL of each kernel that the fixed choices for GPUs of `family` run, by a name of its own.
 
     These are the matmuls of every weight format, and the other kernels of every version for heads of 64 rows.
     """
-    tuning = tuning_for(DeviceInfo(0, "hardware", "discrete", "none", "none"), can_broadcast=True)
+    tuning = tuning_for(
+        DeviceInfo(0, "Intel" if family in INTEL else "AMD", "discrete", "none", "none"), can_broadcast=True
+    )
     kernels: dict[str, str] = {}
     streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, *tuning.normed)
     two, kept = {"FLOATS_FROM": 64, "WIDE": False}, {"MIXES": 6, "KEEPS_DIFFERENCE": True}
@@ -91,11 +97,9 @@ def chosen_kernels() -> dict[str, str]:
             for name, text in shaders_of(shape, weights, tuning, ""):
                 if name.split()[0] not in ("matmul", "matmul_tiled"):
                     others.setdefault(text, f"{name.split()[0]}, {shape.version}")
-    for kernel in [each for vocab in (65_536, 4096) for each in candidate_kernels(tuning, vocab, 128, masks=True)]:
-        own = {**StepLimits(8, 8, 8, 128).constants(), **kernel.constants}
-        others[specialise("candidates", own, kernel.includes).text] = (
-            f"candidates, {kernel.num_parts} of {own['VOCAB']}"
-        )
+    for one in [one for vocab in (65_536, 4096) for one in candidate_kernels(tuning, vocab, 128, masks=True)]:
+        own = {**StepLimits(8, 8, 8, 128).constants(), **one.constants}
+        others[specialise("candidates", own, one.includes).text] = f"candidates, {one.num_parts} of {own['VOCAB']}"
     for text, name in others.items():
         kernels[next(each for n in count(1) if (each := f"{name} #{n}" if n > 1 else name) not in kernels)] = text
     return kernels
@@ -106,29 +110,27 @@ class UnavailableError(Exception):
 
 
 def compile_for(family: str, shaders: Mapping[str, str], *, with_loops: bool = True) -> dict[str, Compiled]:
-    """Compile `shaders`, name -> WGSL, for the AMD GPUs of `family`, and return what the compiler says of each.
+    """Compile `shaders`, name -> WGSL, for the GPUs of `family`, and return what the compiler says of each.
 
     `with_loops` also reads the machine code, which takes twice as long. Raises UnavailableError if this machine lacks
-    gcc or RADV.
+    gcc or Mesa's driver.
     """
     with TemporaryDirectory() as folder:
-        environment = {
+        own = {
             **os.environ,
-            "NULL_DEVICE_DRIVER": _DRIVER,
-            "RADV_FORCE_FAMILY": family,
-            "RADV_DEBUG": "shaderstats,nocache" + (",shaders" if with_loops else ""),
-            "VK_DRIVER_FILES": str(_build_driver(Path(folder))),
+            **dict.fromkeys(("INTEL_DEVICE", "RADV_FORCE_FAMILY"), family),
+            "LD_PRELOAD": f"{folder}/intel_device.so",
+            "MESA_SHADER_CACHE_DISABLE": "true",
+            "NULL_DEVICE_DRIVER": f"libvulkan_{'intel' if family in INTEL else 'radeon'}.so",
+            "NULL_DEVICE_PRINTS": "2" if with_loops else "1",
+            "VK_DRIVER_FILES": f"{folder}/driver.json",
         }
-        done = subprocess.run(
-            [sys.executable, "-m", "tools.gpu_compilers.compile"],
-            env=environment,
-            input=json.dumps(list(shaders.values())),
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-    if "no device" in done.stderr:
-        raise UnavailableError("Mesa's driver for AMD is missing (on Debian or Ubuntu: mesa-vulkan-drivers)")
+        _build_driver(folder)
+        command = [sys.executable, "-m", "tools.gpu_compilers.compile"]
+        texts = json.dumps(list(shaders.values()))
+        done = subprocess.run(command, env=own, input=texts, capture_output=True, text=True, errors="replace")
+    if "finds no GPU" in done.stderr:
+        raise UnavailableError("Mesa's driver is missing (on Debian or Ubuntu: mesa-vulkan-drivers)")
     if "Unknown family" in done.stderr:
         raise UnavailableError(f"Mesa's driver for AMD is too old to know {family}")
     if done.returncode:
@@ -137,44 +139,44 @@ def compile_for(family: str, shaders: Mapping[str, str], *, with_loops: bool = T
     return {name: _parse(text) for name, text in zip(shaders, printed, strict=True)}
 
 
-def _build_driver(folder: Path) -> Path:
-    """Build null_device.c in `folder`, and return the path of the driver's manifest. Raises UnavailableError."""
+def _build_driver(folder: str) -> None:
+    """Build both C files in `folder`, and write the manifest driver.json. Raises UnavailableError."""
     compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise UnavailableError("there is no C compiler (on Debian or Ubuntu: gcc)")
-    library, manifest = folder / "libnull_device.so", folder / "null_device.json"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, _HERE / "null_device.c", "-ldl"], check=True)
-    icd = {"library_path": str(library), "api_version": "1.3.0"}
-    manifest.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
-    return manifest
+    if compiler is None or sys.platform != "linux":
+        raise UnavailableError("there is no Linux with a C compiler (on Debian or Ubuntu: gcc)")
+    for name in ("null_device", "intel_device"):
+        source = str(Path(__file__).with_name(f"{name}.c"))
+        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", f"{folder}/{name}.so", source, "-ldl"], check=True)
+    icd = {"library_path": f"{folder}/null_device.so", "api_version": "1.3.0"}
+    Path(folder, "driver.json").write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
 
 
 def _parse(printed: str) -> Compiled:
-    """Parse what RADV prints of one kernel: its forms on the way, its machine code, its statistics."""
-    forms, statistics = printed.rsplit("*** SHADER STATS ***", 1)
-    code = forms.rpartition("disasm:")[2]
-    figures = {name: int(value) for name, value in re.findall(r"^([\w -]+): (\d+)$", statistics, re.MULTILINE)}
+    """Parse what null_device.c prints of one kernel: the driver's statistics, and its machine code."""
+    statistics, _, code = printed.partition("disasm:")
+    figures = Counter({name: int(value) for name, value in re.findall(r"^([\w ]+): (\d+)$", statistics, re.MULTILINE)})
+    lines = [line.split(";")[0].strip() for line in code.splitlines()]
     return Compiled(
-        registers=figures["VGPRs"],
-        waves=figures["Subgroups per SIMD"],
-        spilled=figures["Spilled VGPRs"] + figures["Spilled SGPRs"],
-        scratch_bytes=figures["Scratch size"],
-        workgroup_bytes=figures["LDS size"],
-        instructions=figures["Instructions"],
-        loop=_find_loop([line.split(";")[0].strip() for line in code.splitlines()]) if "s_endpgm" in code else None,
+        registers=figures["VGPRs"] + figures["Max live registers"],
+        waves=figures["Subgroups per SIMD"] or 8,
+        spilled=figures["Spilled VGPRs"] + figures["Spilled SGPRs"] + figures["Spill Count"],
+        scratch_bytes=figures["Scratch size"] + figures["Scratch Memory Size"],
+        workgroup_bytes=figures["LDS size"] + figures["Workgroup Memory Size"],
+        instructions=figures["Instructions"] + figures["Instruction Count"],
+        loop=_find_loop(lines) if re.search("s_endpgm|EOT", code) else None,
     )
 
 
-_LOADS: Final = {  # bytes of a load -> the endings of its instructions
-    1: ("ubyte", "sbyte", "u8", "i8"),
-    2: ("ushort", "sshort", "short", "u16", "i16", "b16"),
-    4: ("dword", "b32"),
-    8: ("dwordx2", "b64"),
-    12: ("dwordx3", "b96"),
-    16: ("dwordx4", "b128"),
-}
-_LOAD_BYTES: Final = {ending: size for size, endings in _LOADS.items() for ending in endings}
+_LOAD_BYTES: Final = (  # of a load, by the ending of its instruction
+    dict.fromkeys(("ubyte", "sbyte", "u8", "i8"), 1)
+    | dict.fromkeys(("ushort", "sshort", "short", "u16", "i16", "b16"), 2)
+    | {"dword": 4, "b32": 4, "dwordx2": 8, "b64": 8, "dwordx3": 12, "b96": 12, "dwordx4": 16, "b128": 16}
+)
 _LOAD: Final = re.compile(r"(?:buffer|global|flat)_load_(?:d16_)?(?:hi_)?([a-z0-9]+)")
+_INTEL_LOAD: Final = re.compile(
+    r"ugm MsgDesc: \( load(?:_cmask)?, a\d+, d(\d+)\w*, V(\d+)(, transpose)?.*\$(\d+)"
+    r"|Msg.*untyped surface read, Surface = (?!254)\d+, \w+, Mask = 0x(\w).*\$(\d+)"
+)
 _WAIT: Final = re.compile(r"s_waitcnt.*vmcnt\((\d+)\)|s_wait_loadcnt\w* (0x[0-9a-f]+)")
 
 
@@ -185,10 +187,10 @@ def _find_loop(lines: Sequence[str]) -> Loop:
 
 def _innermost(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Yield the first and last line of each loop that has no other within."""
-    labels = {line[:-1]: number for number, line in enumerate(lines) if re.fullmatch(r"BB\d+:", line)}
+    labels = {line[:-1]: number for number, line in enumerate(lines) if re.fullmatch(r"(BB|LABEL)\d+:", line)}
     loops = []
     for number, line in enumerate(lines):
-        target = re.match(r"s_c?branch\w* (BB\d+)", line)
+        target = re.match(r"(?:s_c?branch\w* |(?:\(.*\) )?while.*JIP: +)(\w+)", line)
         if target and labels[target[1]] < number:
             loops.append((labels[target[1]], number))
     for start, end in loops:
@@ -197,17 +199,30 @@ def _innermost(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def _measure(lines: Sequence[str]) -> Loop:
-    code = [line for line in lines if line and not line.endswith(":")]
-    loaded = [_LOAD_BYTES[found[1]] for line in code if (found := _LOAD.match(line))]
-    in_flight: list[int] = []
+    code = [line for line in lines if line and not re.search(r":$|MsgDesc|^(START|END) B|^sync nop", line)]
+    loaded = [size for line in lines if (size := _loaded(line)[0])]
+    in_flight: list[tuple[int, str]] = []
     most = 0
-    for line in (*code, *code):  # twice, since loads of one turn may be waited for in the next one
-        if found := _LOAD.match(line):
-            in_flight.append(_LOAD_BYTES[found[1]])
-            most = max(most, sum(in_flight))
+    for line in (*lines, *lines):  # twice, since loads of one turn may be waited for in the next one
+        in_flight = [each for each in in_flight if f"{each[1]}.dst" not in line]
+        if _loaded(line)[0]:
+            in_flight.append(_loaded(line))
+            most = max(most, sum(size for size, _ in in_flight))
         elif found := _WAIT.match(line):
             left = int(found[1] or found[2], 0)
             in_flight = in_flight[len(in_flight) - left :] if left < len(in_flight) else in_flight
     vector = sum(line.startswith("v_") for line in code)
     workgroup_loads = sum(line.startswith(("ds_load", "ds_read")) for line in code)
     return Loop(len(code), len(loaded), sum(loaded), most, vector, workgroup_loads)
+
+
+def _loaded(line: str) -> tuple[int, str]:
+    """Return how many bytes a line loads from device memory, and on Intel the slot by which they are waited for."""
+    if found := _LOAD.match(line):
+        return _LOAD_BYTES[found[1]], "none"
+    if found := _INTEL_LOAD.search(line):
+        bits, count, is_shared, slot, mask, other_slot = found.groups()
+        if mask:
+            return 4 * (4 - int(mask, 16).bit_count()), f"${other_slot}"
+        return int(bits) // 8 * (1 if is_shared else int(count)), f"${slot}"
+    return 0, ""

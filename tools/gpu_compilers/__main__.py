@@ -1,4 +1,4 @@
-"""`python -m tools.gpu_compilers`: print what the compilers of AMD GPUs make of the kernels, without such a GPU."""
+"""`python -m tools.gpu_compilers`: print what the compilers of GPUs make of the kernels, without such a GPU."""
 
 from __future__ import annotations
 
@@ -21,15 +21,12 @@ _HEAD = (
 @click.option("--kernel", "parts", multiple=True, help="Only kernels whose name contains one of these.")
 def main(families: Sequence[str], parts: Sequence[str]) -> None:
     """Print registers, waves, spills, and the loads of the innermost loop of each kernel for each family."""
-    kernels = {
-        name: text for name, text in chosen_kernels().items() if not parts or any(part in name for part in parts)
-    }
+    rows = []
     try:
-        rows = [
-            (f"{family}: {name}", *_cells(kernel))
-            for family in families or FAMILIES
-            for name, kernel in compile_for(family, kernels).items()
-        ]
+        for family in families or FAMILIES:
+            chosen = chosen_kernels(family).items()
+            kernels = {name: text for name, text in chosen if any(part in name for part in parts or [""])}
+            rows += [(f"{family}: {name}", *_cells(each)) for name, each in compile_for(family, kernels).items()]
     except UnavailableError as error:
         raise click.ClickException(str(error)) from None
     click.echo(table(_HEAD, rows))

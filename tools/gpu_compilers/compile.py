@@ -14,7 +14,7 @@ from rnn_engine.gpu import native, open_device
 
 
 def main() -> None:
-    device = open_device("null hardware").wgpu_device
+    device = open_device("0").wgpu_device
     for number, text in enumerate(json.load(sys.stdin)):
         os.write(2, f"\n@@ {number}\n".encode())
         module = native.create_trusted_module(device, str(number), text)

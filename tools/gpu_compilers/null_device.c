@@ -1,9 +1,10 @@
-/* A Vulkan driver around Mesa's RADV on a GPU that is not there.
+/* A Vulkan driver around one of Mesa's, on a GPU that is not there.
 
 With RADV_FORCE_FAMILY, RADV compiles for any AMD GPU without having one. Such a device has no memory, no fences and no
-timeline semaphores, and wgpu opens none without them. This driver passes all calls on to RADV but for those: memory is
-the host's, fences and semaphores are always signalled, and what is submitted or recorded is dropped. So shaders are
-compiled, and nothing is run.
+timeline semaphores, and wgpu opens none without them. This driver passes all calls on but for those: memory is the
+host's, fences and semaphores are always signalled, and what is submitted or recorded is dropped. So shaders are
+compiled, and nothing is run. It is also put around ANV on the device of intel_device.c. NULL_DEVICE_PRINTS=1 prints the
+statistics of VK_KHR_pipeline_executable_properties for each pipeline, and 2 also the machine code.
 
 The few types of Vulkan that it needs are declared here, so that it compiles without Vulkan's headers. Function pointers
 are passed on as they are. A call that is dropped ignores its arguments, as the calling conventions of C allow where the
@@ -11,6 +12,7 @@ caller clears the stack, on x86-64 and AArch64 alike. */
 
 #include <dlfcn.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,10 +52,54 @@ typedef struct {
     uint32_t memory_type;
 } MemoryAllocation;
 
+typedef struct {
+    uint32_t type;
+    const void *next;
+    uint32_t flags, num_queues;
+    const void *queues;
+    uint32_t num_layers;
+    const char *const *layers;
+    uint32_t num_extensions;
+    const char *const *extensions;
+    const void *features;
+} DeviceInfo;
+
+typedef struct {
+    uint32_t type;
+    const void *next;
+    uint32_t flags;
+    uint64_t others[9];
+} PipelineInfo;
+
+typedef struct {
+    uint32_t type;
+    void *next;
+    uint64_t pipeline;
+    uint32_t executable;
+} ExecutableInfo;
+
+typedef struct {
+    uint32_t type;
+    void *next;
+    char name[256], description[256];
+    uint32_t format;
+    uint64_t value;
+} Statistic;
+
+typedef struct {
+    uint32_t type;
+    void *next;
+    char name[256], description[256];
+    uint32_t is_text;
+    size_t size;
+    char *data;
+} Representation;
+
 enum { DEVICE_LOCAL = 1, HOST_VISIBLE_COHERENT_CACHED = 2 + 4 + 8 };
 
 static void *driver;
 static GetFunction instance_function, device_function;
+static void *own_instance;
 static void (*driver_requirements)(void *, uint64_t, MemoryRequirements *);
 
 static void load(void) {
@@ -112,10 +158,67 @@ static Result map(void *device, void *memory, uint64_t offset, uint64_t size, ui
     return 0;
 }
 
+static Result create_device(void *physical, const DeviceInfo *info, const void *allocator, void **made) {
+    Result (*create_it)(void *, const DeviceInfo *, const void *, void **) =
+        (void *)instance_function(own_instance, "vkCreateDevice");
+    if (!getenv("NULL_DEVICE_PRINTS")) return create_it(physical, info, allocator, made);
+    struct {
+        uint32_t type;
+        const void *next;
+        uint32_t is_on;
+    } feature = {1000269000, info->next, 1};
+    const char *names[256] = {"VK_KHR_pipeline_executable_properties"};
+    memcpy(names + 1, info->extensions, info->num_extensions * sizeof *names);
+    DeviceInfo wanted = *info;
+    wanted.next = &feature;
+    wanted.extensions = names;
+    wanted.num_extensions++;
+    return create_it(physical, &wanted, allocator, made);
+}
+
+static void print(void *device, uint64_t pipeline, int with_code) {
+    Result (*statistics)(void *, const ExecutableInfo *, uint32_t *, Statistic *) =
+        (void *)device_function(device, "vkGetPipelineExecutableStatisticsKHR");
+    Result (*representations)(void *, const ExecutableInfo *, uint32_t *, Representation *) =
+        (void *)device_function(device, "vkGetPipelineExecutableInternalRepresentationsKHR");
+    ExecutableInfo info = {1000269003, NULL, pipeline, 0};
+    static Statistic figures[64];
+    static Representation texts[64];
+    uint32_t count = 64;
+    for (int i = 0; i < 64; i++) figures[i].type = 1000269004, texts[i].type = 1000269005;
+    statistics(device, &info, &count, figures);
+    for (uint32_t i = 0; i < count; i++) fprintf(stderr, "%s: %llu\n", figures[i].name, (unsigned long long)figures[i].value);
+    count = 64;
+    if (!with_code || representations(device, &info, &count, texts) < 0) return;
+    for (uint32_t i = 0; i < count; i++) texts[i].data = calloc(1, texts[i].size + 1);
+    representations(device, &info, &count, texts);
+    for (uint32_t i = 0; i < count; i++) {
+        if (strstr(texts[i].name, "Assembly")) fprintf(stderr, "disasm:\n%s\n", texts[i].data);
+        free(texts[i].data);
+        texts[i].data = NULL;
+    }
+}
+
+static Result create_pipelines(
+    void *device, uint64_t cache, uint32_t count, const PipelineInfo *infos, const void *allocator, uint64_t *made) {
+    Result (*create_them)(void *, uint64_t, uint32_t, const PipelineInfo *, const void *, uint64_t *) =
+        (void *)device_function(device, "vkCreateComputePipelines");
+    const char *prints = getenv("NULL_DEVICE_PRINTS");
+    PipelineInfo *wanted = malloc(count * sizeof *wanted);
+    memcpy(wanted, infos, count * sizeof *wanted);
+    for (uint32_t i = 0; prints && i < count; i++) wanted[i].flags |= *prints == '2' ? 0x40 | 0x80 : 0x40; /* and code */
+    Result result = create_them(device, prints ? 0 : cache, count, wanted, allocator, made);
+    for (uint32_t i = 0; prints && !result && i < count; i++) print(device, made[i], *prints == '2');
+    free(wanted);
+    return result;
+}
+
 static const struct {
     const char *name;
     void *function;
 } replaced[] = {
+    {"vkCreateDevice", create_device},
+    {"vkCreateComputePipelines", create_pipelines},
     {"vkCreateFence", create},
     {"vkCreateSemaphore", create},
     {"vkGetSemaphoreCounterValue", counter_value},
@@ -158,6 +261,7 @@ static Function find_of_device(void *device, const char *name) {
 
 Function vk_icdGetInstanceProcAddr(void *instance, const char *name) {
     load();
+    if (instance) own_instance = instance;
     if (!strcmp(name, "vkGetDeviceProcAddr")) {
         if (!device_function) device_function = (GetFunction)instance_function(instance, name);
         return (Function)find_of_device;
