@@ -25,7 +25,7 @@ from rnn_engine.hub import locate_model
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.parts import own_folders
-from rnn_engine.loading.runner import open_model
+from rnn_engine.loading.runner import RunnerSize, open_model
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.loading.states import open_states, share_names
 from rnn_engine.requests import ANONYMOUS, Client, Event, Finished, GenerateRequest, Started
@@ -302,7 +302,8 @@ def open_front(
             undo.callback(opened.close)
         with open_model(path, tuple(loading.loras), v5_group_norm_epsilon=loading.v5_group_norm_epsilon) as model:
             chosen = load_tokenizer(loading.tokenizer, path, model.shape.vocab_size)
-            own_states = open_states(model, settings)
+            room = RunnerSize(max_loras=loading.max_loras, max_lora_rank=loading.max_lora_rank).loras_of(model)
+            own_states = open_states(model, settings, room)
             named = share_names(opened, own_states, model.fingerprint, settings)
         return Front(
             tokenizer=chosen,
