@@ -14,6 +14,7 @@
 #include batch
 #include traced_planes
 #include four_sums_over_workgroup
+#include log_near_one
 
 const PLANE = MAX_TOKENS * WIDTH;
 const KEY_FLOOR = 1e-12;        // the least number by which wkv7.wgsl divides kk
@@ -54,7 +55,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let d_a = d_gates[PLANE + place] * kk + d_key * k * vectors[K_A + channel];
         d_gates[PLANE + place] = d_a * a * (1.0 - a);
 
-        let exponent = log(gates[place]); // the decay is exp(DECAY_RATE * sigmoid(w))
+        let exponent = log_near_one(gates[place]); // the decay is exp(DECAY_RATE * sigmoid(w))
         d_gates[place] *= exponent * (1.0 - exponent / DECAY_RATE);
 
         let dv = d_projected[2u * PLANE + place];
