@@ -67,6 +67,7 @@ class JobLives(Lives):
         deadline = time.monotonic() + self.random.uniform(min(_SHORTEST, self.longest_life), self.longest_life)
         while time.monotonic() < deadline:
             if await self._has_ended(caller):
+                await asyncio.sleep(_PATIENCE)  # the job's process ends after the job, and then its files are deleted
                 self.results = await self._results(caller)
                 return False
             await asyncio.sleep(_LOOK_SECONDS)
