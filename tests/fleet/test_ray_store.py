@@ -97,7 +97,8 @@ async def run(engine: RemoteEngine, request: GenerateRequest) -> tuple[int, list
 async def test_what_a_killed_replica_has_run_is_taken_up_from_the_store(shared: Shared) -> None:
     async with shared.fleet() as fleet:
         assert (await run(fleet, REQUEST))[0] == 0
-        await until(lambda: len(shared.store.keys("*:file")) == 2)  # at the prompt's end, and at the answer's
+        # a record and a file each at the prompt's end, and at the answer's
+        await until(lambda: len(shared.store.keys("*:checkpoint:*")) == 4)
         [process] = replica_processes(APPLICATION)
         process.kill()
         await until(lambda: fleet.health().status == "recovering")
