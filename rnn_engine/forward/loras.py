@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rnn_engine.errors import DeviceError
 from rnn_engine.forward.matmul import BoundPairs, LoadedPart, MatMulKernels
 from rnn_engine.forward.pairs import Pairs
 from rnn_engine.forward.segments import upload_rows
@@ -33,11 +34,16 @@ class DeviceLoras:
     """The LoRAs of a model on a device."""
 
     def __init__(self, room: LoraRoom, matmuls: MatMulKernels, memory: Memory) -> None:
-        """Start without LoRAs. The model was loaded with `matmuls`, whose pairs are those for `room`."""
+        """Start without LoRAs. The model was loaded with `matmuls`, whose pairs are those for `room`.
+
+        Raises DeviceError if a matrix of all places is larger than a binding may be.
+        """
         self.room = room
         self._stride = _stride(room)
         self._pairs: Sequence[BoundPairs] = matmuls.bound_pairs
         self._scales = matmuls.pair_buffers(memory, 0)[1] if self._pairs else None
+        if any(len(half.parts) > 1 for pairs in self._pairs for half in (pairs.down, pairs.up)):
+            raise DeviceError(f"{room.places} LoRAs of rank {room.rank} are too large for the device; expected fewer")
         self._memory = memory
         self._loras: list[LoraPairs | None] = [None] * room.places
 

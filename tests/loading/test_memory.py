@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.bounds import AUTO_FORMATS
-from rnn_engine.errors import DeviceMemoryError, InvalidRequestError
+from rnn_engine.errors import DeviceError, DeviceMemoryError, InvalidRequestError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
@@ -74,6 +74,13 @@ def test_the_estimate_is_what_is_allocated_in_every_format(weights: str) -> None
     assert measure_runner(unread(model), SizingDevice.like("auto"), size, weights=weights) == allocated(
         model, size, weights
     )
+
+
+def test_places_for_loras_that_fit_no_binding_are_refused() -> None:
+    model = unread(random_model(tiny_shape(width=128), seed=1))
+    size = RunnerSize(num_slots=1, max_tokens=8, max_loras=256, max_lora_rank=512)
+    with pytest.raises(DeviceError, match="256 LoRAs of rank 512 are too large for the device; expected fewer"):
+        measure_runner(model, SizingDevice.smallest(), size, weights="f16")
 
 
 @pytest.fixture(scope="module")
