@@ -411,8 +411,8 @@ class TestLora:
         names = {**files, job.fine_tuned_model: lora.id}
         assert names == {name: lora_file_id("ann", name) for name in names}
         path = await server.app_store.files.content("ann", lora.id)
-        assert (path.parent, path.read_bytes()) == (server.folder / "loras", content)
-        assert {path.name for path in (server.folder / "loras").iterdir()} == set(names.values())
+        assert path.read_bytes() == content
+        assert {path.name for path in path.parent.glob("*.safetensors")} == set(names.values())
         with pytest.raises(openai.NotFoundError):
             await client.with_options(api_key="bob's key").files.content(lora.id)
         assert f"{job.fine_tuned_model}; its LoRA is that of step 8" in (await messages(client, job))[-2]
@@ -482,13 +482,14 @@ async def test_a_lora_that_the_disk_has_no_room_for_pauses_its_job(
     told = await messages(client, job)
     assert told[-1] == f"The job has been paused, since it can't go on: {failed}"
     assert f"The checkpoint of step 8 can't be kept: {failed}" in told
-    assert {path.suffix for path in (server.folder / "loras").iterdir()} <= {".safetensors"}
+    blobs = server.app_store.files.blobs.path("")
+    assert not list(blobs.glob("*.safetensors.*"))
     assert [file.purpose for file in (await client.files.list()).data] == ["fine-tune"]
     monkeypatch.setattr(NewFile, "write_now", write)
     job = await until(client, await client.fine_tuning.jobs.resume(job.id))
     kept = {job.result_files[1]}
     assert job.status == "succeeded"
-    while {path.name for path in (server.folder / "loras").iterdir()} != kept:  # until the process has ended
+    while {path.name for path in blobs.glob("*.safetensors")} != kept:  # until the process has ended
         await asyncio.sleep(0)
 
 

@@ -2,7 +2,6 @@
 
 The name of a blob begins with the id of the thing that has it; an ending after a dot says what it is to it. It is
 written under another name, flushed to the disk and renamed. So after a crash it is there as a whole or not at all.
-LoRAs lie in a folder `loras` beside it.
 """
 
 from __future__ import annotations
@@ -14,16 +13,12 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 from rnn_engine.errors import NotFoundError
 from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, delete_file
 from rnn_engine_server.core.bodies import storage_errors
 
-LORA_ENDING: Final = ".safetensors"
-"""The ending of the blobs that are LoRAs."""
-
-_LORAS: Final = "loras"
 _FAILURE = "the folder of jobs can't be written to"
 _log = logging.getLogger(__name__)
 
@@ -37,8 +32,6 @@ class Blobs:
     def path(self, name: str) -> Path:
         """Return the path of a blob, which need not be there. Raises StorageError without a folder."""
         folder = self._find_folder()
-        if name.endswith(LORA_ENDING):
-            folder = folder.with_name(_LORAS)
         with storage_errors(_FAILURE):
             folder.mkdir(exist_ok=True)
         return folder / name
@@ -106,9 +99,8 @@ class Blobs:
 
         With `keep` the latter are moved to a folder beside this one.
         """
-        folder = self.path("")
-        lost, loras = folder.with_name(f"{folder.name}.damaged"), folder.with_name(_LORAS)
-        for path in sorted((*folder.iterdir(), *(loras.iterdir() if loras.is_dir() else ()))):
+        lost = self.path("").with_name(f"{self.path('').name}.damaged")
+        for path in sorted(self.path("").iterdir()):
             with suppress(OSError):
                 if path.is_dir():
                     shutil.rmtree(path)

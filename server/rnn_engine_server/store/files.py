@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.core.bodies import on_thread
-from rnn_engine_server.store.blobs import LORA_ENDING, Blobs
+from rnn_engine_server.store.blobs import Blobs
 from rnn_engine_server.store.owners import Columns, Cursor, Expiry, Page, Room, Table
 
 UploadPurpose: TypeAlias = Literal["batch", "fine-tune"]
@@ -29,7 +29,7 @@ FILE_ID: Final = "file-"
 
 def lora_file_id(owner: str, model: str) -> str:
     """Return the id of the file with the LoRA that makes a model's name, MODEL:LORA, for an owner."""
-    return f"{FILE_ID}{hashlib.sha256(f'{owner} {model}'.encode()).hexdigest()[:32]}{LORA_ENDING}"
+    return f"{FILE_ID}{hashlib.sha256(f'{owner} {model}'.encode()).hexdigest()[:32]}.safetensors"
 
 
 @dataclass(frozen=True, slots=True)

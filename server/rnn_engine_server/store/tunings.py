@@ -20,7 +20,6 @@ from rnn_engine.training.tuner import TunerSettings
 from rnn_engine_server.core.bodies import on_thread
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store import events
-from rnn_engine_server.store.blobs import LORA_ENDING
 from rnn_engine_server.store.events import Event, EventKind, Level, Number
 from rnn_engine_server.store.files import FILES, Files, lora_file_id
 from rnn_engine_server.store.jobs import Jobs
@@ -156,7 +155,7 @@ class TuningJob:
     @property
     def blobs(self) -> tuple[str, str]:
         """The names of what the job's process writes: its checkpoint, and the state or the LoRA."""
-        return f"{self.id}.checkpoint", f"{self.id}{'.state' if self.lora is None else LORA_ENDING}"
+        return f"{self.id}.checkpoint", f"{self.id}.{'state' if self.lora is None else 'safetensors'}"
 
     @property
     def results(self) -> tuple[str, ...]:
