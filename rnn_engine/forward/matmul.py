@@ -353,7 +353,7 @@ class MatMul:
         return LoadedPart(part.format, part.num_rows, part.num_weights, weight_bytes, buffers, places, segments, kind)
 
     def _bare(self, part: SegmentPart, loaded: LoadedPart) -> LoadedPart:
-        """Return a loaded part with sums in place of outputs, where a low-rank pair is added before the activation."""
+        """Return a loaded part with sums as the outputs of paired matrices, whose activation follows their pairs."""
         activations = (self._activation(segment.matrix) for segment in part.segments)
         places = tuple(
             replace(place, activation=activation) for place, activation in zip(loaded.places, activations, strict=True)

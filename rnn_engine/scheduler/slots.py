@@ -351,7 +351,7 @@ class SlotAllocator:
         return not own or self._shared.loras.has_room(own.keys() | self._slots.loras)
 
     def _put_loras(self, live: SamplingSequence) -> None:
-        """Tell the sequences of a request at which places their LoRAs are, after putting them there."""
+        """Put the LoRAs of a request at places of the runner, and set for each sequence which place it has."""
         in_use = self._slots.loras | live.request.loras.keys()
         for sequence in live.sequences:
             start = sequence.request.initial_state
