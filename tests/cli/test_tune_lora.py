@@ -26,7 +26,8 @@ def test_a_run_that_was_stopped_goes_on(rnn_engine: Command, data: Path, tmp_pat
     whole.parent.mkdir()
     options = (*SHORT, "--rank", 3, "--alpha", 5, "--targets", "att,ffn.key")
     said = rnn_engine("tune-lora", data, "-o", whole, "--report", page, *options)
-    assert f"the LoRA is in {whole}; use it with --lora {whole}\n" in said
+    beside = f"or beside others with --max-loras 4 --state {whole}"
+    assert f"the LoRA is in {whole}; use it with --lora {whole}, {beside}\n" in said
     assert [line.split() for line in said.splitlines()].count(["wanted", "Arr!", "Aye."]) == 2
     assert "a.safetensors: a LoRA for demo.safetensors" in page.read_text()
     with tuning_interrupted():
