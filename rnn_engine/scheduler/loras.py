@@ -23,7 +23,7 @@ class LoraPlaces:
         return len(digests) <= self._runner.lora_room.places
 
     def put(self, lora: LoraPairs, in_use: Collection[str]) -> int:
-        """Return the place of `lora`, which is written to one whose LoRA is not `in_use` if it is at none yet."""
+        """Return the place of `lora`, after writing it to one whose LoRA is not `in_use`; `has_room` must be true."""
         place = self._places.pop(lora.digest, None)
         if place is None:
             if len(self._places) == self._runner.lora_room.places:

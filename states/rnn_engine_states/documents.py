@@ -319,7 +319,7 @@ class DocumentStore:
         sums = "SELECT sum(num_bytes * (owner = ?)), sum(num_bytes) FROM collections"
         used, of_all = connection.execute(sums, (collection.owner,)).fetchone()
         if size > 0 and used + size > (most := limits.max_collection_bytes):
-            allowed = f"at most {most} bytes in all collections (max_collection_bytes), and they have {used}"
+            allowed = f"at most {most} bytes in all collections of a key (max_collection_bytes), and they have {used}"
             raise InvalidRequestError("documents", f"{size} bytes", allowed)
         if size > 0 and of_all + size > (most := limits.max_all_collection_bytes):
             raise StorageError(f"the collections of all clients take {most} bytes, the most (max_all_collection_bytes)")

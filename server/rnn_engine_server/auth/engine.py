@@ -51,11 +51,11 @@ class OwnEngine:
     A prompt that another client had before is quicker, and `cached_tokens` shows it, so a shared cache would let
     clients guess what others have asked. Each key therefore has a part of its own, unless the operator lets all share.
 
-    Routes reach the engine only through this class, so they need no ownership checks of their own.
+    Routes reach the engine only through this class, so they need no ownership checks for states and the cache.
     """
 
     def __init__(self, call: Call, engine: EngineLike, cache_salt: str | None = None, state: str | None = None) -> None:
-        """Restrict `engine` to what the sender of `request` may use, within the client's quota.
+        """Restrict `engine` to what the sender of `call` may use, within the client's quota.
 
         `cache_salt` divides the principal's part of the cache. `state` names the state that stands for the default one,
         and that the model's name has at its end.

@@ -21,8 +21,8 @@ class Scope(Enum):
     """The permissions of an API key. Each scope includes those listed before it."""
 
     USE = "use"  # run the model, and read which states there are
-    MANAGE = "manage"  # make, change, export and remove states of its own
-    ADMIN = "admin"  # see and change what belongs to all
+    MANAGE = "manage"  # make, change, export and remove states, files, jobs and the like of its own
+    ADMIN = "admin"  # see, change and remove what any key made, and what all share
 
     def includes(self, other: Scope) -> bool:
         """Return True if this scope has the permissions of `other`."""

@@ -78,7 +78,7 @@ class RateLimiter:
 
 
 class Spending:
-    """One HTTP request's use of its client's quotas."""
+    """The use of a client's quotas by one HTTP request, or by one call that the server makes itself."""
 
     def __init__(self, quotas: RateLimiter, client: str, rate: Rate) -> None:
         self._quotas = quotas

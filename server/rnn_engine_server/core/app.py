@@ -241,6 +241,7 @@ async def serving(
 
     Connections are accepted until all requests have ended, so that a probe is answered that the server is closing.
     """
+    # a client that leaves cancels its handler, which frees the slots of its requests
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSING_SECONDS)
     await runner.setup()
     assert runner.server is not None

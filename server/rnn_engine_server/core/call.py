@@ -31,7 +31,7 @@ class Call:
     app: App
     route: Route
     principal: Principal
-    client: Client  # to whose limits the call counts
+    client: Client  # under whose name it waits for slots, and counts against the rates of `principal`
     record: RequestRecord
     path: str  # for which it was sent, decoded
     parameters: Mapping[str, str] = field(default_factory=dict)  # in the path

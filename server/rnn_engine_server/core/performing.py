@@ -163,7 +163,7 @@ class InnerAnswer:
 
 
 class InnerCalls:
-    """Makes calls of an application's routes, with the rights and the limits of those for whom they are made."""
+    """Makes calls of an application's routes, with the rights and the rates of the `Principal` that each call gets."""
 
     def __init__(self, app: web.Application) -> None:
         self._app = app

@@ -246,6 +246,7 @@ class _BatchLines:
         journal: Journal,
     ) -> None:
         self._route = calls.route(batch.endpoint)
+        # the lines count against no rate of the key: they run in the background, and their number is bounded
         self._principal = Principal(principal.name, principal.scope, principal.weight, UNBOUNDED)
         name = f"{principal.name} batches"  # no key's name has a space
         self._client = Client(name, principal.weight, is_background=True)

@@ -371,8 +371,9 @@ class TuningRunner:
             if word != said:
                 process.say(word)
                 said = word
-            if now >= run.turn_ends:
-                await self._end_turn(job, run)
+            with suppress(StorageError):  # the next look tries again
+                if now >= run.turn_ends:
+                    await self._end_turn(job, run)
             with suppress(TimeoutError):
                 await asyncio.wait_for(run.stop.wait(), _LOOK_SECONDS)
         await process.end(patience)

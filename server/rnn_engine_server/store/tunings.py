@@ -254,7 +254,7 @@ class Tunings(Jobs[TuningJob]):
     ) -> TuningJob:
         """Write that a job comes into `status`, perhaps with an event, and return its present form.
 
-        It is unchanged if `status` may not follow its own. Raises InvalidRequestError if its own is not `among` some,
+        It is unchanged if `status` may not follow its own. Raises InvalidRequestError if its own is not one of `among`,
         NotFoundError if the job was forgotten, and StorageError.
         """
 

@@ -119,8 +119,8 @@ class Outcome:
     def times(self, event: Event | None = None, *, with_each: bool = False) -> Mapping[str, Any]:
         """Return the fields that report progress and times: `prompt_progress`, `timings`, both or none.
 
-        They are those of the whole answer or, with an `event` that was added last, those to stream with it. `with_each`
-        event come times, and not only with the last.
+        They are those of the whole answer or, with an `event` that was added last, those to stream with it. With
+        `with_each`, times come with each event, and not only with the last.
         """
         if isinstance(event, PromptProgress):
             return self._progress(event, with_times=with_each)
