@@ -168,7 +168,8 @@ def _pairs_backward(
     """Yield the stages that add the gradients of pairs, and those of their inputs to `input_gradients`."""
     assert context.pairs is not None
     memory, hidden, inputs = context.forward.memory, forward.hidden, inputs or forward.inputs
-    scale = context.pairs.pairs.scale or 1.0
+    scale = context.pairs.pairs.scale
+    assert scale is not None, "pairs that are trained have one scale"
     downs, ups = zip(*map(half_names, forward.matrices), strict=True)
     d_hidden = memory.create_buffer(f"{forward.down.label} gradients", hidden.size)
     yield _weight_gradients(context, forward.up, ups, hidden, output_gradients)

@@ -364,8 +364,7 @@ class GpuRunner:
 
     def _upload_loras(self, batch: Batch) -> bool:
         """Upload which LoRA each token has; return False, and upload nothing, if none has one."""
-        has_loras = any(run.lora is not None for run in batch)
-        if has_loras:
+        if has_loras := any(run.lora is not None for run in batch):
             self._loras.upload_scales(batch)
         return has_loras
 

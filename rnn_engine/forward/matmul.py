@@ -98,7 +98,7 @@ class MatMulKernels:
         self.limits = limits
         self.pairs = pairs
         self.bound: list[BoundMatMul] = []  # the model's matmuls, in the order of loading
-        self.bound_pairs: list[BoundPairs] = []  # of LoRAs
+        self.bound_pairs: list[BoundPairs] = []  # beside them, in the same order
         self._quantises = activations == "int8"
         self._packed: dict[int, Buffer] = {}  # the buffers of quantised inputs, by the bytes of a token
         self._pair_buffers: tuple[Buffer, Buffer] | None = None
