@@ -242,7 +242,7 @@ def _self_test(device: str) -> float:
     for each in (device, "cpu"):
         with (
             open_model(model_path()) as opened,
-            closing(load_runner(opened, each, weights="f32", num_slots=1)) as runner,
+            closing(load_runner(opened, each, RunnerSize(1), weights="f32")) as runner,
         ):
             prompt = [_token(runner.shape, position) for position in range(40)]
             steps = [prompt, *([token] for token in prompt[:4])]  # in kernels for many tokens, and for one
@@ -285,13 +285,13 @@ def measure(model: Path, loading: LoadSettings, runs: Runs, *, reports_device: b
     slots, lengths, repeats = runs.slots, runs.lengths, runs.repeats
     with progress_bar("opening the model") as progress:
         with open_model(model, loading.loras) as opened:
-            room, memory = RunnerSize(num_slots=max(slots)), loading.device_memory
+            room, memory = RunnerSize(max(slots)), loading.device_memory
             plan = plan_memory(opened, loading.device, room, weights=loading.weights, device_memory=memory)
             runner = load_runner(
                 opened,
                 plan.device,
+                room,
                 weights=plan.weights,
-                num_slots=max(slots),
                 tune=TuneOrder(loading.tune_seconds),
                 threads=loading.threads,
                 progress=progress,

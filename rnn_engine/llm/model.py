@@ -83,19 +83,11 @@ class Model:
             check_whole("max_tokens", max_tokens, 1, 2**31 - 1)
         path = locate_model(model)
         with open_model(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
-            size = RunnerSize(num_slots=max_sequences, max_tokens=max_tokens, max_rows=max_tokens)
+            size = RunnerSize(max_sequences, max_tokens=max_tokens, max_rows=max_tokens)
             plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
             self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))
             self._tokenizer = load_tokenizer(tokenizer, path, opened.shape.vocab_size)
-            self._runner = load_runner(
-                opened,
-                plan.device,
-                weights=plan.weights,
-                num_slots=max_sequences,
-                max_tokens=max_tokens,
-                max_rows=max_tokens,
-                progress=progress,
-            )
+            self._runner = load_runner(opened, plan.device, size, weights=plan.weights, progress=progress)
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._closed = False

@@ -121,7 +121,7 @@ class Tuner:
             self._start = self._read_init(init, any_model=any_model)
             if init_prompt is not None:
                 plan = plan_memory(opened, device, _ONE_SLOT, weights=weights, device_memory=device_memory)
-                with closing(load_runner(opened, device, weights=plan.weights, num_slots=1)) as runner:
+                with closing(load_runner(opened, device, _ONE_SLOT, weights=plan.weights)) as runner:
                     self._start = _read_prompt(runner, maker, self._start, init_prompt)
             self._train_shifts = train_shifts
             self.maker = replace(maker, before=self._text_before_chat(maker))

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -311,14 +311,11 @@ def _load_onto_device(
             return load_runner(
                 opened,
                 device,
+                replace(size, spare_bytes=plan.spare_bytes),
                 weights=plan.weights,
-                num_slots=num_slots,
-                spare_bytes=plan.spare_bytes,
                 warm_up=True,
                 tune=TuneOrder(settings.tune_seconds),
                 threads=settings.threads,
-                max_loras=settings.max_loras,
-                max_lora_rank=settings.max_lora_rank,
                 progress=progress,
                 kept=kept,
             )

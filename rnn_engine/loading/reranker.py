@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import ModelError, StepError
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.hub import model_name
-from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model.model_file import ModelFile
 from rnn_engine.types import F32, DeviceMemory, ModelShape, State, TokenRun, TracingRunner
 from rnn_engine.versions.v7_retrieval import LAYER_INDEX, ScoreHead, ShapeV7Embedding, ShapeV7Reranker
@@ -72,15 +72,8 @@ class Reranker:
 
     def _load(self, model: ModelFile, progress: Progress) -> TracingRunner:
         device, weights, num_slots = self._settings
-        return load_runner(
-            model,
-            device,
-            weights=weights,
-            num_slots=num_slots,
-            max_tokens=num_slots,
-            max_rows=num_slots,
-            progress=progress,
-        )
+        size = RunnerSize(num_slots, max_tokens=num_slots, max_rows=num_slots)
+        return load_runner(model, device, size, weights=weights, progress=progress)
 
 
 def _find_layers(model: ModelFile, shape: ModelShape) -> NDArray[np.integer[Any]]:

@@ -68,21 +68,50 @@ _CANDIDATES = 128
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerSize:
+    """The capacities of a runner.
+
+    Its slots are followed by spare slots, which the runner's own `num_slots` includes: as many as `spare_bytes` and the
+    device have room for, at most 64.
+    """
+
+    num_slots: int = 8
+    spare_bytes: int = 0
+    max_tokens: int | None = None  # in a step; None: as many as suit the device
+    max_rows: int | None = None  # of logits in a step
+    max_loras: int = 0  # that a step can use
+    max_lora_rank: int = 16
+
+    def loras_of(self, model: Model) -> LoraRoom:
+        """Return the room for LoRAs beside the matrices of a model, or of a part of one."""
+        if not self.max_loras or VERSIONS.get(model.shape.version).run_backward is None:
+            return NO_LORAS
+        shapes = {name: model.matrix(name).shape for name in model.names if projection(name) is not None}
+        matrices = {name: (int(outer), int(inner)) for name, (outer, inner) in shapes.items()}
+        return LoraRoom(self.max_loras, self.max_lora_rank, matrices)
+
+    def candidates_of(self, shape: ModelShape) -> int:
+        """Return how many of the greatest logits of each row a step reads back."""
+        return min(_CANDIDATES, shape.row_size)
+
+    def rows_of(self, shape: ModelShape) -> int:
+        """Return the most rows of logits in a step for a model of this `shape`: `max_rows` or its default."""
+        if self.max_rows is not None:
+            return self.max_rows
+        return max(self.num_slots, min(64, _LOGITS_BYTES // (4 * shape.row_size)))
+
+
 def load_runner(
     model: Model,
     device: str = "auto",
+    size: RunnerSize = RunnerSize(),
     *,
     weights: str | FormatOf = "f16",
-    num_slots: int = 8,
-    spare_bytes: int = 0,
-    max_tokens: int | None = None,
-    max_rows: int | None = None,
     checked: bool = False,
     warm_up: bool = False,
     tune: TuneOrder = FIXED,
     threads: int | None = None,
-    max_loras: int = 0,
-    max_lora_rank: int = 16,
     kept: Sequence[PartRunner | None] = (),
     progress: Progress = no_progress,
     versions: VersionTable = VERSIONS,
@@ -92,13 +121,10 @@ def load_runner(
     `device` is "auto", an index, a part of a name, or "cpu"; or several of them, as `is_placement` reads them, among
     which the layers are divided. On "cpu", floats are f32, blocks too unless activations are int8, and `threads`
     multiply. `weights` is the format of matrices as `WeightChoice.parse` reads it, or a function from each matrix to
-    its format; with a function, products are in f32. A step can use `max_loras` LoRAs, up to the rank `max_lora_rank`.
-    The `num_slots` are followed by spare slots, which the runner's
-    `num_slots` includes: as many as `spare_bytes` and the device have room for, at most 64.
-    `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every index. `tune` sets how
-    the kernels are chosen. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first
-    run. Of several devices, those are not loaded whose runner is `kept`; the others are None there, or it is empty.
-    Models on one device share it, and free their own memory when they are closed. May be called from any thread.
+    its format; with a function, products are in f32. `checked` shaders test every index. `tune` sets how the kernels
+    are chosen. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first run. Of
+    several devices, those are not loaded whose runner is `kept`; the others are None there, or it is empty. Models on
+    one device share it, and free their own memory when they are closed. May be called from any thread.
 
     Raises DeviceError if there is no such device, DeviceMemoryError if it has no room, and InvalidRequestError for
     activations in int8 if no weights are bytes; nothing is held then.
@@ -110,17 +136,10 @@ def load_runner(
 
     def load_part(part: Model, own: str, *, in_bytes: bool) -> GpuRunner | CpuRunner:
         """Load `part`, the model or a part of it, onto the device `own`; blocks are multiplied `in_bytes` there."""
-        size = RunnerSize(
-            num_slots,
-            spare_bytes * part.shape.num_layers // model.shape.num_layers,
-            max_tokens,
-            max_rows,
-            max_loras,
-            max_lora_rank,
-        )
+        own_size = replace(size, spare_bytes=size.spare_bytes * part.shape.num_layers // model.shape.num_layers)
         format_of, _ = _formats(weights, part)
         if own == "cpu":
-            return _load_cpu_runner(part, size, versions, format_of, in_bytes=in_bytes, threads=threads)
+            return _load_cpu_runner(part, own_size, versions, format_of, in_bytes=in_bytes, threads=threads)
         for line in describe_blocks(part, format_of):
             logger.info("%s", line)
 
@@ -140,12 +159,12 @@ def load_runner(
             return runner
 
         try:
-            return load(size)
+            return load(own_size)
         except DeviceMemoryError as error:
-            if size.spare_bytes == 0:
+            if own_size.spare_bytes == 0:
                 raise
             logger.warning("loading again without spare slots: %s", error)
-        return load(replace(size, spare_bytes=0))
+        return load(replace(own_size, spare_bytes=0))
 
     in_bytes = activations == "int8"
     if not is_placement(device):
@@ -169,36 +188,6 @@ def _formats(weights: str | FormatOf, model: Model) -> tuple[FormatOf, str]:
         return parse_weights(weights, model.shape)
     format_of, activations = parse_weights(weights, model.model.shape)
     return (lambda name: format_of(model.name_in_model(name))), activations
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerSize:
-    """The capacities of a runner: its slots, bytes for spare slots, and tokens and rows of logits in a step."""
-
-    num_slots: int = 8
-    spare_bytes: int = 0
-    max_tokens: int | None = None
-    max_rows: int | None = None
-    max_loras: int = 0
-    max_lora_rank: int = 16
-
-    def loras_of(self, model: Model) -> LoraRoom:
-        """Return the room for LoRAs beside the matrices of a model, or of a part of one."""
-        if not self.max_loras or VERSIONS.get(model.shape.version).run_backward is None:
-            return NO_LORAS
-        shapes = {name: model.matrix(name).shape for name in model.names if projection(name) is not None}
-        matrices = {name: (int(outer), int(inner)) for name, (outer, inner) in shapes.items()}
-        return LoraRoom(self.max_loras, self.max_lora_rank, matrices)
-
-    def candidates_of(self, shape: ModelShape) -> int:
-        """Return how many of the greatest logits of each row a step reads back."""
-        return min(_CANDIDATES, shape.row_size)
-
-    def rows_of(self, shape: ModelShape) -> int:
-        """Return the most rows of logits in a step for a model of this `shape`: `max_rows` or its default."""
-        if self.max_rows is not None:
-            return self.max_rows
-        return max(self.num_slots, min(64, _LOGITS_BYTES // (4 * shape.row_size)))
 
 
 def measure_runner(

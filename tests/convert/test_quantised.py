@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
-from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model import LoraChoice
 from rnn_engine.quantised import BLOCK_FORMATS, blocks
 from rnn_engine.types import F32, TokenRun, run_step
@@ -39,7 +39,7 @@ def convert(source: Path, target: Path, weights: str) -> Path:
 
 def device_logits(path: Path, weights: str) -> F32:
     with open_model(path) as model:
-        runner = load_runner(model, weights=weights, num_slots=1, max_rows=len(TOKENS))
+        runner = load_runner(model, size=RunnerSize(1, max_rows=len(TOKENS)), weights=weights)
     readout = run_step(runner, [TokenRun(0, TOKENS, rows=len(TOKENS))])
     logits = np.array([readout.full_row(row) for row in range(len(TOKENS))])
     runner.close()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import Runner
@@ -57,7 +57,7 @@ def run(runner: Runner, arrivals: dict[int, int]) -> dict[int, list[int]]:
 @cache
 def tokens_alone(number: int) -> list[int]:
     """Return the new tokens of a request that numpy runs alone."""
-    (tokens,) = run(load_runner(MODEL, "cpu", num_slots=1, max_tokens=256), {number: 0}).values()
+    (tokens,) = run(load_runner(MODEL, "cpu", RunnerSize(1, max_tokens=256)), {number: 0}).values()
     assert len(tokens) == NEW_TOKENS
     return tokens
 

@@ -12,7 +12,7 @@ from rnn_engine.errors import (
     StepError,
 )
 from rnn_engine.interface import EngineStats
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.scheduler import Scheduler, Worker
 from rnn_engine.types import InitialState
 from rnn_engine_states.cache.upkeep import make_cache
@@ -117,7 +117,7 @@ async def test_a_request_that_can_not_be_queued_ends_with_an_error_alone(monkeyp
 async def test_a_state_that_overflows_ends_its_own_requests_alone() -> None:
     """The state's wkv is finite, and so accepted, but the model's results from it are not finite."""
     model = random_model(tiny_shape(vocab=TOKENIZER.size), seed=1)
-    runner = load_runner(model, "cpu", num_slots=4, max_tokens=256)
+    runner = load_runner(model, "cpu", RunnerSize(4, max_tokens=256))
     cache = make_cache(model.shape, "a model", runner)
     huge = model.shape.initial_state()
     huge["wkv"][:] = 3e38

@@ -29,7 +29,7 @@ from rnn_engine.errors import DeviceError, RnnEngineError, StepError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import BufferCopy, Recorder, open_device
 from rnn_engine.loading.parts import EngineParts, open_parts
-from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.loading.trainer import TrainerSize, load_trainer
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
@@ -170,7 +170,7 @@ async def fail_while_loading(layer: FaultLayer, path: Path) -> Facts:
         layer.arm(call, after)
         try:
             with open_model(path) as model:
-                load_runner(model, "0", weights="f32", num_slots=1, warm_up=True).close()
+                load_runner(model, "0", RunnerSize(1), weights="f32", warm_up=True).close()
         except DeviceError as error:
             return f"{type(error).__name__}: {error}"
         finally:

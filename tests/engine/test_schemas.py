@@ -14,7 +14,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.forward import GpuRunner
 from rnn_engine.grammar import json_grammar
 from rnn_engine.loading.parts import assemble
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WorldTokenizer
@@ -30,7 +30,7 @@ async def load(model: str) -> Engine:
     """Return an engine with the demo model, or with random weights and World's vocabulary."""
     if model == "demo":
         return await Engine.load(model_path(), LoadSettings(DEVICE))
-    runner = load_runner(random_model(tiny_shape(vocab=WORLD_PADDED_SIZE), seed=1), DEVICE, num_slots=SLOTS)
+    runner = load_runner(random_model(tiny_shape(vocab=WORLD_PADDED_SIZE), seed=1), DEVICE, RunnerSize(SLOTS))
     return Engine(assemble(runner, WorldTokenizer(), model="random", device=DEVICE, weights="f16"))
 
 

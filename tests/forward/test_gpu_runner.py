@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError, StepError
 from rnn_engine.gpu import BufferCopy, Plan, Recorder
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.types import TokenRun, run_step
 from tests.support.golden_contract import GoldenContract
 from tests.support.gpu import SHARING_KINDS, eight_lanes, make_gpu_runner
@@ -102,7 +102,7 @@ def test_loading_says_how_far_it_is() -> None:
 
 
 def test_a_warm_up_leaves_no_trace() -> None:
-    runner = load_runner(random_model(tiny_shape(layers=1), seed=1), num_slots=2, max_tokens=8, warm_up=True)
+    runner = load_runner(random_model(tiny_shape(layers=1), seed=1), size=RunnerSize(2, max_tokens=8), warm_up=True)
     for values in (*runner.read_state(0).values(), *runner.read_state(1).values()):
         assert not values.any()
     runner.close()
@@ -145,7 +145,7 @@ def test_a_run_whose_rows_are_not_finite_is_not_sound_and_hurts_no_other() -> No
 
 def test_too_many_slots_for_the_device_are_an_error_that_says_so() -> None:
     with pytest.raises(DeviceMemoryError, match=r"\d+ bytes are needed, but a buffer on this device has at most \d+"):
-        load_runner(random_model(tiny_shape(layers=1), seed=1), num_slots=1_000_000, max_rows=1)
+        load_runner(random_model(tiny_shape(layers=1), seed=1), size=RunnerSize(1_000_000, max_rows=1))
 
 
 def test_a_head_size_that_no_kernel_takes_is_an_error_that_says_what_is() -> None:

@@ -20,7 +20,7 @@ MODELS = [random_model(tiny_shape(layers=2), seed=seed) for seed in (1, 2)]
 
 
 def load(model: TensorModel = MODELS[0], spare_bytes: int = 0) -> GpuRunner:
-    runner = loading.load_runner(model, num_slots=2, max_tokens=8, warm_up=True, spare_bytes=spare_bytes)
+    runner = loading.load_runner(model, size=loading.RunnerSize(2, max_tokens=8, spare_bytes=spare_bytes), warm_up=True)
     assert isinstance(runner, GpuRunner)
     return runner
 

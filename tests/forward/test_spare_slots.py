@@ -11,7 +11,7 @@ import pytest
 from rnn_engine.errors import DeviceMemoryError
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.gpu import Buffer, Memory, open_device
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.types import TokenRun, run_step
 from tests.support.models import random_model, tiny_shape
 
@@ -24,7 +24,7 @@ SLOT_BYTES = {
 
 
 def count_slots(device: str, spare_bytes: int, num_slots: int = 2) -> int:
-    runner = load_runner(MODEL, device, num_slots=num_slots, spare_bytes=spare_bytes)
+    runner = load_runner(MODEL, device, RunnerSize(num_slots, spare_bytes=spare_bytes))
     runner.close()
     return runner.num_slots
 
@@ -41,14 +41,14 @@ def test_there_are_at_most_64(device: str) -> None:
 
 
 def test_a_step_takes_no_more_for_them() -> None:
-    plain, spare = (load_runner(MODEL, num_slots=3, spare_bytes=num_bytes) for num_bytes in (0, 1 << 30))
+    plain, spare = (load_runner(MODEL, size=RunnerSize(3, spare_bytes=num_bytes)) for num_bytes in (0, 1 << 30))
     assert (plain.max_rows, plain.max_tokens) == (spare.max_rows, spare.max_tokens)
     plain.close()
     spare.close()
 
 
 def test_a_state_goes_to_a_spare_slot_and_back() -> None:
-    runner = load_runner(MODEL, num_slots=1, spare_bytes=1 << 30)
+    runner = load_runner(MODEL, size=RunnerSize(1, spare_bytes=1 << 30))
     run_step(runner, [TokenRun(0, [1, 2, 3])])  # an odd number of steps: the other side of the shifts is in use
     before = runner.read_state(0)
     runner.copy_state(0, 64)
@@ -63,7 +63,9 @@ def test_a_binding_is_not_outgrown_for_them(monkeypatch: pytest.MonkeyPatch) -> 
     layer_bytes = 4 * StateLayout(SHAPE).stride
     most = open_device().max_binding_bytes // layer_bytes
     monkeypatch.setattr("rnn_engine.loading.runner._MAX_SPARE_SLOTS", most)
-    runner = load_runner(random_model(SHAPE, seed=1), num_slots=most - 3, max_rows=1, max_tokens=1, spare_bytes=1 << 50)
+    runner = load_runner(
+        random_model(SHAPE, seed=1), size=RunnerSize(most - 3, max_rows=1, max_tokens=1, spare_bytes=1 << 50)
+    )
     assert runner.num_slots == most
     runner.close()
 

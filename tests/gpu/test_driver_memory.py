@@ -17,7 +17,7 @@ import pytest
 
 from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import open_device
-from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.types import TokenRun, run_step
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
@@ -47,7 +47,7 @@ def load(folder: Path, held: Held) -> Mapping[str, float]:
     found = {}
     for turn in ("first", "second"):
         with open_model(folder / "model.safetensors") as model:
-            runner = load_runner(model, num_slots=2, max_tokens=2, progress=held.look)
+            runner = load_runner(model, size=RunnerSize(2, max_tokens=2), progress=held.look)
         assert isinstance(runner, GpuRunner)
         with closing(runner):
             held.look()

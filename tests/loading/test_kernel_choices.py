@@ -30,7 +30,7 @@ from rnn_engine.loading.kernel_choices import (
     read_choices,
     version_of,
 )
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from tests.support.models import random_model, tiny_shape
 from tests.support.tuned import load_with_matmuls
 
@@ -224,7 +224,7 @@ def test_a_load_takes_the_kernels_that_are_kept(loaded: tuple[GpuRunner, MatMulK
     kinds = {part.kind for matmul in loaded[1].bound for part, _ in matmul.parts}
     KeptChoices.of(device).write({(kind, 1): choice(kind) for kind in kinds})
     runner = load_runner(
-        random_model(tiny_shape(), seed=3), num_slots=2, max_tokens=8, checked=True, tune=TuneOrder(None)
+        random_model(tiny_shape(), seed=3), size=RunnerSize(2, max_tokens=8), checked=True, tune=TuneOrder(None)
     )
     with closing(runner):
         assert isinstance(runner, GpuRunner)

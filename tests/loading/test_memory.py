@@ -40,13 +40,15 @@ def unread(model: TensorModel) -> UnreadModel:
 def allocated(model: TensorModel, size: RunnerSize, weights: str) -> DeviceMemory:
     runner = load_runner(
         model,
+        size=RunnerSize(
+            size.num_slots,
+            spare_bytes=size.spare_bytes,
+            max_tokens=size.max_tokens,
+            max_rows=size.max_rows,
+            max_loras=size.max_loras,
+            max_lora_rank=size.max_lora_rank,
+        ),
         weights=weights,
-        num_slots=size.num_slots,
-        spare_bytes=size.spare_bytes,
-        max_tokens=size.max_tokens,
-        max_rows=size.max_rows,
-        max_loras=size.max_loras,
-        max_lora_rank=size.max_lora_rank,
     )
     assert isinstance(runner, GpuRunner)
     try:
@@ -207,7 +209,7 @@ def test_the_cpu_refuses_weights_that_it_does_not_have(opened: ModelFile, weight
 
 def test_what_other_models_have_is_taken_off(opened: ModelFile) -> None:
     most = needed(opened, "f16")
-    other = load_runner(random_model(tiny_shape(), seed=1), num_slots=1)
+    other = load_runner(random_model(tiny_shape(), seed=1), size=RunnerSize(1))
     assert isinstance(other, GpuRunner)
     try:
         with pytest.raises(DeviceMemoryError):

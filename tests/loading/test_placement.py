@@ -110,7 +110,7 @@ def test_an_engine_tells_its_devices_and_only_a_lost_one_is_loaded_again(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with open_model(path) as model, closing(load_runner(model, "0", weights="f32", num_slots=2)) as whole:
+    with open_model(path) as model, closing(load_runner(model, "0", RunnerSize(2), weights="f32")) as whole:
         expected = run_step(whole, [TokenRun(0, TOKENS, rows=1)]).full_row(0)
     with parts_of(path, LoadSettings("0,cpu", "none", weights="f32", split=(4, 2), speculate=0)) as parts:
         first = parts.runner

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rnn_engine.convert.convert import convert_model
-from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model.fingerprint import TensorDigest, fingerprint
 from rnn_engine.tensor_files.binary_file import BinaryFile
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
@@ -138,6 +138,6 @@ def test_a_load_reads_a_file_once(device: str, weights: str, tmp_path: Path, mon
     with open_model(tmp_path / "model.gguf") as model:
         monkeypatch.setattr(BinaryFile, "read", counting)
         model.start_identifying()
-        load_runner(model, device, weights="stored", num_slots=1).close()
+        load_runner(model, device, RunnerSize(1), weights="stored").close()
         assert model.identify() == expected
         assert sum(sizes) < 1.2 * model.num_bytes  # transposed adapters are read again

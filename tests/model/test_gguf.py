@@ -18,7 +18,7 @@ from rnn_engine.errors import ModelError
 from rnn_engine.forward.weight_choice import WeightChoice, describe_blocks, stored_format
 from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS
 from rnn_engine.hub import locate_model, model_name
-from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model import ModelFile
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import TokenRun, run_step
@@ -161,9 +161,8 @@ def test_scales_of_an_importance_matrix_are_kept(kind: str, weights: str, tmp_pa
         of_matrix = None if weights == "stored" else chosen
         runner = load_runner(
             opened,
+            size=RunnerSize(1, max_rows=len(TOKENS)),
             weights=lambda name: of_matrix if name == MATRIX else WEIGHT_FORMATS["f32"],
-            num_slots=1,
-            max_rows=len(TOKENS),
         )
     readout = run_step(runner, [TokenRun(0, TOKENS, rows=len(TOKENS))])
     logits = np.array([readout.full_row(row) for row in range(len(TOKENS))])
@@ -195,7 +194,7 @@ def test_a_model_of_several_kinds_of_blocks_runs_in_them(tmp_path: Path) -> None
         (line,) = describe_blocks(opened, WeightChoice.parse("stored").of(opened.shape))
         assert line == "matrices kept in the blocks of the file: 9 in Q4_K, 2 in Q5_K, 3 in Q6_K"
         expected, _ = forward(opened, TOKENS, dtype=np.float64)
-        runner = load_runner(opened, weights="stored", num_slots=1, max_rows=len(TOKENS))
+        runner = load_runner(opened, size=RunnerSize(1, max_rows=len(TOKENS)), weights="stored")
     readout = run_step(runner, [TokenRun(0, TOKENS, rows=len(TOKENS))])
     logits = np.array([readout.full_row(row) for row in range(len(TOKENS))])
     runner.close()
@@ -241,7 +240,7 @@ def test_blocks_with_a_scale_that_is_not_finite_are_refused(kind: str, scale: fl
             with pytest.raises(ModelError, match=rf"{target} was not written: .*{message}"):
                 convert_model(opened, tmp_path / target, weights)
         with pytest.raises(ModelError, match=message):
-            load_runner(opened, "cpu", num_slots=1)
+            load_runner(opened, "cpu", RunnerSize(1))
     assert [each.name for each in tmp_path.iterdir()] == ["every.gguf"]
 
 
@@ -380,7 +379,7 @@ def test_names_are_told_as_the_file_has_them(tmp_path: Path) -> None:
 def test_a_device_multiplies_with_blocks_as_they_are_stored(model: TensorModel, kind: str, tmp_path: Path) -> None:
     with open_model(save_gguf(model, tmp_path / "model.gguf", kind)) as opened:
         expected, _ = forward(opened, TOKENS, dtype=np.float64)
-        runner = load_runner(opened, weights="stored", num_slots=1, max_rows=len(TOKENS))
+        runner = load_runner(opened, size=RunnerSize(1, max_rows=len(TOKENS)), weights="stored")
     readout = run_step(runner, [TokenRun(0, TOKENS, rows=len(TOKENS))])
     logits = np.array([readout.full_row(row) for row in range(len(TOKENS))])
     runner.close()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.loading.parts import assemble
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.operations.embedding import (
     MAX_DIMENSIONS,
     EmbeddingSettings,
@@ -234,7 +234,7 @@ async def test_real_vectors_are_those_of_the_reference(device: str) -> None:
     for tokens in inputs:
         _, state = forward(model, tokens, None)
         expected.append(finish_vector(part_vector(state, EmbeddingSettings(), model.shape), EmbeddingSettings()))
-    runner = load_runner(model, device, weights="f32", num_slots=3)
+    runner = load_runner(model, device, RunnerSize(3), weights="f32")
     tokenizer = load_tokenizer("none", Path("none"), model.shape.vocab_size)
     parts = assemble(runner, tokenizer, model="tiny", device=device, weights="f32")  # no cache
     async with Engine(parts) as engine:

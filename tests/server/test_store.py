@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 import openai
 import pytest
 
+from rnn_engine.errors import StorageError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import STORE
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_server.jobs import tuning_runner
 from rnn_engine_server.jobs.tuning_process import Checked, encode_answer
-from rnn_engine_server.jobs.tuning_runner import TuningProcess
+from rnn_engine_server.jobs.tuning_runner import TuningProcess, TuningRunner
 from rnn_engine_server.store import events
 from rnn_engine_server.store.events import Event
 from rnn_engine_server.store.files import StoredFile
@@ -209,6 +211,33 @@ class TestTunings:
         assert (await until(ann, long)).trained_tokens == 80
         assert (await until(ann, second)).status == "succeeded"
 
+    async def test_a_turn_ends_after_a_look_that_fails(
+        self, ann: openai.AsyncOpenAI, processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The disk does not answer at the end of a turn."""
+        bob = ann.with_options(api_key="bob's key")
+        end_turn, failures = TuningRunner._end_turn, iter([StorageError("Input/output error")] * 3)
+
+        async def fail_first(runner: TuningRunner, job: TuningJob, run: Any) -> None:  # noqa: ANN401
+            if error := next(failures, None):
+                raise error
+            await end_turn(runner, job, run)
+
+        processes.hold = 4
+        with monkeypatch.context() as patch:
+            patch.setattr(tuning_runner, "_TURN_SECONDS", 0.0)
+            patch.setattr(TuningRunner, "_end_turn", fail_first)
+            long = await begin(ann)
+            await processes.held.wait()
+            short = await begin(bob)
+            while "The job waits for its next turn" not in await messages(ann, long):
+                pass
+        assert list(failures) == []
+        processes.hold = None
+        processes.release.set()
+        assert (await until(bob, short)).status == "succeeded"
+        assert (await until(ann, long)).status == "succeeded"
+
     async def test_a_job_of_a_removed_key_fails(self, server: JobServer, processes: FakeProcesses) -> None:
         store = Store(server.folder)
         jobs = [await job_of(store, "eve") for _ in range(2)]
@@ -239,7 +268,9 @@ class TestTunings:
         while not processes.started[-1].has_ended or list(server.folder.glob("blobs/ftjob-*")):
             await asyncio.sleep(0)
 
-    async def test_a_process_that_hangs_is_killed(self, server: JobServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_process_that_does_not_end_is_killed(
+        self, server: JobServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The next job starts, and the server ends."""
         started = list[asyncio.subprocess.Process]()
         checked = encode_answer(Checked(20, 400, 300, [])).strip()
@@ -260,6 +291,55 @@ class TestTunings:
             await until(ann, second, "running")
             assert started[0].returncode is not None
         assert [process.returncode is not None for process in started] == [True, True]
+
+    async def test_a_process_that_hangs_is_killed_and_its_job_paused(
+        self, server: JobServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody else's job waits, and nobody cancels it."""
+        started = list[asyncio.subprocess.Process]()
+        checked = encode_answer(Checked(20, 400, 300, [])).strip()
+
+        async def start(what: str, _order: object) -> TuningProcess:
+            hang = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
+            code = f"print({checked!r})" if what == "check" else hang
+            pipe = asyncio.subprocess.PIPE
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=pipe, stdout=pipe)
+            started.extend([process] if what == "tune" else [])
+            return TuningProcess(process)
+
+        monkeypatch.setattr(TuningProcess, "start", start)
+        monkeypatch.setattr(tuning_runner, "_LIFE_SECONDS", 0.02)
+        async with server.run() as ann:
+            job = await until(ann, await begin(ann), "paused")
+            reason = "the process that trains has ended 3 times before its end"
+            assert (await messages(ann, job))[-1] == f"The job has been paused, since it can't go on: {reason}"
+        assert [process.returncode for process in started] == [-signal.SIGKILL] * 3
+
+    async def test_a_process_that_is_stopped_by_its_system_or_works_long(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One that works without an answer is left alone, and one that is stopped is not."""
+        monkeypatch.setattr(tuning_runner, "_LIFE_SECONDS", 0.01)
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "while True: pass", stdin=pipe, stdout=pipe
+        )
+        activity, seen = tuning_runner._activity, list[object]()
+
+        def look(pid: int) -> object:
+            """Look once the process has done something, or been stopped."""
+            while len(seen) < 5 and seen and activity(pid) == seen[-1]:
+                pass
+            seen.append(activity(pid))
+            if len(seen) == 5:
+                process.send_signal(signal.SIGSTOP)
+            return seen[-1]
+
+        monkeypatch.setattr(tuning_runner, "_activity", look)
+        assert [answer async for answer in TuningProcess(process).answers()] == []
+        assert await process.wait() == -signal.SIGKILL
+        assert len(seen) > 5
+        assert "hangs" in caplog.text
 
     async def test_events_are_read_by_an_index(self, tmp_path: Path) -> None:
         store = Store(tmp_path)

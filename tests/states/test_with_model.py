@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.types import F32, TokenRun, run_step
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
@@ -29,7 +29,7 @@ class Session:
     """A runner with two live slots and two slabs, and a cache that may hold one state on the host."""
 
     def __init__(self, folder: Path, precision: Precision = "f32") -> None:
-        self.runner = load_runner(random_model(SHAPE, seed=3), "cpu", num_slots=4, max_tokens=256)
+        self.runner = load_runner(random_model(SHAPE, seed=3), "cpu", RunnerSize(4, max_tokens=256))
         host = STATE_BYTES + 4 * SHAPE.vocab_size
         disk = DiskConfig(folder, 1 << 20, precision, background_bytes=0)
         pool = SlotPool(self.runner, first_slot=2, num_slabs=2)

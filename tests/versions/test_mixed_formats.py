@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.types import TokenRun, run_step
 from tests.support.gpu import KINDS, make_gpu_runner
 from tests.support.models import TensorModel, random_model, tiny_shape
@@ -85,6 +85,6 @@ def test_a_model_is_loaded_with_a_format_for_each_tensor() -> None:
         asked.add(name)
         return WEIGHT_FORMATS["f32" if name == "head.weight" else "f16"]
 
-    load_runner(MODEL, num_slots=1, weights=format_of).close()
+    load_runner(MODEL, size=RunnerSize(1), weights=format_of).close()
     assert asked >= {"head.weight", "blocks.0.att.w1", "blocks.1.att.v2", "blocks.1.ffn.value.weight"}
     assert "blocks.0.att.v1" not in asked  # layer 0 has no value residual

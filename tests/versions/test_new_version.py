@@ -11,7 +11,7 @@ import pytest
 
 from rnn_engine.cli.options import describe_shape
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model import ModelFile
 from rnn_engine.operations.embedding import EmbeddingSettings, part_vector
 from rnn_engine.types import TokenRun, run_step
@@ -42,7 +42,7 @@ def test_its_file_is_refused_without_the_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_it_runs_on_every_device(model: ModelFile, device: str) -> None:
-    runner = load_runner(model, device, weights="f32", num_slots=2, max_rows=8, checked=True, versions=TABLE)
+    runner = load_runner(model, device, RunnerSize(2, max_rows=8), weights="f32", checked=True, versions=TABLE)
     logits, state = forward(model, TOKENS, dtype=np.float64, versions=TABLE)
     for part in (TOKENS[:3], TOKENS[3:]):
         readout = run_step(runner, [TokenRun(1, part, rows=len(part)), TokenRun(0, [7])])
@@ -56,7 +56,7 @@ def test_it_runs_on_every_device(model: ModelFile, device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_its_state_is_written_and_forked(model: ModelFile, device: str) -> None:
-    runner = load_runner(model, device, num_slots=2, versions=TABLE)
+    runner = load_runner(model, device, RunnerSize(2), versions=TABLE)
     generator = np.random.default_rng(5)
     state = {name: generator.random(values.shape, np.float32) for name, values in TOY_SHAPE.initial_state().items()}
     runner.write_state(0, state)

@@ -16,7 +16,7 @@ from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.engine import Engine
 from rnn_engine.errors import ModelError
 from rnn_engine.grammar import Grammar
-from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import ModelFile
 from rnn_engine.operations.chat_prompt import make_chat_prompt
@@ -194,7 +194,7 @@ def test_matrices_in_k_quants_stay_in_their_blocks(shape: ModelShape, tmp_path: 
     with open_model(path) as model:
         assert model.block_type("blocks.0.att.key.weight") == "Q4_K"
         expected, _ = forward(model, tokens, dtype=np.float64)
-        runner = load_runner(model, weights="stored", num_slots=2, max_rows=8)
+        runner = load_runner(model, size=RunnerSize(2, max_rows=8), weights="stored")
     found = run_in_chunks(runner, tokens, (2,))
     runner.close()
     assert relative_error(found, expected) < 1e-4

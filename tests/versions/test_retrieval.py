@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model.model_file import ModelFile
 from rnn_engine.types import F32, Runner, State, TokenRun, run_step
 from rnn_engine.versions.v7_retrieval import TASKS, ScoreHead, ShapeV7Embedding, ShapeV7Reranker, TaskHeads
@@ -21,7 +21,7 @@ BOUNDS = {"cpu f32": 1e-5, "gpu f32": 1e-5, "gpu int8": 0.1}  # the files are f1
 def load(path: Path, setting: str) -> tuple[ModelFile, Runner]:
     device, weights = setting.split()
     model = open_model(path)
-    return model, load_runner(model, "cpu" if device == "cpu" else "auto", weights=weights, num_slots=4)
+    return model, load_runner(model, "cpu" if device == "cpu" else "auto", RunnerSize(4), weights=weights)
 
 
 def run_features(runner: Runner, tokens: Sequence[int], end: int) -> tuple[F32, State]:

@@ -61,12 +61,12 @@ class RnnEngine:
     def __init__(self, task: Task) -> None:
         from rnn_engine import types
         from rnn_engine.loading.memory import cpu_weights
-        from rnn_engine.loading.runner import load_runner, open_model
+        from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 
         self._types = types
         with open_model(Path(task.file)) as model:
             weights = cpu_weights(model, None) if task.setting == "cpu" else "f16"
-            self._runner = load_runner(model, task.setting, weights=weights, num_slots=max(SLOTS))
+            self._runner = load_runner(model, task.setting, weights=weights, size=RunnerSize(max(SLOTS)))
 
     def decode(self, tokens: Sequence[int], steps: int) -> None:
         for _ in range(steps):

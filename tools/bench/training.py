@@ -17,7 +17,7 @@ import numpy as np
 
 from rnn_engine.backward import TrainingDocument
 from rnn_engine.forward import GpuRunner
-from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import TrainerSize, load_trainer
 from rnn_engine.types import TokenRun, run_step
@@ -44,7 +44,7 @@ def main(shape: str, tokens: int, device: str, weights: str, lora: bool, as_json
         file = write_random_model(SHAPES[shape], Path(folder) / f"{shape}.safetensors")
         model = stack.enter_context(open_model(file))
         weights = "f32" if device == "cpu" else weights
-        runner = load_runner(model, device, weights=weights, num_slots=1, max_tokens=tokens, max_rows=1)
+        runner = load_runner(model, device, RunnerSize(1, max_tokens=tokens, max_rows=1), weights=weights)
         stack.enter_context(closing(runner))
         size = TrainerSize(tokens, 1, lora=LoraSettings() if lora else None)
         trainer = load_trainer(model, device, size, weights=weights)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import pickle
 import signal
@@ -38,6 +39,7 @@ LEAST_TOKENS: Final = 64  # of a call of the trainer, and so of an example
 CHECKPOINT_SECONDS: Final = 10.0
 _MOST_DOCUMENTS: Final = 8  # of a call of the trainer; with fewer, requests wait less for its end
 _WAY_OUT: Final = "resume it when the server has the model, tokenizer and chat template as before, or cancel it"
+_WAKE_SECONDS: Final = 5.0  # between wake-ups of a process that rests, so that the server sees that it does not hang
 _NICENESS: Final = 5  # of the process, on systems that have that
 
 Word: TypeAlias = Literal["busy", "idle", "go", "stop"]
@@ -163,8 +165,10 @@ class Server:
 
         Raises _StoppedError if the process must end.
         """
-        worked = self._clock() - self._worked_since
-        self.idle.wait(worked * (1 / self._share - 1) if self._share else None)
+        now = self._clock()
+        end = now + (now - self._worked_since) * (1 / self._share - 1) if self._share else math.inf
+        while now < end and not self.idle.wait(min(_WAKE_SECONDS, end - now)):
+            now = self._clock()
         self._check()
         self._worked_since = self._clock()
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
 
+import psutil
+
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, StateError, StepError, StorageError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.runner import open_model
@@ -62,6 +64,9 @@ from rnn_engine_states.named.store import StateStore
 
 _LOOK_SECONDS: Final = 0.02  # between two looks whether requests run
 _IDLE_SECONDS: Final = 0.5  # without a request, after which training has all the time
+_LIFE_SECONDS: Final = (
+    10.0  # without an answer, between two looks if a process does anything; `rest` wakes up more often
+)
 _STOP_SECONDS: Final = 20.0  # for a process to write its checkpoint and end
 _LOAD_SECONDS: Final = 600.0  # for a model that was unloaded, before a state of it is kept
 _RETRY_SECONDS: Final = 5.0  # after which a job that the disk had no room for goes on
@@ -71,6 +76,15 @@ _MOST_LINE: Final = 1 << 20  # bytes of an answer
 _RETENTIONS: Final = (Retention(persistent=True), Retention(ttl=Quota().ttl), Retention())
 """How a state is kept: as the first of these that the server allows."""
 _log = logging.getLogger(__name__)
+
+
+def _activity(pid: int) -> object:
+    """Return what changes while a process computes or waits for a device: its processor time and its wake-ups."""
+    try:
+        process = psutil.Process(pid)
+        return process.cpu_times(), process.num_ctx_switches()
+    except psutil.Error:  # it has ended
+        return None
 
 
 @dataclass(slots=True)
@@ -101,9 +115,21 @@ class TuningProcess:
             self._process.stdin.write(f"{word}\n".encode())
 
     async def answers(self) -> AsyncIterator[Answer]:
-        """Yield the answers of the process, until it has none any more."""
+        """Yield the answers of the process, until it has none any more. One that hangs is killed."""
         assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
+        seen = None
+        while True:
+            try:
+                line = await asyncio.wait_for(self._process.stdout.readline(), _LIFE_SECONDS)
+            except TimeoutError:
+                seen, before = _activity(self._process.pid), seen
+                if seen == before:
+                    _log.warning("a process of a tuning job hangs, and is killed")
+                    self._process.kill()
+                    return
+                continue
+            if not line:
+                return
             yield parse_answer(line)
 
     async def end(self, seconds: float) -> None:
