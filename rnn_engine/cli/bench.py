@@ -66,7 +66,9 @@ def bench_command(
     from rnn_engine.cli.benchmark import measure, print_tables, write_report
 
     check_outputs(context, {"--report": report})
-    benchmark = measure(model, loading, runs, reports_device=report is not None)
+    benchmark = measure(
+        model, loading, runs.slots, runs.lengths, runs.repeats, profile=runs.profile, reports_device=report is not None
+    )
     if report is not None:
         write_report(benchmark, report)
     if as_json:

@@ -18,7 +18,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rnn_engine.cli.bench import Runs
 from rnn_engine.cli.options import describe_shape
 from rnn_engine.cli.reports import share, write_page
 from rnn_engine.demo import model_path
@@ -280,9 +279,20 @@ class Benchmark:
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
-def measure(model: Path, loading: LoadSettings, runs: Runs, *, reports_device: bool = False) -> Benchmark:
-    """Load a model and measure its speed; with `profile`, each kernel, too. Raises DeviceError if it can't."""
-    slots, lengths, repeats = runs.slots, runs.lengths, runs.repeats
+def measure(
+    model: Path,
+    loading: LoadSettings,
+    slots: Sequence[int],
+    lengths: Sequence[int],
+    repeats: int,
+    *,
+    profile: bool,
+    reports_device: bool,
+) -> Benchmark:
+    """Load a model and measure its speed; with `profile`, each kernel, too. Raises DeviceError if it can't.
+
+    `repeats` steps are timed for each number of `slots` and each of the prompts' `lengths`.
+    """
     with progress_bar("opening the model") as progress:
         with open_model(model, loading.loras) as opened:
             room, memory = RunnerSize(max(slots)), loading.device_memory
@@ -297,7 +307,7 @@ def measure(model: Path, loading: LoadSettings, runs: Runs, *, reports_device: b
                 progress=progress,
             )
         with closing(runner):
-            profiled = _profiled(runner) if runs.profile else None
+            profiled = _profiled(runner) if profile else None
             steps = [(f"decode, {count} slot(s)", measure_decode, profile_decode, count) for count in slots]
             steps += [(f"prefill, {length} tokens", measure_prefill, profile_prefill, length) for length in lengths]
             results: list[Measurement] = []

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rnn_engine.bounds import FILE, TEXT, Kind, setting
-from rnn_engine.cli.generation_options import grammar_options, sampling_options
+from rnn_engine.cli.generation_options import Task, grammar_options, sampling_options
 from rnn_engine.cli.options import (
     LongCommand,
     find_model,
     loading_options,
     names_model,
-    parse_tokens,
     settings_options,
 )
 from rnn_engine.loading.settings import LoadSettings, StateSettings
@@ -25,21 +23,6 @@ from rnn_engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from rnn_engine.grammar import Grammar
-
-TOKENS = Kind(metavar="1,2,3|FILE.npy", parse=parse_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What to continue, from which state, and before which texts to stop."""
-
-    prompt: str | None = setting(None, TEXT, "-p", "--prompt").help("The text to continue.  [default: standard input]")
-    tokens: Sequence[int] | None = setting(None, TOKENS).help("Token ids to continue; the output is token ids, too.")
-    chat: bool = setting(False).help("Send the text to the model as a user's message, and print the answer.")
-    stop: Sequence[str] = setting((), TEXT).help("Stop before this text.")
-    state: Path | None = setting(None, FILE).help(
-        "Start from the state in this file, or from an empty state if FILE is `none`.  [default: the model file's own]"
-    )
 
 
 @click.command(cls=LongCommand)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Role, WorldTemplate
-from rnn_engine.cli.generate import Task
+from rnn_engine.cli.generation_options import Task
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar

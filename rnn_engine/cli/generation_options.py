@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rnn_engine.cli.options import AddOption, Parsed, bad_value, option_group
+from rnn_engine.bounds import FILE, TEXT, Kind, setting
+from rnn_engine.cli.options import AddOption, Parsed, bad_value, option_group, parse_tokens
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling.params import (
     PARAMETERS,
@@ -28,6 +30,22 @@ from rnn_engine.sampling.params import (
 
 if TYPE_CHECKING:
     from rnn_engine.grammar import Grammar
+
+_TOKENS = Kind(metavar="1,2,3|FILE.npy", parse=parse_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to continue, from which state, and before which texts to stop."""
+
+    prompt: str | None = setting(None, TEXT, "-p", "--prompt").help("The text to continue.  [default: standard input]")
+    tokens: Sequence[int] | None = setting(None, _TOKENS).help("Token ids to continue; the output is token ids, too.")
+    chat: bool = setting(False).help("Send the text to the model as a user's message, and print the answer.")
+    stop: Sequence[str] = setting((), TEXT).help("Stop before this text.")
+    state: Path | None = setting(None, FILE).help(
+        "Start from the state in this file, or from an empty state if FILE is `none`.  [default: the model file's own]"
+    )
+
 
 _MAX_TOKENS = click.option("--max-tokens", default=256, help="The most tokens to generate.")
 

@@ -18,7 +18,7 @@ from rnn_engine.backward import TrainingDocument
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.options import command_to_resume
 from rnn_engine.cli.reports import write_page
-from rnn_engine.cli.tune_state import DataOptions, RunOptions, StateOptions
+from rnn_engine.cli.tuning_options import DataOptions, RunOptions, StateOptions
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import delete_file, delete_unfinished
 from rnn_engine.llm.llm import LLM

@@ -20,8 +20,8 @@ from rnn_engine.sampling.masks import Mask, stack_masks
 from rnn_engine.sampling.rows import RowSource, RunRows
 from rnn_engine.scheduler.draft_sources import EarlierText, Experience, Lookup
 from rnn_engine.scheduler.meter import StepCosts, StepTimes
-from rnn_engine.scheduler.phases import AnyPhase, Draft, DraftDemand, Given, HostDecode
-from rnn_engine.scheduler.queue import TokenDemand
+from rnn_engine.scheduler.phases import AnyPhase, Draft, Given, HostDecode
+from rnn_engine.scheduler.queue import DraftDemand, TokenDemand
 from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
 from rnn_engine.scheduler.text import Ending
 from rnn_engine.types import Runner, TokenRun

@@ -6,8 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.scheduler.phases import DECODE, TAKE_IN, DraftDemand
-from rnn_engine.scheduler.queue import TokenDemand, running_mean
+from rnn_engine.scheduler.queue import DECODE, TAKE_IN, DraftDemand, TokenDemand, running_mean
 from rnn_engine.telemetry import EngineCounters, Timing
 
 # Measured durations of steps decide how many tokens the device draws in one submit, and if a step is submitted before

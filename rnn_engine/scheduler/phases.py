@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from rnn_engine.requests import Event, GenerateRequest, TokenInfo
 from rnn_engine.sampling.ranking import top_logprobs
 from rnn_engine.sampling.rows import LogitRow, RunRows
-from rnn_engine.scheduler.queue import TokenDemand
+from rnn_engine.scheduler.queue import DECODE, TAKE_IN, TokenDemand
 from rnn_engine.types import F32, TokenRun
 
 if TYPE_CHECKING:
@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
 Of = TypeVar("Of", bound="SlotSequence")
 
-DECODE = TokenDemand(1)  # the token that was drawn last; the next one is drawn from its row
-TAKE_IN = TokenDemand(1)  # the token that was drawn last; only the state after it is wanted
 _NOT_KNOWN = (0,)  # stands for the token of a run that follows one in flight
-
-
-class DraftDemand(TokenDemand):
-    """The numbers of tokens and logit rows of a run with a draft, which has drawn tokens first, then drafted ones."""
-
-    __slots__ = ()
 
 
 class Phase(Generic[Of]):

@@ -30,6 +30,16 @@ class TokenDemand:
     rows: int = 1  # at least 1: how many of the last of them may want a logit row
 
 
+DECODE = TokenDemand(1)  # the token that was drawn last; the next one is drawn from its row
+TAKE_IN = TokenDemand(1)  # the token that was drawn last; only the state after it is wanted
+
+
+class DraftDemand(TokenDemand):
+    """The numbers of tokens and logit rows of a run with a draft, which has drawn tokens first, then drafted ones."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class _Share:
     """A share of a step's tokens and logit rows, from which sequences are given tokens."""

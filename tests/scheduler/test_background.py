@@ -12,7 +12,7 @@ import pytest
 from rnn_engine.requests import Client, GenerateRequest, SamplingParams
 from rnn_engine.scheduler.background import BESIDE_ANSWERS, LENGTHENING, PROMPT_SECONDS, QUIET_SECONDS, TimeShares
 from rnn_engine.scheduler.meter import Meter, StepTimes
-from rnn_engine.scheduler.phases import DECODE
+from rnn_engine.scheduler.queue import DECODE
 from rnn_engine.types import Batch, Ticket
 from tests.support.background_traffic import BATCH, CHATS, Traffic
 from tests.support.byte_tokenizer import ByteTokenizer

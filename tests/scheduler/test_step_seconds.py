@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rnn_engine.scheduler.meter import StepSeconds, StepTimes
-from rnn_engine.scheduler.phases import DECODE
-from rnn_engine.scheduler.queue import TokenDemand
+from rnn_engine.scheduler.queue import DECODE, TokenDemand
 
 MOST = 8
 
