@@ -50,8 +50,8 @@ _model_options = settings_options(
 
 @cloup.command()
 @_tuning_options(
-    "The state's file. Its name ends in .safetensors or .st (as ai00), .pth (as RWKV-PEFT), .state.safetensors "
-    "(as rwkv-metal) or .state (this project's own)."
+    "The state's file. Its name ends in .safetensors or .st (as ai00), .pth (as RWKV-PEFT) or .state "
+    "(this project's own)."
 )
 @_data_options
 @settings_options(StateOptions, title="State")

@@ -28,7 +28,6 @@ from rnn_engine.llm.state import State
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model import LoraChoice
-from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import F32, ModelShape, TokenRun
 from rnn_engine_states.files.exchange import StateFiles
@@ -85,7 +84,7 @@ class Model:
         with open_model(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             size = RunnerSize(max_sequences, max_tokens=max_tokens, max_rows=max_tokens)
             plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
-            self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))
+            self.state_files = StateFiles(opened.shape, opened.fingerprint)
             self._tokenizer = load_tokenizer(tokenizer, path, opened.shape.vocab_size)
             self._runner = load_runner(opened, plan.device, size, weights=plan.weights, progress=progress)
         self._lock = threading.Lock()

@@ -118,9 +118,8 @@ class State(Mapping[str, F32]):
         """Write the state to a file, atomically.
 
         The form "full" holds everything, bound to the model; "tuned" the matrices alone, as `time_state` tensors in
-        ai00's layout, and "pth" the same as torch's file in BlinkDL's layout; "metal" is the file of rwkv-metal and
-        SwiftRWKV; "prefab" is ai00's CBOR file. Raises OSError if the file can't be written, and StateError if the
-        form can't have the model's states.
+        ai00's layout, and "pth" the same as torch's file in BlinkDL's layout; "prefab" is ai00's CBOR file. Raises
+        OSError if the file can't be written, and StateError if the form can't have the model's states.
         """
         path = Path(path)
         check_choice("form", form, get_args(ExportForm))

@@ -22,7 +22,6 @@ from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import DEFAULT_OPTIMIZER, TrainerSize, load_trainer
 from rnn_engine.model import LoraChoice
-from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.model.lora import BASE, write_lora
 from rnn_engine.operations.chat_prompt import text_before_chat
 from rnn_engine.tokenizer import load_tokenizer
@@ -114,7 +113,7 @@ class Tuner:
             raise InvalidRequestError("lora", str(lora), "none, since the settings of a state are given")
         path = locate_model(model)
         with open_model(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
-            self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))
+            self.state_files = StateFiles(opened.shape, opened.fingerprint)
             maker = TextMaker(
                 load_tokenizer(tokenizer, path, opened.shape.vocab_size), load_chat_template(chat_template, path)
             )
@@ -220,9 +219,9 @@ class Tuner:
     def save(self, path: str | Path, *, best: bool = True) -> None:
         """Write the best state or LoRA, or the present one, to a file, atomically, in the form of its name.
 
-        `.st` and other `.safetensors` hold the matrices as ai00 has them, `.pth` as BlinkDL, `.state.safetensors` is
-        rwkv-metal's file, and `.state` this project's own; only the last two have token shifts. A LoRA is written to
-        `.safetensors` with its alpha, or to `.pth` without, in RWKV-PEFT's names. Raises StateError if the form can't
+        `.st` and `.safetensors` hold the matrices as ai00 has them, `.pth` as BlinkDL, and `.state`, this project's own
+        file, has the token shifts, too. A LoRA is written to `.safetensors` with its alpha, or to `.pth` without, in
+        RWKV-PEFT's names. Raises StateError if the form can't
         have the state, and OSError if the file can't be written.
         """
         form, lora = self.form_of(Path(path)), self.lora
@@ -250,10 +249,8 @@ class Tuner:
         if form in ("tuned", "pth") and (self._train_shifts or self._start.has_shifts):
             raise StateError(
                 f"{path.name}: a file of tuned matrices has no token shifts, and this state has some; expected a name "
-                "that ends in .state or .state.safetensors"
+                "that ends in .state"
             )
-        if form == "metal" and self.state_files.base is None:
-            raise StateError(f"{path.name}: rwkv-metal does not have this model; expected a name that ends in .state")
         return form
 
     def close(self) -> None:
@@ -304,7 +301,6 @@ class Tuner:
 
 
 _FORMS: Final[Mapping[str, ExportForm]] = {
-    ".state.safetensors": "metal",
     ".safetensors": "tuned",
     ".st": "tuned",
     ".pth": "pth",

@@ -10,7 +10,6 @@ from pathlib import Path
 from rnn_engine.errors import StateError
 from rnn_engine.loading.settings import StateSettings
 from rnn_engine.model import LoraChoice, ModelFile
-from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.model.lora import is_lora, open_lora
 from rnn_engine.tensor_files.source import TensorInfo
@@ -43,7 +42,6 @@ def open_states(model: ModelFile, settings: StateSettings, lora_room: LoraRoom =
         settings.capacity,
         settings.quota,
         file_folder=settings.file_folder,
-        base=metal_fingerprint(model),
         any_model=settings.any_model,
         lora_room=lora_room,
         read_lora=partial(_read_lora, model.tensors, VERSIONS.get(model.shape.version).layout.list_specs(model.names)),
@@ -90,7 +88,6 @@ def make_state_store(
     quota: Quota | None = None,
     *,
     file_folder: Path | None = None,
-    base: str | None = None,
     any_model: bool = False,
     lora_room: LoraRoom = NO_LORAS,
     read_lora: ReadLora = find_no_lora,
@@ -104,7 +101,6 @@ def make_state_store(
         shape,
         fingerprint,
         file_folder or folder,
-        base=base,
         any_model=any_model,
         lora_room=lora_room,
         read_lora=read_lora,

@@ -17,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,7 +24,6 @@ from rnn_engine.files import cache_folder, read_record, short_digest, write_reco
 from rnn_engine.quantised import Blocks
 from rnn_engine.quantised.rows import PIECE_WEIGHTS, Matrix, StoredRows, map_rows
 from rnn_engine.tensor_files.binary_file import FileStamp
-from rnn_engine.types import Model
 
 _CHUNK_BYTES: Final = 4 << 20
 _LEAST_PIECES: Final = 8  # of a matrix, so that the few that are read ahead are less than all of it
@@ -220,49 +218,3 @@ def _write(path: Path, content: dict[str, object]) -> None:
         write_record(_record(path), content)
     except OSError as error:
         _log.warning("the model's fingerprint can't be saved, so the next load computes it again: %s", error)
-
-
-# rwkv-metal's fingerprint of a model, by which its state files name the model for which they were made.
-#
-# It covers the small tensors of an RWKV-7, and the first rows of two matrices, rounded to bf16. See
-# `rwkv_metal.model.initial_state` of rwkv-metal 0.4.0.
-
-_METAL_STEM: Final = {
-    "ln0.weight": "blocks.0.ln0.weight",
-    "ln0.bias": "blocks.0.ln0.bias",
-    "ln_out.weight": "ln_out.weight",
-    "ln_out.bias": "ln_out.bias",
-}
-_METAL_NORMS: Final = ("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias")
-_METAL_TIME_MIX: Final = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
-
-
-def metal_fingerprint(model: Model) -> str | None:
-    """Return rwkv-metal's fingerprint of an RWKV-7 in plain numbers, else None. Raises ModelError."""
-    shape = model.shape
-    last = shape.num_layers - 1
-    rows = {
-        "blocks.0.tmix.r_proj": "blocks.0.att.receptance.weight",
-        f"blocks.{last}.cmix.value": f"blocks.{last}.ffn.value.weight",
-    }
-    if shape.version != "v7" or any(model.block_type(name) is not None for name in rows.values()):
-        return None
-    names = dict(_METAL_STEM)
-    for layer in range(shape.num_layers):
-        block = f"blocks.{layer}"
-        names |= {f"{block}.{name}": f"{block}.{name}" for name in _METAL_NORMS}
-        names |= {f"{block}.tmix.{name}": f"{block}.att.{name}" for name in _METAL_TIME_MIX}
-        names[f"{block}.cmix.x_k"] = f"{block}.ffn.x_k"
-    heads, head_size = model.tensor("blocks.0.att.r_k").shape
-    sizes = f"{shape.num_layers},{shape.width},{heads},{head_size}"
-    digest = hashlib.sha256(f"rwkv-state-base-v1\n{sizes}\n".encode())
-    for name, ours in names.items():
-        _add_in_bf16(digest, name, model.tensor(ours))
-    for name, ours in rows.items():
-        _add_in_bf16(digest, name, model.tensor(ours)[0])
-    return digest.hexdigest()
-
-
-def _add_in_bf16(digest: hashlib._Hash, name: str, values: NDArray[Any]) -> None:
-    digest.update(name.encode() + b"\0")
-    digest.update(values.reshape(-1).astype(ml_dtypes.bfloat16).astype("<f4").tobytes())

@@ -94,7 +94,7 @@ def test_a_tuned_file_holds_the_matrices(tmp_path: Path) -> None:
 def test_misuse_is_refused_in_words(tmp_path: Path) -> None:
     state = a_state(1)
     with pytest.raises(
-        InvalidRequestError, match=r"form: 'pdf' is not allowed; expected one of full, tuned, pth, metal, prefab"
+        InvalidRequestError, match=r"form: 'pdf' is not allowed; expected one of full, tuned, pth, prefab"
     ):
         state.save(tmp_path / "kept", "pdf")  # type: ignore[arg-type]
     with pytest.raises(StateError, match="states of two models"):

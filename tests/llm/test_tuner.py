@@ -75,14 +75,14 @@ def test_the_state_is_at_hand_between_events(data: Path) -> None:
 
 def test_the_file_of_a_run_says_its_model(data: Path, tmp_path: Path) -> None:
     other = save_safetensors(random_model(tiny_shape(layers=6, width=128, head_size=32), seed=1), tmp_path / "o.st")
-    path = tmp_path / "a.state.safetensors"
+    path = tmp_path / "a.state"
     with tuner(data, TunerSettings(steps=1, rate=0.1)) as running:
-        for name in ("a.state.safetensors", "a.st", "a.pth", "a.state", "a.safetensors"):
+        for name in ("a.st", "a.pth", "a.state", "a.safetensors"):
             running.save(tmp_path / name)
             assert State.read(tmp_path / name, running.state_files) == running.best
-        with pytest.raises(InvalidRequestError, match=r"output: .* expected a name that ends in .state.safetensors"):
+        with pytest.raises(InvalidRequestError, match=r"output: .* expected a name that ends in .safetensors"):
             running.save(tmp_path / "a.bin")
-    with pytest.raises(StateError, match=r"a.state.safetensors: the state belongs to model"):
+    with pytest.raises(StateError, match=r"a.state: the state belongs to model"):
         Tuner(data, other, device="cpu", tokenizer="none", init=path)
 
 
@@ -93,9 +93,8 @@ def test_shifts_are_trained_and_need_a_file_that_has_them(data: Path, tmp_path: 
         for name in ("a.st", "a.pth", "a.safetensors"):
             with pytest.raises(StateError, match=f"{name}: a file of tuned matrices has no token shifts"):
                 running.save(tmp_path / name)
-        for name in ("a.state", "a.state.safetensors"):
-            running.save(tmp_path / name)
-            assert State.read(tmp_path / name, running.state_files) == running.best
+        running.save(tmp_path / "a.state")
+        assert State.read(tmp_path / "a.state", running.state_files) == running.best
 
 
 @pytest.mark.parametrize("options", [{"init_prompt": "Talk like a pirate."}, {"train_shifts": True}, {}])

@@ -25,7 +25,6 @@ from rnn_engine.tensor_files.pth_file import write_pth
 from rnn_engine.tensor_files.source import TensorEntry, TensorInfo
 from rnn_engine.types import F32, NO_LORAS, LoraPairs, LoraRoom, ModelShape
 from rnn_engine_states.files.full import Origin, SavedState, check_model, file_parts, full_state_file, write_file
-from rnn_engine_states.files.metal import metal_file
 from rnn_engine_states.files.prefab import Prefab, encode_prefab, state_from_rows
 from rnn_engine_states.files.reading import LAYOUT_KEY, MODEL_KEY, Layout, LoadedState, read_state, tuned_from_state
 from rnn_engine_states.frozen import FrozenState, Payload, freeze_state
@@ -147,7 +146,7 @@ class OwnedFolder:
         self._close()
 
 
-ExportForm: TypeAlias = Literal["full", "tuned", "pth", "metal", "prefab"]
+ExportForm: TypeAlias = Literal["full", "tuned", "pth", "prefab"]
 
 _KIND = "named"
 _UNKNOWN = ""  # what a named state started from
@@ -173,21 +172,19 @@ class StateFiles:
         model: str,
         folder: Path | None = None,
         *,
-        base: str | None = None,
         any_model: bool = False,
         lora_room: LoraRoom = NO_LORAS,
         read_lora: ReadLora = find_no_lora,
     ) -> None:
         """Read and write states of the model with this `shape` and fingerprint `model`.
 
-        `base` is rwkv-metal's fingerprint of the model, if it has one. A file that names another model is refused
-        unless `any_model` is true. `folder` has the files that requests may read; None if they may read none. A LoRA
-        is read by `read_lora`, and refused if there is no room for it in `lora_room`.
+        A file that names another model is refused unless `any_model` is true. `folder` has the files that requests may
+        read; None if they may read none. A LoRA is read by `read_lora`, and refused if there is no room for it in
+        `lora_room`.
         """
         self.shape = shape
         self.folder = folder
         self.model = model
-        self.base = base
         self.any_model = any_model
         self.lora_room = lora_room
         self._read_lora = read_lora
@@ -197,9 +194,9 @@ class StateFiles:
 
         `layout` overrides the layout of a tuned state's matrices. With `any_model`, the file may name another model.
         """
-        model, base = (None, None) if any_model or self.any_model else (self.model, self.base)
+        model = None if any_model or self.any_model else self.model
         if (found := self._read_lora(path)) is None:
-            loaded = read_state(path, self.shape, model, layout, base)
+            loaded = read_state(path, self.shape, model, layout)
         else:
             check_model(path.name, found[0], model)
             loaded = LoadedState("lora", self.shape.initial_state(), lora=found[1])
@@ -235,7 +232,7 @@ class StateFiles:
         """Return the content of a state file in the format `form`, as an iterator over pieces of bytes.
 
         The formats are full state, tuned state (safetensors as ai00's `.st`, and BlinkDL's `pth`, both without the
-        token shifts), rwkv-metal's and ai00's prefab. `name` and `key`, the state's name and id, are stored if the
+        token shifts), and ai00's prefab. `name` and `key`, the state's name and id, are stored if the
         format has a place for them. Raises StateError if the format can't have the model's states.
         """
         if frozen.lora is not None and form != "full":
@@ -249,8 +246,6 @@ class StateFiles:
                 return file_parts(tuned_from_state(frozen.state, self.shape, layout), metadata)
             case "pth":
                 return iter([_pth(tuned_from_state(frozen.state, self.shape, "value_key"))])
-            case "metal":
-                return file_parts(*metal_file(frozen, self.shape, self.base))
             case "prefab":
                 return iter([encode_prefab(Prefab(name, key, False, frozen.state), self.shape)])
 

@@ -1,7 +1,6 @@
 """Read a state from a file in any supported format, including tuned initial states.
 
     safetensors, ours        a full state with shifts, bound to its model by the fingerprint.
-    safetensors, rwkv-metal  a state with shifts, bound to its model by rwkv-metal's fingerprint.
     safetensors, other       a tuned state in ai00's layout [H, key, value], unless its metadata says otherwise.
     .pth                     a tuned state in BlinkDL's layout [H, value, key].
     CBOR                     ai00's prefab state, shifts included.
@@ -36,7 +35,6 @@ from rnn_engine_states.files.full import (
     read_pth,
     read_safetensors,
 )
-from rnn_engine_states.files.metal import base_of, is_metal_state, read_metal
 from rnn_engine_states.files.prefab import decode_prefab, prefab_dims
 from rnn_engine_states.frozen import MAX_LAST_TOKENS, Shaped, TokenPath, check_array, check_shape
 from rnn_engine_states.tokens import TOKEN_BYTES, unpack
@@ -119,7 +117,7 @@ def _ranges(numbers: set[int]) -> str:
     return f"{ordered[0]} to {ordered[-1]}" if gapless else show_all([str(number) for number in ordered])
 
 
-StateForm: TypeAlias = Literal["full", "tuned", "metal", "prefab", "inline", "lora"]
+StateForm: TypeAlias = Literal["full", "tuned", "prefab", "inline", "lora"]
 
 LAYOUT_KEY = "time_state_layout"
 MODEL_KEY = "rnn_engine_model"
@@ -145,22 +143,20 @@ class LoadedState:
     lora: LoraPairs | None = None
 
 
-def read_state(
-    path: Path, shape: ModelShape, model: str | None, layout: Layout | None = None, base: str | None = None
-) -> LoadedState:
+def read_state(path: Path, shape: ModelShape, model: str | None, layout: Layout | None = None) -> LoadedState:
     """Read a state file in any supported format, which is recognised by the first bytes.
 
     `layout` overrides the format's layout of a tuned state's matrices.
 
-    `model` is the fingerprint of the model that a file must name, if it names one, and `base` is rwkv-metal's. None
-    accepts any model whose shapes fit. Raises StateError if the file can't be read, is damaged or does not fit the
+    `model` is the fingerprint of the model that a file must name, if it names one. None accepts any model whose shapes
+    fit. Raises StateError if the file can't be read, is damaged or does not fit the
     model.
     """
     with opened(path) as file:
         size = file.stamp.size
         head = file.read(0, min(_HEAD_BYTES, size)).tobytes()
         if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size:
-            return _read_safetensors(file, shape, model, layout, base)
+            return _read_safetensors(file, shape, model, layout)
         if head[:2] == b"PK" or head[:1] == b"\x80":
             with closing(read_pth(file, shape)) as source:
                 return _read_tuned(source, shape, layout or "value_key", path.name)
@@ -169,15 +165,10 @@ def read_state(
     raise StateError(f"{path.name}: is neither safetensors nor .pth nor CBOR")
 
 
-def _read_safetensors(
-    file: BinaryFile, shape: ModelShape, model: str | None, layout: Layout | None, base: str | None
-) -> LoadedState:
+def _read_safetensors(file: BinaryFile, shape: ModelShape, model: str | None, layout: Layout | None) -> LoadedState:
     source, name = read_safetensors(file), file.path.name
     if is_full_state(source.metadata):
         return _from_saved(full_state_of(source, file.path, shape, model), shape, name)
-    if is_metal_state(source.metadata):
-        check_model(name, base_of(source.metadata), base)
-        return LoadedState("metal", read_metal(source, name, shape))
     check_model(name, source.metadata.get(MODEL_KEY), model)
     declared = source.metadata.get(LAYOUT_KEY, "key_value")
     if declared not in ("key_value", "value_key"):

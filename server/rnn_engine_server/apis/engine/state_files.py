@@ -24,17 +24,16 @@ _ENDINGS: Mapping[ExportForm, str] = {
     "full": ".state",
     "tuned": ".safetensors",
     "pth": ".pth",
-    "metal": ".state.safetensors",
     "prefab": ".cbor",
 }
-_COPIES: Mapping[ExportForm, int] = {"full": 0, "tuned": 1, "pth": 3, "metal": 1, "prefab": 3}
+_COPIES: Mapping[ExportForm, int] = {"full": 0, "tuned": 1, "pth": 3, "prefab": 3}
 """How many times the values are in memory while a file is made, besides the state's own arrays."""
 
 _FORM_QUERY = {
     **MODEL_QUERY,
     "form": "`full` (everything, for this engine; the default), `tuned` (safetensors with `blocks.N.att.time_state`; "
-    "the token shifts are lost), `pth` (the same as torch's file), `metal` (rwkv-metal's and SwiftRWKV's safetensors, "
-    "for RWKV-7) or `prefab` (ai00's CBOR).",
+    "the token shifts are lost), `pth` (the same as torch's file) or "
+    "`prefab` (ai00's CBOR).",
 }
 _RETENTION_QUERY = {
     **MODEL_QUERY,

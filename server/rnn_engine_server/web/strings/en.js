@@ -225,7 +225,6 @@ export const en = {
   "states.form.full": "Everything, for this engine",
   "states.form.tuned": "safetensors with the matrices alone; the token shifts are lost",
   "states.form.pth": "tuned state for RWKV-PEFT",
-  "states.form.metal": "rwkv-metal's file",
   "states.form.prefab": "ai00's file",
   "states.created": "Made",
   "states.id": "Id",

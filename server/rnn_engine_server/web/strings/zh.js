@@ -226,7 +226,6 @@ export const zh = {
   "states.form.full": "完整状态，供本引擎使用",
   "states.form.tuned": "只含矩阵的 safetensors；会丢失词元移位",
   "states.form.pth": "RWKV-PEFT 的微调状态",
-  "states.form.metal": "rwkv-metal 的文件",
   "states.form.prefab": "ai00 的文件",
   "states.created": "创建时间",
   "states.id": "标识",

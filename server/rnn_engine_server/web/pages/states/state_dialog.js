@@ -16,7 +16,6 @@ const FORMS = /** @type {const} */ ([
   ["full", ".state"],
   ["tuned", ".safetensors"],
   ["pth", ".pth"],
-  ["metal", ".state.safetensors"],
   ["prefab", ".cbor"],
 ]);
 
