@@ -533,11 +533,11 @@ class TestStore:
         first, second = [await batches.create("ann", URL, file_id, "24h") for _ in range(2)]
         with pytest.raises(InvalidRequestError, match="max_key_batches"):
             await batches.create("ann", URL, file_id, "24h")
-        await batches.enter(second.id, "failed")
+        await batches.enter(second, "failed")
         third = await batches.create("ann", URL, file_id, "24h")
         assert [batch.id for batch in await batches.unfinished("ann")] == [first.id, third.id]
         with pytest.raises(NotFoundError, match=f"there is no batch '{second.id}'"):
-            await batches.enter(second.id, "cancelling")  # as after it was forgotten during a request to cancel it
+            await batches.enter(second, "cancelling")  # as after it was forgotten during a request to cancel it
         store.close()
         again = Store(tmp_path)
         assert (await again.batches.page("ann", Cursor(9))).items == [third, first]
@@ -548,7 +548,7 @@ class TestStore:
         store = Store(tmp_path, clock=lambda: now)
         batches = store.batches
         batch = await batches.create("ann", URL, await self.file_of(store, "ann"), "24h")
-        batch = await batches.enter(batch.id, "in_progress", total=10)
+        batch = await batches.enter(batch, "in_progress", total=10)
         assert batches.estimated_finish(batch) is None
         for begun in (1000.0, 9000.0):  # the second time after a pause
             now = begun
@@ -565,9 +565,9 @@ class TestStore:
     async def test_only_what_may_follow_follows(self, store: Store) -> None:
         batches = store.batches
         batch = await batches.create("ann", URL, await self.file_of(store, "ann"), "24h")
-        assert await batches.enter(batch.id, "completed") == batch
-        assert (await batches.enter(batch.id, "cancelling")).status == "cancelling"
-        assert (await batches.enter(batch.id, "in_progress")).status == "cancelling"
+        assert await batches.enter(batch, "completed") == batch
+        assert (await batches.enter(batch, "cancelling")).status == "cancelling"
+        assert (await batches.enter(batch, "in_progress")).status == "cancelling"
         assert (await batches.finish(batch.id)).status == "cancelled"
 
     @pytest.mark.parametrize("adopted", [0, 1, 2])
@@ -577,12 +577,12 @@ class TestStore:
         """`adopted` of the two files of results were made before the crash."""
         batches = store.batches
         batch = await batches.create("ann", URL, await self.file_of(store, "ann"), "24h")
-        await batches.enter(batch.id, "in_progress", total=3)
+        await batches.enter(batch, "in_progress", total=3)
         async with batches.journal(batch) as journal:
             for number in range(2):
                 journal.add_answer(f"{number}", "id", 200, b"{}")
             journal.add_error("2", "batch_expired", "message")
-        await batches.enter(batch.id, "finalizing", ends_as="completed")
+        await batches.enter(batch, "finalizing", ends_as="completed")
         for name, file_id in (("output", batch.output_id), ("errors", batch.error_id))[:adopted]:
             store.blobs.adopt(file_id, f"{batch.id}.{name}")
         store.close()

@@ -608,21 +608,21 @@ class TestStore:
         first, second = await self.create(store), await self.create(store)
         with pytest.raises(InvalidRequestError, match="at most 2 unfinished tuning jobs of an API key"):
             await self.create(store)
-        await store.tunings.enter(first.id, "failed", "It failed")
+        await store.tunings.enter(first, "failed", "It failed")
         third = await self.create(store)
         assert (await store.tunings.page("ann", Cursor(9))).items == [third, second]
         assert store.readings().num_events == 2
         with pytest.raises(NotFoundError, match=f"there is no fine-tuning job '{first.id}'"):
-            await store.tunings.enter(first.id, "cancelled", "")  # as after it was forgotten during a request for it
+            await store.tunings.enter(first, "cancelled", "")  # as after it was forgotten during a request for it
         with pytest.raises(NotFoundError):
             await store.tunings.events_after(first, 0, 9)
 
     async def test_only_what_may_follow_follows(self, store: Store) -> None:
         job, tunings = await self.create(store), store.tunings
-        assert (await tunings.enter(job.id, "succeeded", "no")).status == "validating_files"
-        assert (await tunings.enter(job.id, "queued", "yes")).status == "queued"
-        assert (await tunings.enter(job.id, "cancelled", "yes")).status == "cancelled"
-        assert (await tunings.enter(job.id, "running", "no")).status == "cancelled"
+        assert (await tunings.enter(job, "succeeded", "no")).status == "validating_files"
+        assert (await tunings.enter(job, "queued", "yes")).status == "queued"
+        assert (await tunings.enter(job, "cancelled", "yes")).status == "cancelled"
+        assert (await tunings.enter(job, "running", "no")).status == "cancelled"
         assert [event.message for event in (await tunings.events_after(job, 0, 9))[0]][1:] == ["yes", "yes"]
 
     async def test_odd_figures_and_what_happens_once(self, store: Store) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from rnn_engine.database import Database
 from rnn_engine.errors import StorageError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine_server.auth.keys import ApiKey, Scope
@@ -211,6 +213,22 @@ class TestTunings:
         assert (await until(ann, long)).trained_tokens == 80
         assert (await until(ann, second)).status == "succeeded"
 
+    async def test_all_that_a_job_writes_is_a_turn_of_its_owner(
+        self, ann: openai.AsyncOpenAI, processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write, owners = Database.write, Counter[str | None]()
+
+        async def note(database: Database, change: Any, owner: str | None = None, **options: bool) -> object:  # noqa: ANN401
+            owners[owner] += not options.get("frees")  # as sweeps of what has expired do
+            return await write(database, change, owner, **options)
+
+        monkeypatch.setattr(Database, "write", note)
+        await until(ann, await begin(ann))
+        batch = await begin_batch(ann, jsonl(LINES[:2]))
+        await until_batch(ann, batch)
+        assert owners[None] == 0
+        assert owners["ann"] > 20
+
     async def test_a_turn_ends_after_a_look_that_fails(
         self, ann: openai.AsyncOpenAI, processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -241,7 +259,7 @@ class TestTunings:
     async def test_a_job_of_a_removed_key_fails(self, server: JobServer, processes: FakeProcesses) -> None:
         store = Store(server.folder)
         jobs = [await job_of(store, "eve") for _ in range(2)]
-        await store.tunings.enter(jobs[0].id, "queued")
+        await store.tunings.enter(jobs[0], "queued")
         store.close()
         async with server.run():
             for job in jobs:

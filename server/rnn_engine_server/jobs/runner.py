@@ -102,7 +102,7 @@ class BatchRunner:
 
         Raises StorageError.
         """
-        changed = await self._store.enter(batch.id, "cancelling")
+        changed = await self._store.enter(batch, "cancelling")
         if (stop := self._running.get(batch.id)) is not None:
             stop.set()
         elif changed.status == "cancelling":
@@ -186,19 +186,19 @@ class BatchRunner:
             await self._fail(batch, BatchError("key_removed", message))
             return
         ending: BatchStatus = "completed" if await self._run_lines(batch, path, principal, stop) else "expired"
-        await self._store.enter(batch.id, "finalizing", ends_as=ending)
+        await self._store.enter(batch, "finalizing", ends_as=ending)
 
     async def _fail(self, batch: Batch, error: BatchError) -> None:
         """Let a batch that can't go on fail. The answers that it has are kept."""
         status: BatchStatus = "failed" if batch.status == "validating" else "finalizing"
-        await self._store.enter(batch.id, status, errors=(error,), ends_as="failed")
+        await self._store.enter(batch, status, errors=(error,), ends_as="failed")
 
     async def _check(self, batch: Batch, path: Path) -> Batch:
         route = self._calls.route(batch.endpoint)
         found = await asyncio.to_thread(check_lines, path, route, self._limits, strict=self._strict)
         if found.errors:
-            return await self._store.enter(batch.id, "failed", errors=tuple(found.errors))
-        return await self._store.enter(batch.id, "in_progress", total=found.total)
+            return await self._store.enter(batch, "failed", errors=tuple(found.errors))
+        return await self._store.enter(batch, "in_progress", total=found.total)
 
     async def _run_lines(self, batch: Batch, path: Path, principal: Principal, stop: asyncio.Event) -> bool:
         """Run the lines of a batch that are not done, until `stop` is set. Return False if its window has ended."""

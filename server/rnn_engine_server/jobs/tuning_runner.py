@@ -239,7 +239,7 @@ class TuningRunner:
     @uninterrupted
     async def resume(self, job: TuningJob) -> TuningJob:
         """Have a paused job go on. Raises InvalidRequestError unless it is paused, and StorageError."""
-        changed = await self._store.enter(job.id, "queued", "The job has been resumed, and is queued", among=["paused"])
+        changed = await self._store.enter(job, "queued", "The job has been resumed, and is queued", among=["paused"])
         self.wake()
         return changed
 
@@ -263,7 +263,7 @@ class TuningRunner:
     async def _leave(
         self, job: TuningJob, status: TuningStatus, message: str, among: Collection[TuningStatus]
     ) -> TuningJob:
-        changed = await self._store.enter(job.id, status, message, among=among)
+        changed = await self._store.enter(job, status, message, among=among)
         if (run := self._runs.get(job.id)) is not None:
             run.stop.set()
         else:
@@ -312,7 +312,7 @@ class TuningRunner:
                 await self._fail(job, Failed("server_error", reason))
             else:
                 message = f"The job has been paused, since it can't go on: {reason}"
-                await self._store.enter(job.id, "paused", message, "error")
+                await self._store.enter(job, "paused", message, "error")
         except RnnEngineError:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), _RETRY_SECONDS)
@@ -334,7 +334,7 @@ class TuningRunner:
         for warning in found.warnings:
             await self._store.add_event(job, f"{job.training_file}: {warning}", "warn")
         what = f"{found.num_examples} examples with {found.num_tokens} tokens, {found.num_learnt} of them learnt"
-        await self._store.enter(job.id, "queued", f"Files validated: {what}; moving job to queued state")
+        await self._store.enter(job, "queued", f"Files validated: {what}; moving job to queued state")
         self.wake()
 
     async def _tune(self, job: TuningJob, run: _Run) -> None:
@@ -343,7 +343,7 @@ class TuningRunner:
         run.step, run.loss, run.tokens = await self._store.progress(job)
         run.turn_ends = time.monotonic() + _TURN_SECONDS
         if job.status != "running":  # as it is after a restart of the server
-            job = await self._store.enter(job.id, "running")
+            job = await self._store.enter(job, "running")
             if job.status != "running":
                 return
         if not await self._store.add_event(job, "Fine-tuning job started", kind="started"):
@@ -357,7 +357,7 @@ class TuningRunner:
                         process.say("go")
             if run.stop.is_set():
                 if run.turn_ends == 0.0:
-                    await self._store.enter(job.id, "queued", "The job waits for its next turn")
+                    await self._store.enter(job, "queued", "The job waits for its next turn")
                 return
             _log.warning("the process of the tuning job %s has ended before its end", job.id)
         raise StepError(f"the process that trains has ended {_MOST_STARTS} times before its end")
@@ -478,7 +478,7 @@ class TuningRunner:
 
         tokens, steps, documents = started.max_tokens, started.num_steps, started.num_documents
         await self._store.change(
-            job.id, lambda job, _: replace(job, max_tokens=tokens, num_steps=steps, num_documents=documents)
+            job, lambda job, _: replace(job, max_tokens=tokens, num_steps=steps, num_documents=documents)
         )
 
     async def _note_update(self, job: TuningJob, run: _Run, update: Updated) -> None:
@@ -495,7 +495,7 @@ class TuningRunner:
 
     async def _note_judgement(self, job: TuningJob, run: _Run, judgement: Judgement) -> None:
         step, loss = judgement.step, judgement.held_out_loss
-        job = await self._store.change(job.id, lambda job, _: replace(job, rate=judgement.rate))
+        job = await self._store.change(job, lambda job, _: replace(job, rate=judgement.rate))
         assert job.num_steps is not None
         message = f"Step {step}/{job.num_steps}: validation loss={loss:.4f}"
         data = {"step": step, "total_steps": job.num_steps, "valid_loss": loss}
@@ -511,7 +511,7 @@ class TuningRunner:
         kept = Checkpoint(f"ftckpt_{uuid4().hex}", name, self._store.files.now(), step, finite(run.loss), finite(loss))
         checkpoints = (*job.checkpoints, kept)
         old, newest = checkpoints[:-KEPT_CHECKPOINTS], checkpoints[-KEPT_CHECKPOINTS:]
-        await self._store.change(job.id, lambda job, _: replace(job, checkpoints=newest))
+        await self._store.change(job, lambda job, _: replace(job, checkpoints=newest))
         for checkpoint in old:
             if job.lora is not None:
                 with suppress(RnnEngineError):
@@ -536,7 +536,7 @@ class TuningRunner:
 
     async def _fail(self, job: TuningJob, failed: Failed) -> None:
         error = JobError(failed.code, failed.message, failed.param)
-        await self._store.enter(job.id, "failed", f"The job has failed: {failed.message}", "error", error=error)
+        await self._store.enter(job, "failed", f"The job has failed: {failed.message}", "error", error=error)
 
     @asynccontextmanager
     async def _states(self, job: TuningJob) -> AsyncIterator[tuple[StateFiles, StateStore]]:

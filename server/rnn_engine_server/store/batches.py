@@ -184,7 +184,7 @@ class Batches(Jobs[Batch]):
 
     async def enter(
         self,
-        batch_id: str,
+        batch: Batch,
         status: BatchStatus,
         *,
         total: int | None = None,
@@ -206,7 +206,7 @@ class Batches(Jobs[Batch]):
                 ends_as=ends_as or batch.ends_as,
             )
 
-        return self.shown(await self.change(batch_id, change))
+        return self.shown(await self.change(batch, change))
 
     @asynccontextmanager
     async def journal(self, batch: Batch) -> AsyncIterator[Journal]:
@@ -221,7 +221,7 @@ class Batches(Jobs[Batch]):
         finally:
             journal.close()
             try:
-                await self.change(batch.id, lambda batch, _: batch.with_counts(journal.counts))
+                await self.change(batch, lambda batch, _: batch.with_counts(journal.counts))
             finally:
                 del self._journals[batch.id]
 
@@ -270,7 +270,7 @@ class Batches(Jobs[Batch]):
             transaction.after(lambda: blobs.delete(*(f"{batch_id}.{name}" for name in RESULTS)))
             return self._entered(batch, status)
 
-        return await self.change(batch_id, end)
+        return await self.change(batch, end)
 
     def _entered(self, batch: Batch, status: BatchStatus) -> Batch:
         return replace(batch, status=status, entered={**batch.entered, status: self.files.now()})

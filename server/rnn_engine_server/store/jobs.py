@@ -69,20 +69,20 @@ class Jobs(Generic[J]):
         condition = f"status NOT IN ({self._ended}) AND (?1 IS NULL OR owner = ?1) ORDER BY number"
         return await self._database.read(lambda db: list(self.table.select(db, condition, owner)))
 
-    async def change(self, job_id: str, change: Callable[[J, Transaction], J]) -> J:
+    async def change(self, job: J, change: Callable[[J, Transaction], J]) -> J:
         """Write a job as `change` makes it of its present form, and return that. What `change` raises is raised.
 
         Raises NotFoundError if the job was deleted, and StorageError.
         """
 
         def write(transaction: Transaction) -> J:
-            before = self.table.find(transaction, None, job_id)
+            before = self.table.find(transaction, None, job.id)
             after = change(before, transaction)
             if after != before:
                 self._put(transaction, after)
             return after
 
-        return await self._database.write(write)
+        return await self._database.write(write, job.owner)
 
     async def _add(self, job: J, check: Callable[[Transaction], object]) -> None:
         """Write a new job, after a `check` in the same change.

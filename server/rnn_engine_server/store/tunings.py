@@ -244,7 +244,7 @@ class Tunings(Jobs[TuningJob]):
 
     async def enter(
         self,
-        job_id: str,
+        job: TuningJob,
         status: TuningStatus,
         message: str | None = None,
         level: Level = "info",
@@ -265,13 +265,13 @@ class Tunings(Jobs[TuningJob]):
                 return job
             now, ends = self.files.now(), not FOLLOWS[status]
             if message is not None:
-                events.add(transaction, job_id, now, message, level)
+                events.add(transaction, job.id, now, message, level)
             if ends and status != "succeeded":
                 transaction.after(lambda: self.files.room.give(job.owner, 1, 0))  # of the table of steps
             finished = now if ends else None
             return replace(job, status=status, error=error, finished=finished)
 
-        changed = await self.change(job_id, change)
+        changed = await self.change(job, change)
         await self._notify()
         return changed
 
@@ -291,7 +291,7 @@ class Tunings(Jobs[TuningJob]):
         figures = None if data is None else {name: finite(value) for name, value in data.items()}
         now = self.files.now()
         is_new = await self._database.write(
-            lambda transaction: events.add(transaction, job.id, now, message, level, kind, place, figures)
+            lambda transaction: events.add(transaction, job.id, now, message, level, kind, place, figures), job.owner
         )
         await self._notify()
         return is_new
@@ -310,7 +310,7 @@ class Tunings(Jobs[TuningJob]):
 
     async def progress(self, job: TuningJob) -> tuple[int, float | None, int]:
         """Return the last step of a job that has an event, its loss, and the tokens of all steps."""
-        return await self._database.read(lambda db: events.progress(db, job.id))
+        return await self._database.read(lambda db: events.progress(db, job.id), job.owner)
 
     async def keep_lora(self, job: TuningJob, name: str) -> None:
         """Keep the LoRA that a job's process has written as a file of its owner, unless it is kept already.
@@ -331,7 +331,7 @@ class Tunings(Jobs[TuningJob]):
     async def succeed(self, job: TuningJob, message: str, trained_tokens: int) -> None:
         """Make the file of a job's metrics, a table of its steps, and let the job succeed. Raises StorageError."""
         blobs, name = self.files.blobs, f"{job.id}.metrics"
-        table = await self._database.read(lambda db: events.table_of_steps(db, job.id))
+        table = await self._database.read(lambda db: events.table_of_steps(db, job.id), job.owner)
 
         def write() -> None:
             with blobs.create(name) as file:
@@ -351,7 +351,7 @@ class Tunings(Jobs[TuningJob]):
             events.add(transaction, job.id, now, message)
             return replace(job, status="succeeded", finished=now, trained_tokens=trained_tokens)
 
-        await self.change(job.id, change)
+        await self.change(job, change)
         await self._notify()
 
     async def wait_for_news(self) -> None:
