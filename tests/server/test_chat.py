@@ -139,6 +139,8 @@ async def test_names_and_template_of_the_client(serve: Serve) -> None:
         ({"stop": ["User:"], "template_stop": True}, [b"User:", b"\n\n"]),
         ({"template_stop": False}, []),
         ({"stop": ["x"], "template_stop": False}, [b"x"]),
+        ({"stop": ["x"], "ignore_eos": True}, [b"x"]),
+        ({"ignore_eos": True, "template_stop": True}, [b"\n\n"]),
     ],
 )
 async def test_blank_line_ends_an_answer_unless_the_client_says_otherwise(

@@ -126,6 +126,16 @@ async def test_the_events_of_a_stream(client: openai.AsyncOpenAI) -> None:
     assert last.response.usage is not None
 
 
+async def test_a_call_begins_without_arguments_even_if_all_of_it_comes_at_once(
+    client: openai.AsyncOpenAI, engine: FakeEngine
+) -> None:
+    engine.reply = lambda _: CALL
+    events = await events_of(client, input="Weather?", tools=[WEATHER])
+    items = [event.item for event in events if event.type == "response.output_item.added"]
+    [begun] = [item for item in items if item.type == "function_call"]
+    assert (begun.arguments, begun.status) == ("", "in_progress")
+
+
 async def test_every_event_has_its_type_as_name(serve: Serve) -> None:
     response = await (await serve(FakeEngine(reply=lambda _: CALL))).post(
         PATH, json={"input": "Hi", "tools": [WEATHER], "stream": True}

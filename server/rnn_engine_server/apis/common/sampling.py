@@ -228,7 +228,8 @@ class SamplingBody(_SamplingFields):
 
     ignore_eos: bool = Field(
         default=False,
-        description="Never draw the tokens that end a text, so that the answer ends by `stop` or `max_tokens`.",
+        description="Never draw the tokens that end a text, and let no text of a chat's template end the answer, which "
+        "thus ends by `stop` or `max_tokens`.",
     )
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from itertools import accumulate, count
 from typing import Any, Literal, TypeAlias
 
@@ -92,7 +93,7 @@ class ItemWriter:
                 item["summary"] = []
         self.items.append(item)
         self._is_open = True
-        yield {"type": "response.output_item.added", "output_index": number, "item": _copy(item)}
+        yield {"type": "response.output_item.added", "output_index": number, "item": deepcopy(item)}
         if kind != "function_call":
             item["content"].append(_empty_part(kind))
             yield self._content_event("response.content_part.added", part=_empty_part(kind))
@@ -133,11 +134,6 @@ def _empty_part(kind: ItemType) -> dict[str, Any]:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": ""}
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-
-
-def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a copy of an answer's item with empty content, for the stream event that announces the item."""
-    return {**item, "content": []} if "content" in item else item
 
 
 class ResponsesDialect(Dialect[ChatRequest]):

@@ -325,7 +325,8 @@ class ChatRequest(PromptBody, ToolFields):
 
     def stops(self, of_template: Sequence[str]) -> Sequence[str]:
         """Return the texts that end the answer: the request's own stop strings, and those `of_template`."""
-        is_added = self.adds_template_stop if self.template_stop is None else self.template_stop
+        default = self.adds_template_stop and not self.ignore_eos
+        is_added = default if self.template_stop is None else self.template_stop
         return (*self.stop, *(of_template if is_added and self.answer_grammar is None else ()))
 
     @property
