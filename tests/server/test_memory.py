@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import tempfile
@@ -15,8 +16,10 @@ import pytest
 from rnn_engine.errors import OverloadedError
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.memory import BUDGET, FREE_BYTES, MemoryBudget
 from rnn_engine_server.core.routing import Route
+from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, error_of
@@ -165,3 +168,21 @@ async def test_what_was_read_is_held_until_the_request_ends(serve: Serve) -> Non
     engine.release.set()
     assert (await call).status == 200
     await reach(lambda: client.app[BUDGET].held == 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+@pytest.mark.parametrize("fields", [{"stream": False}, {"stream": True}, {"temperature": -1}])
+async def test_what_a_call_holds_is_freed_without_the_garbage_collector(serve: Serve, path: str, fields: Body) -> None:
+    texts = {"input": "Hi"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "Hi"}]}
+    client = await serve(FakeEngine())
+    gc.collect()
+    gc.disable()
+    try:
+        response = await client.post(path, json={"model": "m", "max_tokens": 4, **texts, **fields})
+        await response.read()
+        async with client.get("/health"):  # the connection has its last request
+            kept = [each for each in gc.get_objects() if isinstance(each, Call | RequestBody)]
+    finally:
+        gc.enable()
+    assert [each.path for each in kept if isinstance(each, Call)] == ["/health"]
+    assert len(kept) == 1

@@ -141,16 +141,12 @@ class TextFrame:
     """Events that differ only in one text. What is before and after the text is encoded once."""
 
     def __init__(self, make: Callable[[str], Mapping[str, object]]) -> None:
-        """Begin with no event; `make` returns the event with a text in it."""
-        self._make = make
-        self._around: tuple[bytes, bytes] | None = None
+        """`make` returns the event with a text in it."""
+        self._before, _, self._after = to_json(make(_PLACE)).partition(to_json(_PLACE))
 
     def encode(self, text: str) -> bytes:
         """Return the JSON of the event with this text."""
-        if self._around is None:
-            before, _, after = to_json(self._make(_PLACE)).partition(to_json(_PLACE))
-            self._around = before, after
-        return self._around[0] + encode_basestring(text).encode() + self._around[1]
+        return self._before + encode_basestring(text).encode() + self._after
 
 
 _PLACE = uuid.uuid4().hex  # stands for a text before it is known

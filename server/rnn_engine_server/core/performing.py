@@ -52,6 +52,8 @@ async def _admitted(call: Call) -> AsyncIterator[None]:
                 yield
     except TimeoutError as error:
         raise TimeLimitError(f"the request took longer than {seconds:g} s") from error
+    finally:
+        call.use = call.http = None  # both have the call, and a collection of cycles stops all threads
 
 
 def _use_of(call: Call) -> ModelUse:

@@ -185,7 +185,7 @@ class ChoicesDialect(Dialect[B]):
             "system_fingerprint": _fingerprint(info),
         }
         self._no_usage: Mapping[str, object] = {"usage": None} if self.body.include_usage else {}
-        self._frames = [TextFrame(partial(self.text_event, index)) for index in range(len(prepared.requests))]
+        self._frames: dict[int, TextFrame] = {}
 
     @abstractmethod
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Choice | None:
@@ -228,6 +228,8 @@ class ChoicesDialect(Dialect[B]):
         if isinstance(event, PromptProgress):
             yield self.chunk([], told)
         elif isinstance(choice := self._next(index, event), str) and not told:
+            if index not in self._frames:
+                self._frames[index] = TextFrame(partial(self.text_event, index))
             yield self._frames[index], choice
         elif choice is not None:
             choice = self.text_chunk(index, choice) if isinstance(choice, str) else choice
