@@ -24,6 +24,7 @@ from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, parse_we
 from rnn_engine.gpu import Device, SizingDevice, list_devices, open_device
 from rnn_engine.loading.kernel_choices import kernel_limits
 from rnn_engine.loading.memory import check_cpu_weights, check_unknown_memory, free_memory, in_words, usual_weights
+from rnn_engine.loading.placement import is_placement
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.model import ModelFile
 from rnn_engine.model.lora import projection
@@ -114,7 +115,7 @@ def load_trainer(
     version = VERSIONS.get(model.shape.version)
     if version.run_backward is None:
         raise ModelError(f"{size.what} of {version.title} can't be trained; expected RWKV-5, 6 or 7")
-    if "," in device:
+    if is_placement(device):
         raise InvalidRequestError("device", device, "a single device, since training does not divide a model")
     if device == "auto" and (version.load_backward is None or not list_devices()):
         device = "cpu"

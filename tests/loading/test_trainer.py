@@ -14,9 +14,9 @@ import pytest
 from rnn_engine.backward import Trainer
 from rnn_engine.backward.cpu_trainer import CpuTrainer
 from rnn_engine.backward.gpu_trainer import GpuTrainer
-from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, ModelError
+from rnn_engine.errors import DeviceError, DeviceMemoryError, InvalidRequestError, ModelError
 from rnn_engine.forward.unread import UnreadModel
-from rnn_engine.gpu import SizingDevice
+from rnn_engine.gpu import SizingDevice, list_devices
 from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import TrainerSize, load_trainer, measure_trainer, plan_trainer
@@ -51,6 +51,15 @@ def needed(opened: ModelFile, weights: str, size: TrainerSize) -> int:
 def test_training_takes_one_device(opened: ModelFile) -> None:
     with pytest.raises(InvalidRequestError, match="device: '0,cpu' is not allowed; expected a single device"):
         load_trainer(opened, "0,cpu", SIZE)
+
+
+def test_the_name_of_a_device_may_have_a_comma(opened: ModelFile) -> None:
+    with pytest.raises(DeviceError, match="no device") as caught:
+        load_trainer(opened, "a device (of no maker, 64 bits)", SIZE)
+    assert not isinstance(caught.value, DeviceMemoryError)
+    [first, *_] = list_devices()
+    with closing(load_trainer(opened, first.name, SIZE)) as trainer:
+        assert isinstance(trainer, GpuTrainer)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.version)
