@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec
 
 import click
 import cloup
@@ -13,117 +11,72 @@ from rnn_engine.cli.options import check_outputs, model_and_file, settings_optio
 from rnn_engine.cli.tuning_options import DataOptions, RunOptions, StateOptions
 from rnn_engine.loading.settings import LoadSettings, LoraSettings
 
-P = ParamSpec("P")
 
-
-def _tuning_options(output_help: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Return a decorator that adds the arguments and options which both commands have."""
+def _make_command(kind: type[StateOptions | LoraSettings], title: str, output_help: str, text: str) -> click.Command:
+    """Return the command, with the help `text`, that tunes what options of this kind describe."""
     file = click.Path(path_type=Path, dir_okay=False)
-    adds = (
-        click.argument("words", nargs=-1, metavar="[MODEL] DATA -o FILE"),
-        click.option("-o", "--output", required=True, type=file, metavar="FILE", help=output_help),
-        click.option("--resume", is_flag=True, help="Go on with a run that was interrupted, from FILE.checkpoint."),
-        click.option(
-            "--report",
-            type=file,
-            metavar="FILE",
-            help="Write the curve of the losses, the samples and all figures to one HTML file.",
-        ),
+
+    @cloup.command(help=text)
+    @click.argument("words", nargs=-1, metavar="[MODEL] DATA -o FILE")
+    @click.option("-o", "--output", required=True, type=file, metavar="FILE", help=output_help)
+    @click.option("--resume", is_flag=True, help="Go on with a run that was interrupted, from FILE.checkpoint.")
+    @click.option(
+        "--report",
+        type=file,
+        metavar="FILE",
+        help="Write the curve of the losses, the samples and all figures to one HTML file.",
     )
+    @settings_options(DataOptions, title="Examples")
+    @settings_options(kind, title=title)
+    @settings_options(RunOptions, title="Training")
+    @settings_options(
+        LoadSettings,
+        *("device", "tokenizer", "chat_template", "weights", "device_memory", "loras"),
+        title="Model and device",
+    )
+    @click.pass_context
+    def command(
+        context: click.Context,
+        loading: LoadSettings,
+        run: RunOptions,
+        what: StateOptions | LoraSettings,
+        data: DataOptions,
+        /,
+        words: tuple[str, ...],
+        output: Path,
+        resume: bool,
+        report: Path | None,
+    ) -> None:
+        model, path = model_and_file(words, "DATA")
+        checkpoint = output.with_name(f"{output.name}.checkpoint")
+        check_outputs(context, {"-o": output, "--report": report, "FILE.checkpoint": None if resume else checkpoint})
+        from rnn_engine.cli.state_tuning import tune
 
-    def add(command: Callable[P, None]) -> Callable[P, None]:
-        for each in reversed(adds):
-            command = each(command)
-        return command
+        tune(model, path, output, loading, run, data, what, resume=resume, report=report)
 
-    return add
+    return command
 
 
-_data_options = settings_options(DataOptions, title="Examples")
-_run_options = settings_options(RunOptions, title="Training")
-_model_options = settings_options(
-    LoadSettings,
-    *("device", "tokenizer", "chat_template", "weights", "device_memory", "loras"),
-    title="Model and device",
-)
-
-
-@cloup.command()
-@_tuning_options(
+tune_state_command = _make_command(
+    StateOptions,
+    "State",
     "The state's file. Its name ends in .safetensors or .st (as ai00), .pth (as RWKV-PEFT) or .state "
-    "(this project's own)."
-)
-@_data_options
-@settings_options(StateOptions, title="State")
-@_run_options
-@_model_options
-@click.pass_context
-def tune_state_command(
-    context: click.Context,
-    loading: LoadSettings,
-    run: RunOptions,
-    state: StateOptions,
-    data: DataOptions,
-    /,
-    words: tuple[str, ...],
-    output: Path,
-    resume: bool,
-    report: Path | None,
-) -> None:
+    "(this project's own).",
     """Tune a model's initial state with the examples in DATA.
 
     The weights do not change. The state that is trained is a small file, with which the model starts in place of an
     empty state. DATA has chats, pairs of prompt and completion, or texts, as docs/state-tuning.md describes. The run is
     kept in FILE.checkpoint until it has ended.
-    """
-    _tune(context, words, output, loading, run, data, state, resume=resume, report=report)
-
-
-@cloup.command()
-@_tuning_options(
-    "The LoRA's file. Its name ends in .safetensors, or in .pth, as RWKV-PEFT has it, which does not hold the alpha."
+    """,
 )
-@_data_options
-@settings_options(LoraSettings, title="LoRA")
-@_run_options
-@_model_options
-@click.pass_context
-def tune_lora_command(
-    context: click.Context,
-    loading: LoadSettings,
-    run: RunOptions,
-    lora: LoraSettings,
-    data: DataOptions,
-    /,
-    words: tuple[str, ...],
-    output: Path,
-    resume: bool,
-    report: Path | None,
-) -> None:
+tune_lora_command = _make_command(
+    LoraSettings,
+    "LoRA",
+    "The LoRA's file. Its name ends in .safetensors, or in .pth, as RWKV-PEFT has it, which does not hold the alpha.",
     """Train a LoRA with the examples in DATA.
 
     The LoRA is a small file, which `--lora FILE` of other commands merges into the weights of the model. DATA has
     chats, pairs of prompt and completion, or texts, as docs/state-tuning.md describes. The weights may have any format;
     they do not change. The run is kept in FILE.checkpoint until it has ended.
-    """
-    _tune(context, words, output, loading, run, data, lora, resume=resume, report=report)
-
-
-def _tune(
-    context: click.Context,
-    words: tuple[str, ...],
-    output: Path,
-    loading: LoadSettings,
-    run: RunOptions,
-    data: DataOptions,
-    what: StateOptions | LoraSettings,
-    *,
-    resume: bool,
-    report: Path | None,
-) -> None:
-    model, path = model_and_file(words, "DATA")
-    checkpoint = output.with_name(f"{output.name}.checkpoint")
-    check_outputs(context, {"-o": output, "--report": report, "FILE.checkpoint": None if resume else checkpoint})
-    from rnn_engine.cli.state_tuning import tune
-
-    tune(model, path, output, loading, run, data, what, resume=resume, report=report)
+    """,
+)
