@@ -71,8 +71,12 @@ class BackwardPass:
         progress: Progress,
         *,
         trains_shifts: bool,
+        trains_state: bool,
     ) -> None:
-        """Upload `model`, which may be closed then. A step has `limits.num_slots` documents. Raises DeviceError."""
+        """Upload `model`, which may be closed then. A step has `limits.num_slots` documents. Raises DeviceError.
+
+        Beside pairs, the initial state is trained only if `trains_state`.
+        """
         shape = model.shape
         check_width(shape)
         num_parts = shape.num_layers + 1
@@ -85,7 +89,10 @@ class BackwardPass:
         self.buffers = TrainBuffers.create(shape, limits, memory)
         trained = trained_fields(shape, trains_shifts=trains_shifts)
         pairs = None if matmuls.pairs is None else PairParameters(matmuls.pairs, self.buffers.settings, memory)
-        self.parameters: Parameters = pairs or StateParameters(shape, layout, self._initial, trained, memory)
+        self._state = None
+        if pairs is None or trains_state:
+            self._state = StateParameters(shape, layout, self._initial, trained, memory)
+        self.parameters = Parameters([each for each in (self._state, pairs) if each is not None])
         state_bytes = 4 * limits.num_slots * layout.stride
         states = memory.create_buffer("states of documents", state_bytes, use="states")
         self._context = BackwardContext(
@@ -188,12 +195,12 @@ class BackwardPass:
         x, label = self.inputs.x, f"layer {number}"
         groups, constants = -(-stride // _THREADS), {"THREADS": _THREADS, "STATE_STRIDE": stride}
         add = []
-        if self._context.pairs is None:
+        if self._state is not None:
             buffers = {
                 "settings": self.buffers.settings,
                 "is_trained": self._is_trained,
                 "state_gradients": self._context.state_gradients,
-                "gradient": self.parameters.buffers[number].gradient,
+                "gradient": self._state.buffers[number].gradient,
             }
             name = "sum_state_gradients"
             add.append(context.kernel_stage(f"{label} gradient", name, constants, buffers, lambda _: (groups, 1)))

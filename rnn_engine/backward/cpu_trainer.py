@@ -14,7 +14,6 @@ from rnn_engine.backward.contract import (
     check_documents,
     check_optimizer,
     check_training_state,
-    state_shapes,
     trained_fields,
 )
 from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
@@ -40,12 +39,14 @@ class CpuTrainer:
         optimizer: Optimizer,
         trains_shifts: bool = False,
         pairs: Pairs | None = None,
+        trains_state: bool = False,
         max_documents: int = 8,
         max_tokens: int = 256,
         dtype: DTypeLike = np.float32,
     ) -> None:
         """Prepare to train `model`, its initial state or the low-rank `pairs` beside its matrices.
 
+        Beside pairs, the state is trained, too, if `trains_state`.
         Raises InvalidRequestError for settings of the optimizer that are out of range.
         """
         check_optimizer(optimizer)
@@ -58,11 +59,14 @@ class CpuTrainer:
         self._weights: PairedWeights | None = PairedWeights.read(model, dtype)
         self._initial = model.shape.initial_state()
         self._pairs = pairs
-        self._state: dict[str, F32] = dict(self._initial)  # all that is trained, and the rest of the initial state
-        self._trained = trained_fields(model.shape, trains_shifts=trains_shifts)
+        self._state: dict[str, F32] = {}  # all that is trained, and the rest of an initial state that is
+        self._trained: tuple[str, ...] = ()
+        if pairs is None or trains_state:
+            self._state |= self._initial
+            self._trained += trained_fields(model.shape, trains_shifts=trains_shifts)
         if pairs is not None:
-            self._state = {name: np.zeros(shape, np.float32) for name, shape in pairs.shapes.items()}
-            self._trained = tuple(self._state)
+            self._state |= {name: np.zeros(shape, np.float32) for name, shape in pairs.shapes.items()}
+            self._trained += tuple(pairs.shapes)
         self._first = {name: np.zeros_like(self._state[name]) for name in self._trained}
         self._second = {name: np.zeros_like(self._state[name]) for name in self._trained}
         self._num_updates = 0
@@ -88,7 +92,7 @@ class CpuTrainer:
             learning = weights.learning()
             gradients = self._run_backward(learning, residuals[:-1], dx, packed.lengths, states)  # [documents, L, ...]
         for name, total in self._gradient.items():
-            total += scale * (gradients[name].sum(axis=0) if self._pairs is None else learning.gradients[name])
+            total += scale * (gradients[name].sum(axis=0) if name in gradients else learning.gradients[name])
         return loss
 
     def gradient(self) -> State:
@@ -124,7 +128,7 @@ class CpuTrainer:
         )
 
     def write(self, state: TrainingState) -> None:
-        shapes = state_shapes(self.shape) if self._pairs is None else self._pairs.shapes
+        shapes = {name: values.shape for name, values in self._state.items()}
         check_training_state(state, shapes, self._trained)
         self._state = {name: values.copy() for name, values in state.state.items()}
         self._first = {name: values.copy() for name, values in state.first.items()}
@@ -144,7 +148,7 @@ class CpuTrainer:
 
     def _initial_states(self, packed: PackedDocuments) -> dict[str, Array]:
         """Return the initial state once for each document: {field: [documents, L, ...]}."""
-        initial = self._state if self._pairs is None else self._initial
+        initial = {name: self._state.get(name, values) for name, values in self._initial.items()}
         return {name: np.broadcast_to(values, (len(packed.lengths), *values.shape)) for name, values in initial.items()}
 
     def _clear_gradient(self) -> None:
@@ -164,10 +168,10 @@ class PairedWeights(Weights):
     gradients: dict[str, Array]
 
     def with_pairs(self, pairs: Pairs, halves: Mapping[str, Array]) -> Self:
-        """Return a copy with pairs, whose arrays A and B are `halves`."""
+        """Return a copy with pairs, whose arrays A and B are among `halves`."""
         paired = copy(self)
         paired._pairs = pairs
-        paired._halves = {name: values.astype(self.dtype) for name, values in halves.items()}
+        paired._halves = {name: halves[name].astype(self.dtype) for name in pairs.shapes}
         return paired
 
     def learning(self) -> Self:
@@ -196,6 +200,9 @@ class PairedWeights(Weights):
                 inputs = self._inputs.pop(name) if x is None else x
                 self.gradients[up_name] = dy.T @ (self._pairs.scale * (inputs @ down.T))
                 self.gradients[down_name] = d_hidden.T @ inputs
+                trained = self._pairs.rank - self._pairs.num_fixed
+                self.gradients[up_name][:, trained:] = 0
+                self.gradients[down_name][trained:] = 0
         return dx
 
 

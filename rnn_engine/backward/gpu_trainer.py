@@ -46,14 +46,15 @@ class GpuTrainer:
         limits: StepLimits,
         optimizer: Optimizer,
         trains_shifts: bool,
+        trains_state: bool = False,
         progress: Progress,
     ) -> None:
         """Upload `model`, which may be closed afterwards, and allocate the device buffers for steps.
 
         `matmuls` are kernels of `device` for steps of `limits`, with products in f32. If they have low-rank pairs,
-        these are trained in place of the initial state. A step has at most `limits.num_slots` documents, and computes
-        at most `limits.max_rows` logits at a time. `memory` is an empty group of buffers of `device`. The caller closes
-        it if this fails, else the trainer does.
+        these are trained in place of the initial state, or beside it if `trains_state`. A step has at most
+        `limits.num_slots` documents, and computes at most `limits.max_rows` logits at a time. `memory` is an empty
+        group of buffers of `device`. The caller closes it if this fails, else the trainer does.
         Raises InvalidRequestError for settings of the optimizer that are out of range, DeviceMemoryError if the device
         has no room, DeviceError if it can't run the model.
         """
@@ -68,7 +69,15 @@ class GpuTrainer:
         self._recorder = Recorder(device)
         self._max_operations = matmuls.tuning.max_step_operations
         self._pass = BackwardPass(
-            model, memory, matmuls, limits, load_backward, format_of, progress, trains_shifts=trains_shifts
+            model,
+            memory,
+            matmuls,
+            limits,
+            load_backward,
+            format_of,
+            progress,
+            trains_shifts=trains_shifts,
+            trains_state=trains_state,
         )
         self._parameters = self._pass.parameters
         self._num_updates = 0

@@ -26,6 +26,7 @@ _TARGET_WORDS: Final = 8  # of struct Target of matmul_transposed.wgsl
 _SOURCE_WORDS: Final = 5  # of struct Source
 _SLOPES: Final = (Activation.TANH, Activation.SIGMOID, Activation.SQUARED_RELU, Activation.SCALED)
 """The activations whose slopes matmul_transposed.wgsl knows."""
+_ALL: Final = 2**31  # rows or columns
 _EIGHTS: Final = 8  # of columns, for which a workgroup of pair_gradient.wgsl adds up gradients of weights
 
 
@@ -168,31 +169,43 @@ def _pairs_backward(
     """Yield the stages that add the gradients of pairs, and those of their inputs to `input_gradients`."""
     assert context.pairs is not None
     memory, hidden, inputs = context.forward.memory, forward.hidden, inputs or forward.inputs
-    scale = context.pairs.pairs.scale
+    pairs = context.pairs.pairs
+    scale, trained = pairs.scale, pairs.rank - pairs.num_fixed
     assert scale is not None, "pairs that are trained have one scale"
     downs, ups = zip(*map(half_names, forward.matrices), strict=True)
     d_hidden = memory.create_buffer(f"{forward.down.label} gradients", hidden.size)
-    yield _weight_gradients(context, forward.up, ups, hidden, output_gradients)
+    yield _weight_gradients(context, forward.up, ups, hidden, output_gradients, num_columns=trained)
     yield TransposedMatMul.of(
         forward.up, memory, output_gradients=output_gradients, input_gradients=d_hidden, inputs=hidden, scale=scale
     )
-    yield _weight_gradients(context, forward.down, downs, inputs, d_hidden)
+    yield _weight_gradients(context, forward.down, downs, inputs, d_hidden, num_rows=trained)
     yield TransposedMatMul.of(
         forward.down, memory, output_gradients=d_hidden, input_gradients=input_gradients, inputs=inputs, adds=True
     )
 
 
 def _weight_gradients(
-    context: BackwardContext, forward: BoundMatMul, names: Sequence[str], inputs: Buffer, output_gradients: Buffer
+    context: BackwardContext,
+    forward: BoundMatMul,
+    names: Sequence[str],
+    inputs: Buffer,
+    output_gradients: Buffer,
+    *,
+    num_rows: int = _ALL,
+    num_columns: int = _ALL,
 ) -> KernelStage:
-    """Return the stage that adds the gradients of the weights of `forward`, which are the trained arrays `names`."""
+    """Return the stage that adds the gradients of the weights of `forward`, which are the trained arrays `names`.
+
+    Of each array, only the first `num_rows` and `num_columns` are trained.
+    """
     assert context.pairs is not None
     ((part, _),) = forward.parts  # for the rank is bounded
     trained = context.pairs.train(names, part)
     eights = max(-(-place.num_columns // COLUMNS_AT_ONCE) for place in part.places)
     groups = -(-eights // _EIGHTS), part.num_rows // PANEL_ROWS
     kernels = context.forward.kernels
-    kernel = kernels.get("pair_gradient", {"MAX_SEGMENTS": MAX_SEGMENTS, "EIGHTS": _EIGHTS})
+    bounds = {"TRAINED_ROWS": num_rows, "TRAINED_COLUMNS": num_columns}
+    kernel = kernels.get("pair_gradient", {"MAX_SEGMENTS": MAX_SEGMENTS, "EIGHTS": _EIGHTS, **bounds})
     bindings = {
         "batch": forward.batch,
         "matmul": part.segments,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from itertools import islice
+from typing import Final
 
 import numpy as np
 
@@ -40,26 +41,6 @@ class TrainedBuffer:
     @property
     def num_floats(self) -> int:
         return int(self.values.size) // 4
-
-
-class Parameters(Protocol):
-    """What is trained on a device, as named arrays on the host."""
-
-    @property
-    def buffers(self) -> Sequence[TrainedBuffer]: ...
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of every array by its name, also of those that are not trained."""
-
-    @property
-    def trained(self) -> Sequence[str]:
-        """The names of those that are trained."""
-
-    def pack(self, arrays: State) -> list[F32]:
-        """Return the content of each buffer for these arrays, with zeros for those that are missing."""
-
-    def unpack(self, contents: Sequence[F32]) -> dict[str, F32]: ...
 
 
 class StateParameters:
@@ -117,6 +98,38 @@ class PairParameters:
                 panels = _view(content, place).reshape(-1, blocks, PANEL_ROWS, _BLOCK)
                 found[name] = from_panels(panels, place.num_rows, place.num_columns)
         return {name: found[name] for name in self.shapes}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """All that is trained on a device, as named arrays on the host: an initial state, pairs, or both."""
+
+    parts: Sequence[StateParameters | PairParameters]
+
+    @property
+    def buffers(self) -> list[TrainedBuffer]:
+        return [buffer for part in self.parts for buffer in part.buffers]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every array by its name, also of those that are not trained."""
+        return {name: shape for part in self.parts for name, shape in part.shapes.items()}
+
+    @property
+    def trained(self) -> list[str]:
+        """The names of those that are trained."""
+        return [name for part in self.parts for name in part.trained]
+
+    def pack(self, arrays: State) -> list[F32]:
+        """Return the content of each buffer for these arrays, with zeros for those that are missing."""
+        return [content for part in self.parts for content in part.pack(arrays)]
+
+    def unpack(self, contents: Sequence[F32]) -> dict[str, F32]:
+        rest = iter(contents)
+        found: dict[str, F32] = {}
+        for part in self.parts:
+            found |= part.unpack(list(islice(rest, len(part.buffers))))
+        return found
 
 
 def _view(content: F32, place: SegmentPlace) -> F32:

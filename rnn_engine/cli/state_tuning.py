@@ -27,7 +27,6 @@ from rnn_engine.llm.results import SamplingParams
 from rnn_engine.llm.state import State
 from rnn_engine.llm.tuner import Tuner
 from rnn_engine.loading.settings import LoadSettings, LoraSettings
-from rnn_engine.model import LoraChoice
 from rnn_engine.training.data import DataReport, Oddities, TextMaker
 from rnn_engine.training.tuner import Judged, Progress, RateTried, TunerSettings, Updated
 
@@ -133,12 +132,9 @@ def tune(
             sys.exit(_INTERRUPTED)
         tuner.save(output)
         rate, seconds, reached = tuner.rate, time.monotonic() - begun, tuner.progress
-        loras = tuple(loading.loras)
-        sides: list[tuple[Sequence[LoraChoice], State | None]] = [(loras, tuner.start), (loras, tuner.best)]
-        if lora is not None:
-            sides = [(loras, None), ((*loras, LoraChoice(output, lora.alpha)), None)]
+        states = tuner.start, tuner.best
     assert rate is not None
-    samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, sides)
+    samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, states, lora)
     name = "state" if lora is None else "LoRA"
     made = TuningReport(name, model.name, data.name, output.name, rate, seconds, tuner.data.report, reached, samples)
     _print(made)
@@ -146,9 +142,16 @@ def tune(
         write_page(report, "tuning_report.html", report=made, curve=_Curve.of(made.progress))
     delete_file(checkpoint)
     delete_unfinished(checkpoint)
-    file = f"{output}:{lora.alpha:g}" if lora is not None and output.suffix == ".pth" else str(output)
-    use = "" if lora is None else f"; use it with --lora {file}, or beside others with --max-loras 4 --state {file}"
-    click.echo(f"the {name} is in {output}{use}")
+    click.echo(f"the {name} is in {output}{'' if lora is None else _uses(lora, output)}")
+
+
+def _uses(lora: LoraSettings, output: Path) -> str:
+    """Return how to use a LoRA's file, for a message."""
+    rank, alpha = lora.result.rank, lora.result.alpha
+    file = f"{output}:{alpha:g}" if output.suffix == ".pth" else str(output)
+    room = f"--max-loras 4{f' --max-lora-rank {rank}' if rank > LoadSettings().max_lora_rank else ''}"
+    merged = "" if lora.train_state else f"--lora {file}, or beside others with "
+    return f"; use it with {merged}{room} --state {file}"
 
 
 def _echo_report(tuner: Tuner) -> None:
@@ -196,27 +199,27 @@ def _make_samples(
     loading: LoadSettings,
     maker: TextMaker,
     documents: Sequence[TrainingDocument],
-    sides: Sequence[tuple[Sequence[LoraChoice], State | None]],
+    states: tuple[State, State],
+    lora: LoraSettings | None,
 ) -> list[Sample]:
-    """Return the model's answers to the first questions of `documents` with the LoRAs and the state of both sides."""
+    """Return the model's answers to the first questions of `documents` from both states, which may have a `lora`."""
     chosen = [_divide_document(document) for document in documents[:_NUM_SAMPLES]]
     prompts = [prompt for prompt, _ in chosen]
     stop, stop_tokens = _ends(maker)
     params = SamplingParams(temperature=0.0, max_tokens=_SAMPLE_TOKENS, stop=stop, stop_token_ids=(0, *stop_tokens))
-    answers = []
-    for loras, state in sides:
-        with LLM(
-            model,
-            device=loading.device,
-            weights=loading.weights,
-            num_slots=_NUM_SAMPLES,
-            tokenizer=loading.tokenizer,
-            chat_template=loading.chat_template,
-            loras=loras,
-            cache=None,
-        ) as llm:
-            answers.append(llm.generate(prompts, params, state=state, progress=False))
-    before, after = answers
+    with LLM(
+        model,
+        device=loading.device,
+        weights=loading.weights,
+        num_slots=_NUM_SAMPLES,
+        tokenizer=loading.tokenizer,
+        chat_template=loading.chat_template,
+        loras=loading.loras,
+        max_loras=0 if lora is None else 1,
+        max_lora_rank=1 if lora is None else lora.result.rank,
+        cache=None,
+    ) as llm:
+        before, after = (llm.generate(prompts, params, state=state, progress=False) for state in states)
     return [
         Sample(_text(maker, prompt), _text(maker, answer), one.text.strip(), two.text.strip())
         for (prompt, answer), one, two in zip(chosen, before, after, strict=True)

@@ -72,7 +72,8 @@ tune_state_command = _make_command(
 tune_lora_command = _make_command(
     LoraSettings,
     "LoRA",
-    "The LoRA's file. Its name ends in .safetensors, or in .pth, as RWKV-PEFT has it, which does not hold the alpha.",
+    "The LoRA's file. Its name ends in .safetensors, or in .pth, as RWKV-PEFT has it, which does not hold the alpha; "
+    "with --train-state, in .state.",
     """Train a LoRA with the examples in DATA.
 
     The LoRA is a small file, which `--lora FILE` of other commands merges into the weights of the model. DATA has

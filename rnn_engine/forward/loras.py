@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rnn_engine.errors import DeviceError
 from rnn_engine.forward.matmul import BoundPairs, LoadedPart, MatMulKernels
 from rnn_engine.forward.pairs import Pairs
 from rnn_engine.forward.segments import upload_rows
@@ -34,25 +33,23 @@ class DeviceLoras:
     """The LoRAs of a model on a device."""
 
     def __init__(self, room: LoraRoom, matmuls: MatMulKernels, memory: Memory) -> None:
-        """Start without LoRAs. The model was loaded with `matmuls`, whose pairs are those for `room`.
-
-        Raises DeviceError if a matrix of all places is larger than a binding may be.
-        """
+        """Start without LoRAs. The model was loaded with `matmuls`, whose pairs are those for `room`."""
         self.room = room
         self._stride = _stride(room)
         self._pairs: Sequence[BoundPairs] = matmuls.bound_pairs
         self._scales = matmuls.pair_buffers(memory, 0)[1] if self._pairs else None
-        if any(len(half.parts) > 1 for pairs in self._pairs for half in (pairs.down, pairs.up)):
-            raise DeviceError(f"{room.places} LoRAs of rank {room.rank} are too large for the device; expected fewer")
         self._memory = memory
         self._loras: list[LoraPairs | None] = [None] * room.places
 
     def write(self, place: int, lora: LoraPairs) -> None:
         """Upload a LoRA for which there is room. What lies at other places stays."""
-        self._loras[place] = lora
+        old, self._loras[place] = self._loras[place], lora
+        changed = lora.pairs.keys() | (old.pairs.keys() if old is not None else ())
         for pairs in self._pairs:
             (downs, _), (ups, _) = pairs.down.parts[0], pairs.up.parts[0]
             for number, matrix in enumerate(pairs.matrices):
+                if matrix not in changed:
+                    continue
                 outer, inner = self.room.matrices[matrix]
                 if matrix in lora.pairs:
                     down = np.zeros((self._stride, inner), np.float32)

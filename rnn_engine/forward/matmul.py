@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from rnn_engine.errors import DeviceError
 from rnn_engine.forward.pairs import Pairs, half_names
 from rnn_engine.forward.segments import (
     MAX_SEGMENTS,
@@ -248,7 +249,7 @@ class MatMul:
         return bound
 
     def _bind_pairs(self, buffers: MatMulBuffers) -> BoundPairs:
-        """Return the stages of the low-rank pairs of the matrices."""
+        """Return the stages of the low-rank pairs of the matrices. Raises DeviceError if they exceed a binding."""
         pairs, memory, downs, ups = self._kernels.pairs, self._memory, [], []
         assert pairs is not None
         stride = round_up(pairs.rank, COLUMNS_AT_ONCE)
@@ -282,6 +283,8 @@ class MatMul:
             buffers.inputs,
             hidden,
         )
+        if len(bound.down.parts) + len(bound.up.parts) > 2:
+            raise DeviceError(f"pairs of rank {pairs.rank} in all are too large for the device; expected a lower one")
         self._kernels.bound_pairs.append(bound)
         return bound
 

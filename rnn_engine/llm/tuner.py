@@ -31,7 +31,7 @@ from rnn_engine.training.tuner import Event, Judged, Progress, TunerSettings, Tu
 from rnn_engine.types import Runner, TokenRun, run_step
 from rnn_engine.types import State as Arrays
 from rnn_engine_states.files.exchange import ExportForm, StateFiles
-from rnn_engine_states.frozen import FrozenState, freeze_state
+from rnn_engine_states.frozen import FrozenState, freeze_lora, freeze_state
 
 DEFAULT_SETTINGS: Final = TunerSettings()
 _ONE_SLOT: Final = RunnerSize(num_slots=1)
@@ -93,8 +93,8 @@ class Tuner:
         The state starts from `init`, a state or a file, or from the model's empty state; from there, the model first
         reads `init_prompt`. `any_model` takes a file that was made for another model. `train_shifts` also trains the
         token shifts. With `lora`, low-rank pairs beside the model's matrices are trained in place of the state, which
-        stays empty. A call of the trainer has at most `max_tokens` tokens and `max_documents` documents.
-        `device_memory` is that of the device in bytes, if it can't be found out.
+        stays empty, or beside it if `lora.train_state`. A call of the trainer has at most `max_tokens` tokens and
+        `max_documents` documents. `device_memory` is that of the device in bytes, if it can't be found out.
 
         `checkpoint` is a file in which the run is kept, at least each `checkpoint_seconds`. With `resume`, the run goes
         on from it, and ends with the state with which it would have ended. On another device, or with weights of
@@ -109,7 +109,8 @@ class Tuner:
         check_finite("checkpoint_seconds", checkpoint_seconds)
         if resume and checkpoint is None:
             raise InvalidRequestError("resume", True, "false, since there is no checkpoint")
-        if lora is not None and (init is not None or init_prompt is not None or train_shifts):
+        has_state = lora is None or lora.train_state
+        if not has_state and (init is not None or init_prompt is not None or train_shifts):
             raise InvalidRequestError("lora", str(lora), "none, since the settings of a state are given")
         path = locate_model(model)
         with open_model(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
@@ -130,8 +131,11 @@ class Tuner:
             )
             self.lora = lora
             size = TrainerSize(max_tokens, max_documents, train_shifts, lora)
-            pairs = size.pairs(opened.tensors)
-            start = self._start.state if pairs is None else pairs.draw(settings.seed)
+            self._pairs = pairs = size.pairs(opened.tensors)
+            start = {**self._start.state} if has_state else {}
+            if pairs is not None:
+                seed = settings.seed
+                start |= pairs.decompose(opened.tensor, seed) if pairs.num_fixed else pairs.draw(seed)
             self._trainer = load_trainer(
                 opened,
                 device,
@@ -162,7 +166,7 @@ class Tuner:
     def best(self) -> State:
         """The state with the least loss on the held-out examples so far, at first that of the start.
 
-        A run of a LoRA does not change the state.
+        In a run of a LoRA it has the LoRA, with which an `LLM` with room for it (`max_loras`) runs.
         """
         return self._as_state(self._tuning.best)
 
@@ -174,7 +178,7 @@ class Tuner:
     @property
     def pairs(self) -> Arrays:
         """The best pairs of a LoRA so far, A [R, in] and B [out, R] by their names; empty in a run of a state."""
-        return {} if self.lora is None else self._tuning.best
+        return {} if self._pairs is None else {name: self._tuning.best[name] for name in self._pairs.shapes}
 
     @property
     def rate(self) -> float | None:
@@ -221,28 +225,30 @@ class Tuner:
 
         `.st` and `.safetensors` hold the matrices as ai00 has them, `.pth` as BlinkDL, and `.state`, this project's own
         file, has the token shifts, too. A LoRA is written to `.safetensors` with its alpha, or to `.pth` without, in
-        RWKV-PEFT's names. Raises StateError if the form can't
-        have the state, and OSError if the file can't be written.
+        RWKV-PEFT's names, and one with a state to `.state`. Raises StateError if the form can't have the state, and
+        OSError if the file can't be written.
         """
         form, lora = self.form_of(Path(path)), self.lora
-        if lora is None:
+        if lora is None or lora.train_state:
             (self.best if best else self.state).save(path, form)
             return
         metadata = {
             "format": "rnn-engine-lora",
             BASE: self.state_files.model,
-            "rank": str(lora.rank),
+            "rank": str(lora.result.rank),
             "targets": ",".join(lora.targets),
             "run": json.dumps(self._run, sort_keys=True),
         }
-        write_lora(Path(path), self._tuning.best if best else self._tuning.state, lora.alpha, metadata)
+        write_lora(Path(path), self._tuning.best if best else self._tuning.state, lora.result.alpha, metadata)
 
     def form_of(self, path: Path) -> ExportForm:
         """Return the form of a file with this name.
 
         Raises InvalidRequestError for an unknown ending, and StateError if the form can't have the run's states.
         """
-        forms = _FORMS if self.lora is None else _LORA_FORMS
+        forms = _FORMS
+        if self.lora is not None:
+            forms = {".state": "full"} if self.lora.train_state else _LORA_FORMS
         form = next((form for ending, form in forms.items() if path.name.endswith(ending)), None)
         if form is None:
             raise InvalidRequestError("output", str(path), f"a name that ends in {', '.join(forms)}")
@@ -288,10 +294,12 @@ class Tuner:
         return state.frozen
 
     def _as_state(self, arrays: Arrays) -> State:
-        if self.lora is not None:
-            return self.start
-        start = self._start
-        return State(arrays, self.state_files, num_tokens=start.num_tokens, last_tokens=start.last_tokens)
+        start, files = self._start, self.state_files
+        state = {name: arrays.get(name, values) for name, values in start.state.items()}
+        tokens, last = start.num_tokens or 0, start.last_tokens
+        lora = None if self._pairs is None else freeze_lora(self._pairs.scaled(arrays), "LoRA")
+        frozen = freeze_state(state, files.shape, "state", num_tokens=tokens, last_tokens=last, lora=lora)
+        return State.of(frozen, files)
 
     def _text_before_chat(self, maker: TextMaker) -> str:
         """Return what the server will write before a chat that starts from the tuned state."""

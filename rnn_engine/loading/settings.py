@@ -6,9 +6,9 @@ import math
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 from rnn_engine.bounds import (
     AUTO,
@@ -188,6 +188,7 @@ class StateSettings(Settings):
 
 
 _RANK: Final = Kind(int, low=1, high=MOST_RANK)
+LoraInit: TypeAlias = Literal["lora", "pissa"]
 _NAMES: Final = Kind(metavar="NAMES", parse=lambda text: tuple(text.split(",")), write=",".join)
 
 
@@ -202,10 +203,21 @@ class LoraSettings:
     targets: tuple[str, ...] = setting(("att", "ffn"), _NAMES).help(
         "The matrices that are changed: parts of every layer, or single matrices such as att.key,ffn.value."
     )
+    init: LoraInit = setting("lora", Kind(choices=get_args(LoraInit))).help(
+        "How training begins: lora with a random A and a B of zeros; pissa with the greatest singular values of each "
+        "matrix, which the file then subtracts, in twice the rank."
+    )
+    train_state: bool = setting(False).help("Also train the initial state; FILE is a .state with both.")
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a rank or an alpha that is out of range."""
-        if not 1 <= self.rank <= MOST_RANK:
-            raise InvalidRequestError("rank", self.rank, f"a whole number from 1 to {MOST_RANK}")
+        most = MOST_RANK if self.init == "lora" else MOST_RANK // 2
+        if not 1 <= self.rank <= most:
+            raise InvalidRequestError("rank", self.rank, f"a whole number from 1 to {most}")
         if not 0 < self.alpha < math.inf:
             raise InvalidRequestError("alpha", self.alpha, "a finite number greater than 0")
+
+    @property
+    def result(self) -> LoraSettings:
+        """The settings of a plain LoRA with the rank and the alpha of the run's result."""
+        return self if self.init == "lora" else replace(self, rank=2 * self.rank, alpha=2 * self.alpha, init="lora")

@@ -57,6 +57,10 @@ class TrainerSize:
         return StepLimits(self.max_documents, self.max_tokens, rows, num_candidates=1)
 
     @property
+    def trains_state(self) -> bool:
+        return self.lora is None or self.lora.train_state
+
+    @property
     def what(self) -> str:
         return "initial states" if self.lora is None else "LoRAs"
 
@@ -88,7 +92,10 @@ def find_pairs(settings: LoraSettings, tensors: Mapping[str, Shaped]) -> Pairs:
         if not {matrix, matrix.partition(".")[0]}.isdisjoint(settings.targets):
             outer, inner = tensors[name].shape
             shapes[name] = outer, inner
-    return Pairs(shapes, settings.rank, settings.alpha / settings.rank)
+    total = settings.result.rank
+    if settings.init == "pissa" and settings.rank > (most := min(map(min, shapes.values()))):
+        raise InvalidRequestError("rank", settings.rank, f"at most {most}, as many singular values as each matrix has")
+    return Pairs(shapes, total, settings.alpha / settings.rank, total - settings.rank)
 
 
 def load_trainer(
@@ -128,6 +135,7 @@ def load_trainer(
             optimizer=optimizer,
             trains_shifts=size.train_shifts,
             pairs=size.pairs(model.tensors),
+            trains_state=size.trains_state,
             max_documents=size.max_documents,
             max_tokens=size.max_tokens,
         )
@@ -224,6 +232,7 @@ def _load_gpu_trainer(
             limits=limits,
             optimizer=optimizer,
             trains_shifts=size.train_shifts,
+            trains_state=size.trains_state,
             progress=progress,
         )
         undo.pop_all()

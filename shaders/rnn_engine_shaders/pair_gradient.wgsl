@@ -1,5 +1,6 @@
 // Add the gradient of a matmul's weights, times a scale, to what is there; the weights are f32 in panels:
 //   gradient[r, c] += scale * sum over the tokens t of d_outputs[t, r] inputs[t, c]
+// Rows from TRAINED_ROWS on and columns from TRAINED_COLUMNS on do not change.
 // A thread owns eight columns of a row, and adds up the tokens in their order.
 // Workgroups: (ceil(eights of columns / EIGHTS), panels of 8 rows), each of EIGHTS * PANEL threads.
 
@@ -18,7 +19,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let segment = find_segment(workgroup.y * PANEL);
     let row = workgroup.y * PANEL + thread % PANEL - segment.first_row;
     let eight = workgroup.x * EIGHTS + thread / PANEL;
-    if row >= segment.num_rows || eight >= segment.num_eights {
+    if row >= min(segment.num_rows, TRAINED_ROWS) || eight >= segment.num_eights {
         return;
     }
     var low = vec4<f32>(0.0);
@@ -33,6 +34,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         output += segment.outputs_stride;
     }
     let block = segment.weights_start + row / PANEL * segment.panel_blocks + eight * PANEL + row % PANEL;
-    gradient[2u * block] += settings.scale * low;
-    gradient[2u * block + 1u] += settings.scale * high;
+    let column = 8u * eight + vec4<u32>(0u, 1u, 2u, 3u);
+    let end = vec4<u32>(TRAINED_COLUMNS);
+    gradient[2u * block] += select(vec4<f32>(0.0), settings.scale * low, column < end);
+    gradient[2u * block + 1u] += select(vec4<f32>(0.0), settings.scale * high, column + vec4<u32>(4u) < end);
 }

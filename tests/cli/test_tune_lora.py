@@ -33,9 +33,20 @@ def test_a_run_that_was_stopped_goes_on(rnn_engine: Command, data: Path, tmp_pat
     with tuning_interrupted():
         assert "--resume" in rnn_engine("tune-lora", data, "-o", output, *options, code=130)
     refused = rnn_engine("tune-lora", data, "-o", output, *options, "--rank", 4, "--resume", code=1)
-    assert "belongs to a run with LoRA {'alpha': 5.0, 'rank': 3, 'targets': ['att', 'ffn.key']}" in refused
+    assert "belongs to a run with LoRA {'alpha': 5.0, 'init': 'lora', 'rank': 3, " in refused
     rnn_engine("tune-lora", data, "-o", output, *options, "--resume")
     assert output.read_bytes() == whole.read_bytes()
+
+
+def test_a_state_beside_a_lora_of_singular_values(rnn_engine: Command, data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "a.state"
+    options = ("--rank", 9, "--init", "pissa", "--train-state")
+    said = rnn_engine("tune-lora", data, "-o", output, *SHORT, *options)
+    use = f"use it with --max-loras 4 --max-lora-rank 18 --state {output}"
+    assert f"the LoRA is in {output}; {use}\n" in said
+    assert [line.split() for line in said.splitlines()].count(["wanted", "Arr!", "Aye."]) == 2
+    room = ("--max-loras", 1, "--max-lora-rank", 18)
+    rnn_engine("generate", "Hi", "--device", "cpu", "--state", output, "--max-tokens", 2, *room)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +58,9 @@ def test_a_run_that_was_stopped_goes_on(rnn_engine: Command, data: Path, tmp_pat
         (["--rank", "10000"], "10000 is not in the range 1<=x<=512"),
         (["--alpha", "0"], "0.0 is not in the range x>0"),
         (["--alpha", "nan"], "nan"),
+        (["--init", "svd"], "'svd' is not one of 'lora', 'pissa'"),
+        (["--init", "pissa", "--rank", "129"], "rank: 129 is not allowed; expected at most 128, as many singular"),
+        (["--train-state"], "output: 'a.pth' is not allowed; expected a name that ends in .state"),
         (["-o", "a.st"], "output: 'a.st' is not allowed; expected a name that ends in .safetensors, .pth"),
     ],
 )

@@ -12,6 +12,8 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward import SplitRunner
 from rnn_engine.forward.cpu import CpuRunner
 from rnn_engine.forward.cpu_matmul import load_layers
+from rnn_engine.forward.loras import DeviceLoras
+from rnn_engine.forward.matmul import LoadedPart
 from rnn_engine.forward.split_runner import PartRunner
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.loading.placement import cut
@@ -135,13 +137,29 @@ def test_each_sequence_runs_with_its_own_lora(runner: TracingRunner, model: Tens
 
 
 def test_another_lora_takes_a_place_and_leaves_the_others(runner: TracingRunner, model: TensorModel) -> None:
-    first, second, third = (make_lora(model, rank, seed) for rank, seed in ((5, 1), (1, 2), (3, 3)))
+    first, second, third = make_lora(model, 5, 1), make_lora(model, 1, 2), make_lora(model, 3, 3, "ffn.")
     runner.write_lora(0, first)
     runner.write_lora(1, second)
     runner.write_lora(0, third)
     found = rows_of(runner, [TokenRun(0, TOKENS[0], 1, lora=0), TokenRun(1, TOKENS[1], 1, lora=1)])
     expected = [*alone(model, third, TokenRun(0, TOKENS[0], 1)), *alone(model, second, TokenRun(0, TOKENS[1], 1))]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+
+
+def test_only_matrices_that_a_lora_changes_are_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploaded: list[LoadedPart] = []
+    upload = DeviceLoras._upload
+
+    def spy(loras: DeviceLoras, part: LoadedPart, number: int, rows: F32, first_panel: int) -> None:
+        uploaded.append(part)
+        upload(loras, part, number, rows, first_panel)
+
+    monkeypatch.setattr(DeviceLoras, "_upload", spy)
+    lora = make_lora(MODEL, 5, 1, "1.ffn.value")
+    assert len(lora.pairs) == 1
+    with closing(on_gpu(MODEL)) as runner:
+        runner.write_lora(0, lora)
+    assert len(uploaded) == 2
 
 
 def test_a_step_without_loras_has_the_same_bits_as_in_a_runner_without_room() -> None:

@@ -154,39 +154,83 @@ def test_a_run_without_a_checkpoint_does_not_go_on(data: Path) -> None:
 
 
 LORA = LoraSettings(rank=3, alpha=5.0, targets=("att", "ffn.value"))
+PISSA = replace(LORA, init="pissa")
+BOTH = replace(PISSA, train_state=True)
 LORA_SETTINGS = replace(SETTINGS, rate=0.01)
 
 
-def test_a_lora_is_trained_and_its_file_gives_the_model_the_loss_of_the_run(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [LORA, PISSA])
+def test_a_lora_is_trained_and_its_file_gives_the_model_the_loss_of_the_run(
+    data: Path, tmp_path: Path, settings: LoraSettings
+) -> None:
     paths = tmp_path / "a.safetensors", tmp_path / "a.pth"
-    with tuner(data, LORA_SETTINGS, lora=LORA) as running:
+    rank, alpha = (3, 5.0) if settings is LORA else (6, 10.0)
+    with tuner(data, LORA_SETTINGS, lora=settings) as running:
         state = running.run()
         assert not any(values.any() for values in state.values())
         losses = [judged.held_out_loss for judged in running.judged]
         assert min(losses) < 0.9 * losses[0]
         for path in paths:
             running.save(path)
-        assert running.pairs["blocks.0.att.key.lora_A"].shape == (3, state.shape.width)
+        assert running.pairs["blocks.0.att.key.lora_A"].shape == (rank, state.shape.width)
         assert "blocks.0.ffn.key.lora_A" not in running.pairs
     [document] = running.data.held_out
     prompt, answer = np.split(document.tokens, [int(np.argmax(document.weights > 0))])
-    for lora in (LoraChoice(paths[0]), LoraChoice(paths[1], 5.0)):
+    texts = [(prompt.tolist(), answer.tolist())]
+    for lora in (LoraChoice(paths[0]), LoraChoice(paths[1], alpha)):
         with LLM(device="cpu", num_slots=1, loras=[lora], cache=None) as merged:
-            [score] = merged.score([(prompt.tolist(), answer.tolist())])
+            [score] = merged.score(texts)
         assert -score.total / len(answer) == pytest.approx(min(losses), rel=1e-4)
+    with LLM(device="cpu", num_slots=1, max_loras=1, max_lora_rank=rank, cache=None) as beside:
+        scores = [*beside.score(texts), *beside.score(texts, state=state)]
+        assert beside.load_state(paths[0]) == state
+    found = [-score.total / len(answer) for score in scores]
+    assert found == pytest.approx([losses[0], min(losses)], rel=1e-4)
     with closing(SafetensorsFile(BinaryFile(paths[0]))) as source:
         metadata = source.metadata
-    assert (metadata["rank"], metadata["alpha"], metadata["targets"]) == ("3", "5.0", "att,ffn.value")
+    assert (metadata["rank"], metadata["alpha"], metadata["targets"]) == (str(rank), str(alpha), "att,ffn.value")
     assert json.loads(metadata["run"])["model"] == running.state_files.model
 
 
-def test_a_lora_goes_on_from_its_checkpoint_and_only_with_its_model(data: Path, tmp_path: Path) -> None:
-    path = tmp_path / "run.checkpoint"
-    with tuner(data, LORA_SETTINGS, lora=LORA) as whole:
-        whole.run()
-    with tuner(data, LORA_SETTINGS, lora=LORA, checkpoint=path) as running:
+def test_a_lora_and_a_state_are_trained_together_and_are_one_file(data: Path, tmp_path: Path) -> None:
+    path, checkpoint = tmp_path / "both.state", tmp_path / "run.checkpoint"
+    with tuner(data, LORA_SETTINGS, lora=BOTH) as whole:
+        best = whole.run()
+        losses = [judged.held_out_loss for judged in whole.judged]
+        assert [name for name, values in best.items() if values.any()] == ["wkv"]
+        assert best.num_tokens == 0
+        whole.save(path)
+        with pytest.raises(InvalidRequestError, match=r"expected a name that ends in \.state"):
+            whole.save(tmp_path / "both.safetensors")
+    with tuner(data, LORA_SETTINGS, lora=BOTH, checkpoint=checkpoint) as running:
         list(islice(running.events(), 4))
-    with tuner(data, LORA_SETTINGS, lora=LORA, checkpoint=path, resume=True) as running:
+    with tuner(data, LORA_SETTINGS, lora=BOTH, checkpoint=checkpoint, resume=True) as running:
+        assert running.run() == best
+    [document] = whole.data.held_out
+    prompt, answer = np.split(document.tokens, [int(np.argmax(document.weights > 0))])
+    with LLM(device="cpu", num_slots=1, max_loras=1, max_lora_rank=6, cache=None) as llm:
+        state = llm.load_state(path)
+        assert state == best
+        [score] = llm.score([(prompt.tolist(), answer.tolist())], state=state)
+    assert -score.total / len(answer) == pytest.approx(min(losses), rel=1e-4)
+
+
+def test_the_state_beside_a_lora_may_start_from_a_text(data: Path) -> None:
+    with tuner(data, LORA_SETTINGS, lora=replace(LORA, train_state=True), init_prompt="Talk like a pirate.") as running:
+        assert running.start["wkv"].any()
+        assert np.array_equal(running.best["wkv"], running.start["wkv"])
+
+
+@pytest.mark.parametrize("settings", [LORA, PISSA])
+def test_a_lora_goes_on_from_its_checkpoint_and_only_with_its_model(
+    data: Path, tmp_path: Path, settings: LoraSettings
+) -> None:
+    path = tmp_path / "run.checkpoint"
+    with tuner(data, LORA_SETTINGS, lora=settings) as whole:
+        whole.run()
+    with tuner(data, LORA_SETTINGS, lora=settings, checkpoint=path) as running:
+        list(islice(running.events(), 4))
+    with tuner(data, LORA_SETTINGS, lora=settings, checkpoint=path, resume=True) as running:
         running.run()
         for name, values in whole.pairs.items():
             assert np.array_equal(values, running.pairs[name])
@@ -194,13 +238,19 @@ def test_a_lora_goes_on_from_its_checkpoint_and_only_with_its_model(data: Path, 
     other = save_safetensors(random_model(shape, seed=1), tmp_path / "o.st")
     with pytest.raises(StateError, match=r"run.checkpoint: belongs to a run with model '.*'; this one has"):
         tuner(
-            data, LORA_SETTINGS, model=other, tokenizer=str(tokenizer_path()), lora=LORA, checkpoint=path, resume=True
+            data,
+            LORA_SETTINGS,
+            model=other,
+            tokenizer=str(tokenizer_path()),
+            lora=settings,
+            checkpoint=path,
+            resume=True,
         )
 
 
 def test_a_lora_has_no_settings_of_a_state(data: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"lora: .* expected none, since the settings of a state are given"):
         tuner(data, lora=LORA, init_prompt="Talk like a pirate.")
-    for settings in ({"rank": 0}, {"rank": 10_000}, {"alpha": math.nan}):
+    for settings in ({"rank": 0}, {"rank": 10_000}, {"rank": 257, "init": "pissa"}, {"alpha": math.nan}):
         with pytest.raises(InvalidRequestError):
             LoraSettings(**settings)

@@ -64,7 +64,12 @@ def test_the_name_of_a_device_may_have_a_comma(opened: ModelFile) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.version)
 @pytest.mark.parametrize(
-    ("weights", "lora"), [("f16", None), ("int4,emb=int8,adapters=q8_0,layers=1", LoraSettings(rank=3))]
+    ("weights", "lora"),
+    [
+        ("f16", None),
+        ("int4,emb=int8,adapters=q8_0,layers=1", LoraSettings(rank=3)),
+        ("f16", LoraSettings(rank=3, init="pissa", train_state=True)),
+    ],
 )
 def test_the_estimate_is_what_is_allocated(
     shape: ModelShape, weights: str, lora: LoraSettings | None, tmp_path: Path

@@ -24,7 +24,7 @@ from rnn_engine.cli.session import load_engine
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine.loading.runner import open_model
-from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.loading.settings import LoadSettings, LoraSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.training.tuner import RateTried, TunerSettings, Updated
 from rnn_engine_server.apis.common.owned import ListOf, PageOf, PartOf
@@ -375,6 +375,7 @@ class TestCourse:
         await client.fine_tuning.jobs.cancel(job.id)
 
 
+BOTH = {"rank": 2, "init": "pissa", "train_state": True}
 LORA = {"type": "lora", "lora": {"hyperparameters": {"rank": 3, "alpha": 5, "targets": ["att", "ffn.key", "att"]}}}
 
 
@@ -398,6 +399,8 @@ class TestLora:
             "rank": 3,
             "alpha": 5.0,
             "targets": ["att", "ffn.key"],
+            "init": "lora",
+            "train_state": False,
         }
         assert job.fine_tuned_model is not None
         metrics, lora = [await client.files.retrieve(each) for each in job.result_files]
@@ -416,11 +419,34 @@ class TestLora:
         assert {path.name for path in path.parent.glob("*.safetensors")} == set(names.values())
         with pytest.raises(openai.NotFoundError):
             await client.with_options(api_key="bob's key").files.content(lora.id)
-        assert f"{job.fine_tuned_model}; its LoRA is that of step 8" in (await messages(client, job))[-2]
+        told = await messages(client, job)
+        assert f"{job.fine_tuned_model}; its LoRA is that of step 8" in told[-2]
+        assert told[-3] == (
+            "The LoRA is only a file, since the server has no room to run it; it needs at least --max-loras 1 and "
+            "--max-lora-rank 3"
+        )
         states: Any = await client.get("/states", cast_to=object)
         assert states["data"] == []
-        await client.files.delete(lora.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.with_options(api_key="bob's key").models.delete(job.fine_tuned_model)
+        assert path.exists()
+        assert (await client.models.delete(job.fine_tuned_model)).deleted
         assert not path.exists()
+        with pytest.raises(openai.NotFoundError):
+            await client.models.delete(job.fine_tuned_model)
+
+    async def test_a_state_may_be_trained_beside_it(
+        self, client: openai.AsyncOpenAI, server: JobServer, processes: FakeProcesses
+    ) -> None:
+        use_demo_file(server)
+        method = {"type": "lora", "lora": {"hyperparameters": {"rank": 3, "init": "pissa", "train_state": True}}}
+        job = await until(client, await begin(client, method=method))
+        assert (job.status, job.error) == ("succeeded", None)
+        assert processes.started[-1].order.lora == LoraSettings(3, init="pissa", train_state=True)
+        assert job.fine_tuned_model is not None
+        stored = await client.files.retrieve(job.result_files[1])
+        assert stored.filename == f"{job.fine_tuned_model.removeprefix('fake:')}.state"
+        assert "--max-lora-rank 6" in (await messages(client, job))[-3]
 
     @pytest.mark.parametrize(
         ("hyperparameters", "refused"),
@@ -430,6 +456,12 @@ class TestLora:
             ({"alpha": 0}, r"method.lora.hyperparameters.alpha: 0 is not allowed; expected .*0"),
             ({"targets": []}, r"method.lora.hyperparameters.targets"),
             ({"targets": ["emb"]}, r"targets: 'emb' is not allowed; expected some of att, ffn, att.key, att.output,"),
+            ({"rank": 300, "init": "pissa"}, "rank: 300 is not allowed; expected a whole number from 1 to 256"),
+            ({"rank": 200, "init": "pissa"}, "rank: 200 is not allowed; expected at most 128, as many singular values"),
+            (
+                {"init": "svd"},
+                r"method.lora.hyperparameters.init: 'svd' is not allowed; expected 'lora' or 'pissa'",
+            ),
             ({"rang": 4}, r"method.lora.hyperparameters.rang"),
         ],
     )
@@ -725,8 +757,8 @@ class TestProcess:
         assert answer.message.startswith("checkpoint: ")
         assert answer.message.endswith("as before, or cancel it")
 
-    @pytest.mark.parametrize("method", ["state", "lora"])
-    async def test_a_process_of_its_own_trains(self, tmp_path: Path, method: str) -> None:
+    @pytest.mark.parametrize(("method", "more"), [("state", {}), ("lora", {"rank": 2}), ("lora", BOTH)])
+    async def test_a_process_of_its_own_trains(self, tmp_path: Path, method: str, more: dict[str, object]) -> None:
         choice = demo_choice()
         choice = replace(choice, loading=replace(choice.loading, max_loras=1))
         order = LoadOrder("demo", choice.model)
@@ -734,7 +766,7 @@ class TestProcess:
         app = make_app(models, ServerSettings(loading=choice.loading), store=Store(tmp_path))
         async with openai_client(app) as client:
             hyperparameters = {"n_epochs": 1, "batch_size": 5, "learning_rate_multiplier": 10}
-            parameters = {"hyperparameters": hyperparameters | ({"rank": 2} if method == "lora" else {})}
+            parameters = {"hyperparameters": {**hyperparameters, **more}}
             begun = await begin(client, model="demo", seed=1, method={"type": method, method: parameters})
             async with client.with_streaming_response.fine_tuning.jobs.list_events(
                 begun.id, extra_query={"stream": "true"}
@@ -746,7 +778,7 @@ class TestProcess:
             assert [each.step_number for each in checkpoints] == [4, 3, 2]
             assert checkpoints[0].metrics.valid_loss is not None
             assert job.fine_tuned_model is not None
-            if method == "lora":
+            if more == {"rank": 2}:
                 path = await app[STORE].files.content("", job.result_files[1])
                 with open_model(choice.model, [LoraChoice(path)]) as merged, open_model(choice.model) as plain:
                     name = "blocks.0.ffn.value.weight"

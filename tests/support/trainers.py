@@ -27,6 +27,7 @@ def make_cpu_trainer(
     max_tokens: int,
     dtype: DTypeLike = np.float32,
     pairs: Pairs | None = None,
+    trains_state: bool = False,
 ) -> CpuTrainer:
     version = VERSIONS.get(model.shape.version)
     assert version.run_backward is not None
@@ -36,6 +37,7 @@ def make_cpu_trainer(
         version.run_backward,
         optimizer=optimizer,
         trains_shifts=trains_shifts,
+        trains_state=trains_state,
         pairs=pairs,
         max_documents=max_documents,
         max_tokens=max_tokens,
@@ -56,6 +58,7 @@ def make_gpu_trainer(
     load_backward: LoadBackward | None = None,
     max_binding_bytes: int | None = None,
     pairs: Pairs | None = None,
+    trains_state: bool = False,
 ) -> GpuTrainer:
     """Return a trainer with checked shaders. `load_backward` replaces that of the model's version.
 
@@ -82,6 +85,7 @@ def make_gpu_trainer(
         limits=limits,
         optimizer=optimizer,
         trains_shifts=trains_shifts,
+        trains_state=trains_state,
         progress=lambda what, done, total: None,
     )
     trainer.max_tokens, trainer.max_rows = max_tokens, max_rows

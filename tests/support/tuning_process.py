@@ -111,7 +111,7 @@ class FakeProcess:
 
     def _save(self, step: int) -> None:
         files, path, lora = self.all.files, self.order.output, self.order.lora
-        if lora is None:
+        if lora is None or lora.train_state:
             files.save(path, "state", files.freeze(LoadedState("full", state_after([step])), "test"))
         else:
             write_lora(path, {"blocks.0.att.key.lora_A": np.full((lora.rank, 4), step, np.float32)}, lora.alpha, {})

@@ -56,7 +56,8 @@ class JobLives(Lives):
 
     def serve_options(self) -> Sequence[str]:
         # With the device `auto`, another run may have another device, and so other states.
-        return ("--device", "cpu", "--state-folder", str(self.folder))
+        options = ("--device", "cpu", "--state-folder", str(self.folder))
+        return (*options, "--max-loras", "1") if self.method == "lora" else options
 
     async def check(self, caller: Caller) -> None:
         if not self.batch:

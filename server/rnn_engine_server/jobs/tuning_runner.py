@@ -204,7 +204,8 @@ class TuningRunner:
 
         def measure() -> int:
             with open_model(path) as opened:
-                return 4 * sum(math.prod(shape) for shape in find_pairs(lora, opened.tensors).shapes.values())
+                pairs = 4 * sum(math.prod(shape) for shape in find_pairs(lora, opened.tensors).shapes.values())
+                return pairs + (opened.shape.state_bytes if lora.train_state else 0)
 
         if (num_bytes := await asyncio.to_thread(measure)) > most:
             allowed = f"a rank with which the LoRA has at most {most} bytes (max_file_bytes), not {num_bytes}"
@@ -523,7 +524,10 @@ class TuningRunner:
         await self._store.add_event(job, message, kind="checkpoint", place=step)
 
     async def _finish(self, job: TuningJob, run: _Run, finished: Finished) -> None:
-        await self._keep(job, job.state)
+        if not await self._keep(job, job.state) and job.lora is not None:
+            room = f"--max-loras 1 and --max-lora-rank {job.lora.result.rank}"
+            message = f"The LoRA is only a file, since the server has no room to run it; it needs at least {room}"
+            await self._store.add_event(job, message, "warn", "room")
         if run.num_steps is not None and run.step < run.num_steps:
             early = f"Training ended after step {run.step} of {run.num_steps}: the validation loss no longer falls"
             await self._store.add_event(job, early, kind="early_end")
@@ -554,23 +558,26 @@ class TuningRunner:
         finally:
             model.release()
 
-    async def _keep(self, job: TuningJob, name: str) -> None:
+    async def _keep(self, job: TuningJob, name: str) -> bool:
         """Give the state or the LoRA that the process has written a name, unless it has that already.
 
-        A LoRA is kept as a file, too, and has a name only if the model has room to run it.
+        A LoRA is kept as a file, too. If the model has no room to run it, it has no name, and the result is False.
         """
         path = self._store.files.blobs.path(job.blobs[1])
         if job.lora is not None:
             await self._store.keep_lora(job, name)
         async with self._states(job) as (files, states):
-            has_room = job.lora is None or (files.lora_room.places > 0 and job.lora.rank <= files.lora_room.rank)
-            if not has_room or await states.find(name) is not None:
-                return
+            room = files.lora_room
+            if job.lora is not None and not (room.places and job.lora.result.rank <= room.rank):
+                return False
+            if await states.find(name) is not None:
+                return True
             frozen = await asyncio.to_thread(lambda: files.freeze(files.read(path), name))
             for retention in _RETENTIONS:
                 try:
                     await states.put(name, frozen, retention, source="fine-tuning")
-                    return
+                    break
                 except InvalidRequestError as error:
                     if error.field not in ("persistent", "ttl") or retention == _RETENTIONS[-1]:
                         raise
+            return True

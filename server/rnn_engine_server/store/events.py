@@ -16,7 +16,9 @@ from rnn_engine_server.store.owners import Cursor, Page
 
 Level: TypeAlias = Literal["info", "warn", "error"]
 Number: TypeAlias = float | int | None
-EventKind: TypeAlias = Literal["message", "started", "rate", "update", "judgement", "checkpoint", "early_end", "result"]
+EventKind: TypeAlias = Literal[
+    "message", "started", "rate", "update", "judgement", "checkpoint", "early_end", "room", "result"
+]
 """What an event says. All but `message` happen once to a job, or once in each of its steps."""
 
 _COLUMNS: Final = "number, id, created, level, message, data"

@@ -155,7 +155,12 @@ class TuningJob:
     @property
     def blobs(self) -> tuple[str, str]:
         """The names of what the job's process writes: its checkpoint, and the state or the LoRA."""
-        return f"{self.id}.checkpoint", f"{self.id}.{'state' if self.lora is None else 'safetensors'}"
+        return f"{self.id}.checkpoint", f"{self.id}.{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name of a file with the state or the LoRA."""
+        return "state" if self.lora is None or self.lora.train_state else "safetensors"
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -324,7 +329,7 @@ class Tunings(Jobs[TuningJob]):
             on_thread(self.files.blobs.open(job.blobs[1])) as written,
             self.files.create(job.owner, job.lora_file(name)) as new,
         ):
-            new.describe(f"{name.replace(':', '-')}.safetensors", "fine-tune-results", None)
+            new.describe(f"{name.replace(':', '-')}.{job.suffix}", "fine-tune-results", None)
             while piece := await asyncio.to_thread(written.read, _COPIED_BYTES):
                 await new.write(piece)
 

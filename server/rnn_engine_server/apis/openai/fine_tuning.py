@@ -15,7 +15,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.loading.settings import MOST_RANK, LoraSettings
+from rnn_engine.loading.settings import MOST_RANK, LoraInit, LoraSettings
 from rnn_engine_server.apis.common.owned import (
     Deleted,
     PageOf,
@@ -107,6 +107,14 @@ class LoraHyperparametersBody(HyperparametersBody):
         default=list(_LORA.targets),
         description="The matrices that are changed: `att` and `ffn`, or single ones such as `att.key`.",
     )
+    init: LoraInit = Field(
+        default=_LORA.init,
+        description="`pissa` begins with the greatest singular values of each matrix. The result subtracts them, so it "
+        "has twice the rank.",
+    )
+    train_state: bool = Field(
+        default=_LORA.train_state, description="Also train the initial state; the result is a file with both."
+    )
 
 
 class LoraParameters(MethodParameters):
@@ -170,11 +178,12 @@ class FineTuningRequest(RequestBody):
         if self.method.type != "lora":
             return None
         asked = (self.method.lora or LoraParameters()).hyperparameters
-        return LoraSettings(asked.rank, asked.alpha, tuple(dict.fromkeys(asked.targets)))
+        targets = tuple(dict.fromkeys(asked.targets))
+        return LoraSettings(asked.rank, asked.alpha, targets, asked.init, asked.train_state)
 
 
 class HyperparametersObject(TypedDict):
-    """`auto` stands for a value until it is found. Only a LoRA has rank, alpha and targets."""
+    """`auto` stands for a value until it is found. Only a LoRA has a rank and what follows it."""
 
     n_epochs: Auto | int
     batch_size: Auto | int
@@ -182,6 +191,8 @@ class HyperparametersObject(TypedDict):
     rank: NotRequired[int]
     alpha: NotRequired[float]
     targets: NotRequired[list[str]]
+    init: NotRequired[LoraInit]
+    train_state: NotRequired[bool]
 
 
 class MethodParametersObject(TypedDict):
@@ -414,7 +425,7 @@ def _hyperparameters_object(job: TuningJob) -> HyperparametersObject:
         "batch_size": found.batch_size or "auto",
         "learning_rate_multiplier": found.learning_rate_multiplier or "auto",
     }
-    return shown if lora is None else {**shown, "rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)}
+    return shown if lora is None else described(HyperparametersObject, lora, targets=list(lora.targets), **shown)
 
 
 def _event_object(event: Event) -> FineTuningEvent:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from rnn_engine.errors import InvalidRequestError, ModelNotFoundError
+from rnn_engine.errors import InvalidRequestError, ModelNotFoundError, NotFoundError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.telemetry import HealthStatus
 from rnn_engine.types import EmbeddingTask
 from rnn_engine_server.apis.common.owned import Deleted, ListOf, deleted
+from rnn_engine_server.apis.openai.files import FILES
 from rnn_engine_server.auth.engine import open_engines_of
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
@@ -19,6 +21,7 @@ from rnn_engine_server.core.routing import REST
 from rnn_engine_server.core.schema import described
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.models.registry import MODELS, ModelStatus, ServedModel
+from rnn_engine_server.store.files import lora_file_id
 from rnn_engine_server.store.tunings import TUNED_PREFIX
 from rnn_engine_states.named.entry import NamedState
 
@@ -220,11 +223,19 @@ async def get_model(call: Call) -> ModelEntry:
 
 @ROUTES.delete(f"/v1/models/{{model:{REST}}}", scope=Scope.MANAGE)
 async def delete_model(call: Call) -> Deleted:
-    """Delete a model that was tuned: its state."""
+    """Delete a model that was tuned: its state, and the file of a LoRA that a job has made."""
     name = call.parameters["model"]
-    await call.model.choose(name)
-    state = call.model.state
+    model, state = call.app[MODELS].find_state(name)
     if state is None:
         raise InvalidRequestError("model", name, "MODEL:STATE, a model that was tuned; others can't be deleted")
-    await call.engine.states.delete(state)
+    owner, has_file = call.principal.name, False
+    with suppress(NotFoundError):
+        await call.app[FILES].delete(owner, lora_file_id(owner, f"{model.name}:{state}"))
+        has_file = True
+    try:
+        await call.model.choose(name)
+        await call.engine.states.delete(state)
+    except NotFoundError:  # a LoRA that the server has no room to run is only a file
+        if not has_file:
+            raise
     return deleted(name, "model")
