@@ -113,7 +113,12 @@ class CpuRunner:
         self._initial = self.shape.initial_state()  # field -> [L, ...]
         self._numbers = itertools.count()
         self._in_flight: dict[Ticket, Readout] = {}
-        self._live = {name: np.stack([values] * num_slots) for name, values in self._initial.items()}  # [S, L, ...]
+        self._live: dict[str, F32] = {}  # field -> [S, L, ...]
+        for name, values in self._initial.items():
+            live = np.zeros((len(values), num_slots, *values.shape[1:]), np.float32)  # slots of a layer side by side
+            if values.any():  # zeros that nothing is written to take no memory
+                live += values[:, np.newaxis]
+            self._live[name] = live.swapaxes(0, 1)
         self._carried: list[F32] = []
         self.lora_room = lora_room
         self._loras: dict[int, LoraPairs] = {}  # by place

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias
@@ -22,7 +23,7 @@ from rnn_engine.forward.onnx_graph import Graph
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import QuantisedFormat
 from rnn_engine.quantised import Blocks, pack_codes, quantise_rows, unpack_codes
-from rnn_engine.quantised.rows import Matrix, read_rows
+from rnn_engine.quantised.rows import PIECE_WEIGHTS, Matrix, read_rows
 from rnn_engine.reference import Array, RunLayers, Weights
 from rnn_engine.reference.threads import SMALL_WIDTH
 from rnn_engine.types import F32, NO_LORAS, LoraRoom, Model, ModelShape
@@ -30,7 +31,6 @@ from rnn_engine.types import F32, NO_LORAS, LoraRoom, Model, ModelShape
 MatMul: TypeAlias = Callable[[F32], F32]
 """A function from x [T, in] to its product [T, out] with a matrix."""
 
-_PIECE_WEIGHTS: Final = 1 << 24  # of a matrix in a session of its own; they are copied while it is created
 _LEVELS: Final = ("nf4", "sf4", "iq4_nl", "iq4_xs")  # formats whose weights are not multiples of a step
 _PART_COLUMNS: Final = {"q2_k": 16, "q3_k": 16, "q6_k": 16, "q4_k": 32, "q5_k": 32}  # that share a scale in a block
 
@@ -71,11 +71,13 @@ def load_layers(
     others are f32.
     """
     matrices = _Matrices(model, format_of, in_bytes=in_bytes, num_threads=num_threads, lora_room=lora_room)
-    layers = GraphLayers(run_layers, matrices, is_later_part=not model.has(model.shape.tensor_names.embedding))
-    rest = [name for name in model.names if name not in matrices.read]
-    head = model.shape.tensor_names.head
-    matmuls = {head: matrices.matmul(head)} if head in rest and model.shape.has_head else {}
-    tensors = {name: matrices.tensor(name) for name in rest if name not in matmuls}
+    names = model.shape.tensor_names
+    heads = [names.head] if model.shape.has_head and names.head in model.names else []
+    with ThreadPoolExecutor(1) as pool:
+        futures = {name: pool.submit(matrices.matmul, name) for name in heads}
+        layers = GraphLayers(run_layers, matrices, is_later_part=not model.has(names.embedding))
+    matmuls = {name: future.result() for name, future in futures.items()}
+    tensors = {name: matrices.tensor(name) for name in model.names if name not in matrices.read}
     trim_heap()
     return MatMulWeights(model.shape, tensors, matmuls), layers
 
@@ -120,18 +122,31 @@ class _Matrices:
 
     def add(self, graph: Graph, name: str, x: str, product: str) -> int:
         self.read.add(name)
-        return self._add(graph, name, self._model.matrix(name), x, product)
-
-    def matmul(self, name: str) -> MatMul:
-        """Return the matmul by a matrix of no graph, which is read and held in pieces of its rows."""
         matrix = self._model.matrix(name)
         num_rows, num_columns = matrix.shape
-        step = max(1, _PIECE_WEIGHTS // num_columns)
-        runs, multiple = [], 1
+        whole: list[NDArray[Any]] = []
+        step = max(1, PIECE_WEIGHTS // num_columns)
         for start in range(0, num_rows, step):
-            graph = Graph()
-            multiple = max(multiple, self._add(graph, name, matrix[start : start + step], "x", "y"))
-            runs.append(graph.start({"x": ("float32", ("T", num_columns))}, ["y"], self.num_threads).run)
+            rows = self._convert(name, matrix[start : start + step])
+            piece = Codes.of(rows) if self._in_bytes and isinstance(rows, Blocks) else None
+            arrays = [_floats(rows)] if piece is None else piece.arrays
+            if not whole:
+                types = [np.uint8 if each.dtype == np.uint8 else np.float32 for each in arrays]
+                whole = [np.empty((num_rows, *each.shape[1:]), kind) for each, kind in zip(arrays, types, strict=True)]
+            for target, each in zip(whole, arrays, strict=True):
+                target[start : start + step] = each
+        if piece is None:
+            graph.node("Gemm", [x, *map(graph.constant, whole)], product, transB=1)
+            return 1
+        Codes(piece.bits, *whole).add(graph, x, product)
+        return _multiple_of_rows(piece.bits, piece.part)
+
+    def matmul(self, name: str) -> MatMul:
+        """Return the matmul by a matrix of no other graph."""
+        num_rows, num_columns = self.size_of(name)
+        graph = Graph()
+        multiple = self.add(graph, name, "x", "y")
+        run = graph.start({"x": ("float32", ("T", num_columns))}, ["y"], self.num_threads).run
 
         def multiply(x: F32) -> F32:
             count = len(x)
@@ -139,19 +154,10 @@ class _Matrices:
                 return np.empty((0, num_rows), np.float32)
             if surplus := -count % multiple:
                 x = np.pad(x, ((0, surplus), (0, 0)))
-            product = np.concatenate([run(None, {"x": x})[0] for run in runs], axis=-1)
+            product: F32 = run(None, {"x": x})[0]
             return product[:count]
 
         return multiply
-
-    def _add(self, graph: Graph, name: str, matrix: Matrix, x: str, product: str) -> int:
-        rows = self._convert(name, matrix)
-        codes = Codes.of(rows) if self._in_bytes and isinstance(rows, Blocks) else None
-        if codes is None:
-            graph.node("Gemm", [x, graph.constant(np.asarray(_floats(rows), np.float32))], product, transB=1)
-            return 1
-        codes.add(graph, x, product)
-        return _multiple_of_rows(codes.bits, codes.part)
 
     def _convert(self, name: str, matrix: Matrix) -> NDArray[Any] | Blocks:
         """Return a matrix or some of its rows in its format: as blocks, or as floats."""
@@ -199,7 +205,7 @@ class Codes:
     bits: int  # 4 or 8
     codes: NDArray[np.uint8]  # [R, P, bytes]
     scales: F32  # [R, P]
-    offsets: F32 | None  # [R, P]; None if the format has none
+    offsets: F32 | None = None  # [R, P]; None if the format has none
 
     @classmethod
     def of(cls, blocks: Blocks) -> Codes | None:
@@ -230,6 +236,10 @@ class Codes:
         return cls(bits, codes.reshape(*scales.shape, -1), scales, offsets if kind.num_scales == 2 else None)
 
     @property
+    def arrays(self) -> list[NDArray[Any]]:
+        return [each for each in (self.codes, self.scales, self.offsets) if each is not None]
+
+    @property
     def part(self) -> int:
         """The number of weights that share a scale."""
         return int(self.codes.shape[-1]) * 8 // self.bits
@@ -238,12 +248,11 @@ class Codes:
         """Add the `product` of the value `x` with the matrix to a graph."""
         num_rows, num_parts, _ = self.codes.shape
         sizes = {"K": num_parts * self.part, "N": num_rows, "bits": self.bits, "block_size": self.part}
-        constants = [graph.constant(self.codes), graph.constant(self.scales)]
-        if self.offsets is None:
-            graph.node("MatMulNBits", [x, *constants], product, **sizes, accuracy_level=4)
-            return
         parts, sums, steps = (f"{product}, {name}" for name in ("parts", "sums", "steps"))
-        graph.node("MatMulNBits", [x, *constants], steps, **sizes, accuracy_level=4)
+        inputs = [x, graph.constant(self.codes), graph.constant(self.scales)]
+        graph.node("MatMulNBits", inputs, product if self.offsets is None else steps, **sizes, accuracy_level=4)
+        if self.offsets is None:
+            return
         graph.node("Reshape", [x, graph.constant(np.array([-1, num_parts, self.part]))], parts)
         graph.node("ReduceSum", [parts, graph.constant(np.array([-1]))], sums, keepdims=0)
         graph.node("Gemm", [sums, graph.constant(self.offsets), steps], product, transB=1)

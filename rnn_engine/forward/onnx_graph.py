@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     import onnxruntime
 
 Message: TypeAlias = list[bytes | memoryview]
-"""The bytes of a part of a file in pieces, so that weights are copied once."""
+"""The bytes of a part of a file in pieces."""
 Shape: TypeAlias = Sequence[int | str]
 """Sizes; those that differ from run to run are names."""
 
 _TYPES: Final[Mapping[str, int]] = {"float32": 1, "uint8": 2, "int64": 7}
 _FLOAT, _INT, _INTS = 1, 2, 7  # kinds of attributes
 _MICROSOFT: Final = "com.microsoft"
+_EXTERNAL_BYTES: Final = 1 << 12  # from which on a constant is not written into the graph, but copied by the session
 
 
 def has_onnxruntime() -> bool:
@@ -33,12 +34,12 @@ class Graph:
 
     def __init__(self) -> None:
         self._nodes: list[Message] = []
-        self._constants: list[tuple[str, NDArray[Any]]] = []
+        self._constants: dict[str, NDArray[Any]] = {}
 
     def constant(self, array: NDArray[Any]) -> str:
         """Add a constant of f32, u8 or i64, and return its name."""
         name = f"constant {len(self._constants)}"
-        self._constants.append((name, array))
+        self._constants[name] = np.asarray(array, order="C")
         return name
 
     def node(self, kind: str, inputs: Sequence[str], output: str, **attributes: float | Sequence[int]) -> None:
@@ -54,16 +55,16 @@ class Graph:
         """Return a session from `inputs`, of a numpy type and shape each, to `outputs` in f32."""
         graph = [_field(1, node) for node in self._nodes]
         graph.append(_field(2, "layers"))
-        graph += [_field(5, _tensor(name, array)) for name, array in self._constants]
+        external = {name: array for name, array in self._constants.items() if array.nbytes >= _EXTERNAL_BYTES}
+        graph += [_field(5, _tensor(name, array, external=name in external)) for name, array in self._constants.items()]
         graph += [_field(11, _value(name, *kind)) for name, kind in inputs.items()]
         graph += [_field(12, _value(name, "float32", None)) for name in outputs]
         versions = [_field(8, _join([_field(1, name), _field(2, last)])) for name, last in (("", 17), (_MICROSOFT, 1))]
         model = _join([_field(1, 8), _field(7, _join(graph)), *versions])
-        self._constants.clear()
-        return _start(b"".join(model), num_threads)
+        return _start(b"".join(model), external, num_threads)
 
 
-def _start(graph: bytes, num_threads: int) -> onnxruntime.InferenceSession:
+def _start(graph: bytes, constants: Mapping[str, NDArray[Any]], num_threads: int) -> onnxruntime.InferenceSession:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -73,9 +74,9 @@ def _start(graph: bytes, num_threads: int) -> onnxruntime.InferenceSession:
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # beside other work it would slow that
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    session._model_bytes = None  # else it would keep the weights twice
-    return session
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in constants.values()]
+    options.add_external_initializers(list(constants), values)
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 # A model in ONNX's protocol buffers: fields with their numbers in onnx.proto.
@@ -92,10 +93,13 @@ def _attribute(name: str, value: float | Sequence[int]) -> Message:
     return _join([_field(1, name), content, _field(20, kind)])
 
 
-def _tensor(name: str, array: NDArray[Any]) -> Message:
+def _tensor(name: str, array: NDArray[Any], *, external: bool) -> Message:
     sizes = [_field(1, size) for size in array.shape]
-    content: Message = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data]
-    return _join([*sizes, _field(2, _TYPES[array.dtype.name]), _field(8, name), _field(9, content)])
+    if external:  # a place is asked for, though the session's options have the array
+        content = [_field(13, _join([_field(1, "location"), _field(2, name)])), _field(14, 1)]
+    else:
+        content = [_field(9, [array.reshape(-1).view(np.uint8).data])]
+    return _join([*sizes, _field(2, _TYPES[array.dtype.name]), _field(8, name), *content])
 
 
 def _value(name: str, kind: str, shape: Shape | None) -> Message:

@@ -116,11 +116,11 @@ def test_products_in_bytes_are_near_those_of_the_numbers(name: str, rows: int) -
     assert (np.abs(found - exact) <= largest / 254).all()  # half a step of the bytes for each input
 
 
-def test_a_large_head_is_held_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matrix_is_the_same_from_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"num_slots": 1, "max_tokens": 8, "max_rows": 8}
     batch = [TokenRun(0, TOKENS[0][:5], rows=5)]
     whole = run_step(make_runner_of(MODEL, "f32", **limits), batch)
-    monkeypatch.setattr("rnn_engine.forward.cpu_matmul._PIECE_WEIGHTS", 3 * MODEL.shape.width)
+    monkeypatch.setattr("rnn_engine.forward.cpu_matmul.PIECE_WEIGHTS", 3 * MODEL.shape.width)
     in_pieces = run_step(make_runner_of(MODEL, "f32", **limits, num_threads=2), batch)
     for row in range(5):
         assert np.array_equal(in_pieces.full_row(row), whole.full_row(row))
