@@ -1,7 +1,7 @@
 """Run Jinja chat templates, as Hugging Face's folders and GGUF files contain them, in jinja2's sandbox.
 
-A template is a program by the author of the model. It can't reach anything outside, and its text and time are bounded;
-what it computes with is not, except where one operation could take for ever.
+A template is a program by the author of the model. It can't reach anything outside, and its text and time are bounded.
+Of what it computes with, only products are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+        extensions = [loopcontrols, _Generation]
+        # What is constant is computed when a template is rendered, within its time.
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=extensions)
         self.filters["tojson"] = _tojson
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
@@ -53,15 +55,15 @@ def _product_size(left: object, right: object) -> int:
     match left, right:
         case int(), int():
             return left.bit_length() + right.bit_length()
-        case (int(), str() | list() | tuple()):
+        case (int(), str() | bytes() | list() | tuple()):
             return left * len(right)
-        case (str() | list() | tuple(), int()):
+        case (str() | bytes() | list() | tuple(), int()):
             return len(left) * right
     return 0
 
 
-class _SlowError(Exception):
-    """Raised in a thread that renders a template for too long."""
+class _SlowError(BaseException):
+    """Raised in a thread that renders a template for too long. No Exception, since jinja2 catches those."""
 
 
 @contextmanager
@@ -75,14 +77,13 @@ def _time_limit(seconds: float) -> Iterator[None]:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_SlowError))
 
     timer = threading.Timer(seconds, interrupt)
-    timer.start()
     try:
+        timer.start()
         yield
     finally:
         with lock:
             is_over = True
         timer.cancel()
-        timer.join()
 
 
 class _Generation(Extension):
@@ -99,9 +100,16 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _tojson(value: object, indent: int | None = None, **_options: object) -> str:
-    """Return `value` as JSON without HTML escapes, as in transformers: the filter `tojson`."""
-    return to_json(value) if indent is None else json.dumps(value, ensure_ascii=False, indent=min(indent, 8))
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return `value` as JSON without HTML escapes: the filter `tojson` of transformers, with an indent of at most 8."""
+    indent = None if indent is None else min(indent, 8)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def render_bounded(template: Template, values: Mapping[str, object], most_characters: int) -> str:
@@ -140,7 +148,7 @@ class JinjaTemplate:
         self._environment = Sandbox()
         try:
             self._template = self._environment.from_string(source)
-        except (TemplateError, RecursionError, ValueError) as error:
+        except (TemplateError, SyntaxError, RecursionError, ValueError) as error:
             raise ModelError(f"the chat template is not a valid Jinja template: {error}") from error
 
     def most_characters(self, conversation: Conversation) -> int:

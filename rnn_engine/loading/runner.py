@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, ModelError
 from rnn_engine.forward import CpuRunner, GpuRunner, Progress, SplitRunner, no_progress
-from rnn_engine.forward.cpu_matmul import count_threads, load_layers
+from rnn_engine.forward.cpu_matmul import count_threads
+from rnn_engine.forward.cpu_matmul import load_layers as load_cpu_layers
 from rnn_engine.forward.loras import pairs_for
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.onnx_graph import has_onnxruntime
@@ -86,7 +87,7 @@ class RunnerSize:
     def loras_of(self, model: Model) -> LoraRoom:
         """Return the room for LoRAs beside the matrices of a model, or of a part of one."""
         if not self.max_loras or VERSIONS.get(model.shape.version).run_backward is None:
-            return NO_LORAS
+            return NO_LORAS  # versions that train none run none
         shapes = {name: model.matrix(name).shape for name in model.names if projection(name) is not None}
         matrices = {name: (int(outer), int(inner)) for name, (outer, inner) in shapes.items()}
         return LoraRoom(self.max_loras, self.max_lora_rank, matrices)
@@ -123,11 +124,11 @@ def load_runner(
     multiply. `weights` is the format of matrices as `WeightChoice.parse` reads it, or a function from each matrix to
     its format; with a function, products are in f32. `checked` shaders test every index. `tune` sets how the kernels
     are chosen. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first run. Of
-    several devices, those are not loaded whose runner is `kept`; the others are None there, or it is empty. Models on
-    one device share it, and free their own memory when they are closed. May be called from any thread.
+    several devices, `kept` has for each its loaded runner, or None to load it; if it is empty, all are loaded.
+    Models on one device share it, and free their own memory when they are closed. May be called from any thread.
 
     Raises DeviceError if there is no such device, DeviceMemoryError if it has no room, and InvalidRequestError for
-    activations in int8 if no weights are bytes; nothing is held then.
+    activations in int8 on a device if no weights are bytes; nothing is held then.
     """
     format_of, activations = _formats(weights, model)
     if activations == "int8" and device != "cpu" and not has_bytes(model, format_of):
@@ -178,8 +179,9 @@ def load_runner(
             else:
                 runners.append(load_part(part, own, in_bytes=in_bytes))
                 undo.callback(runners[-1].close)
+        whole = SplitRunner(model.shape, runners)
         undo.pop_all()
-    return SplitRunner(model.shape, runners)
+    return whole
 
 
 def _formats(weights: str | FormatOf, model: Model) -> tuple[FormatOf, str]:
@@ -251,7 +253,7 @@ def _load_cpu_runner(
     run_layers = versions.get(shape.version).run_layers
     if has_onnxruntime() and (in_bytes or shape.num_layers * shape.layer_weights >= _FEW_WEIGHTS):
         num_threads = count_threads(shape, threads)
-        weights, run_layers = load_layers(
+        weights, run_layers = load_cpu_layers(
             model, run_layers, format_of, in_bytes=in_bytes, num_threads=num_threads, lora_room=lora_room
         )
     else:
@@ -260,7 +262,7 @@ def _load_cpu_runner(
         weights,
         run_layers,
         num_slots=size.num_slots + _spare_slots(size.spare_bytes, shape.state_bytes),
-        max_tokens=size.max_tokens or 64,
+        max_tokens=max(size.num_slots, size.max_tokens or 64),
         max_rows=size.rows_of(shape),
         num_candidates=size.candidates_of(shape),
         lora_room=lora_room,

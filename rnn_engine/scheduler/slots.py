@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
+from typing import TypeAlias
 
 from rnn_engine.requests import Client, GenerateRequest
 from rnn_engine.scheduler.drafts import DraftingSequence, Drafts
@@ -53,10 +54,9 @@ class Slots:
         """The live requests that waited for the masks of their next tokens and can continue now."""
         return [self.live[key] for key in sorted(self._late) if self.live[key].can_go_on]
 
-    @property
-    def loras(self) -> set[str]:
-        """The digests of the LoRAs of all live requests."""
-        return {digest for live in self.live.values() for digest in live.request.loras}
+    def loras(self, leaving: Collection[SamplingSequence] = ()) -> set[str]:
+        """Return the digests of the LoRAs of all live requests but those that are `leaving`."""
+        return {digest for live in self.live.values() if live not in leaving for digest in live.request.loras}
 
     @property
     def lowest_free(self) -> int | None:
@@ -194,7 +194,11 @@ class Suspended:
         self.states = ()
 
 
-def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[SamplingSequence]:
+HasPlaces: TypeAlias = Callable[[Queued, Sequence[SamplingSequence]], bool]
+"""Returns True if there are places for the LoRAs of a queued request once some live requests have left."""
+
+
+def find_victims(queue: Queue, slots: Slots, least_tokens: int, has_places: HasPlaces) -> list[SamplingSequence]:
     """Return the live requests to suspend so that the queued requests that come next can start.
 
     A request in the background gives way to any that is not, and never the other way round. Of the same kind, a request
@@ -218,22 +222,30 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[Sampling
     victims: list[SamplingSequence] = []
     for queued in queue.ready(held):
         client, chosen = queued.request.client, list[SamplingSequence]()
-        while num_free < queued.num_slots:
+        while num_free < queued.num_slots or not has_places(queued, [*victims, *chosen]):
             ranked = []  # those whose clients would still have no lower rank than `client`
             for live in candidates:
                 owner = live.request.client
                 if owner != client and owner.rank(held[owner] - len(live.sequences)) >= client.rank(held[client]):
                     ranked.append((owner.rank(held[owner]), slots.is_paused(live.key), slots.tokens_since(live), live))
             if not ranked:
-                return victims
+                break
             *_, victim = max(ranked, key=itemgetter(0, 1, 2))
             candidates.remove(victim)
             chosen.append(victim)
             held[victim.request.client] -= len(victim.sequences)
             num_free += len(victim.sequences)
-        victims += chosen
-        num_free -= queued.num_slots
-        held[client] += queued.num_slots
+        else:
+            victims += chosen
+            num_free -= queued.num_slots
+            held[client] += queued.num_slots
+            continue
+        if num_free < queued.num_slots:  # no other passes it, as in `start_ready`
+            break
+        for spared in chosen:  # others pass it, since only a place for its LoRA is missing
+            candidates.append(spared)
+            held[spared.request.client] += len(spared.sequences)
+            num_free -= len(spared.sequences)
     return victims
 
 
@@ -309,7 +321,7 @@ class SlotAllocator:
 
     def find_victims(self) -> list[SamplingSequence]:
         """Return the live requests to suspend so that queued requests of other clients can start."""
-        return find_victims(self.queue, self._slots, self._least_tokens)
+        return find_victims(self.queue, self._slots, self._least_tokens, self._has_places)
 
     def suspend(self, live: SamplingSequence) -> None:
         """Start to read a request's states, free its slots and queue it again; none of its runs is in flight."""
@@ -322,12 +334,15 @@ class SlotAllocator:
     def start_ready(self) -> Iterator[SamplingSequence | FailedStart]:
         """Start queued requests and resume suspended ones, in order, as long as the next one has enough free slots.
 
+        One that waits for a place of its LoRA is passed by others without a LoRA alone, so that a place gets free.
         Yields the sequence of each request that starts, and a `FailedStart` for each that fails; nothing for those that
         resume. Slots may be given back meanwhile.
         """
+        awaits_place = False
         for queued in self.queue.ready(self._slots.held) if self._slots.num_free else ():
-            if not self._has_places(queued):
-                continue  # others pass a request that needs another LoRA
+            if queued.request.loras and (awaits_place or not self._has_places(queued)):
+                awaits_place = True
+                continue
             if not self._has_room(queued):
                 break  # no other passes a request that needs several slots, so that it gets them
             if isinstance(queued, Suspended):
@@ -345,14 +360,14 @@ class SlotAllocator:
         leaves_one = self.keeps_slot_free and queued.request.client.is_background and self._slots.num_background > 0
         return num_left >= int(leaves_one)
 
-    def _has_places(self, queued: Queued) -> bool:
-        """Return True if the LoRAs of a request, if it has any, and those of live requests have places together."""
+    def _has_places(self, queued: Queued, leaving: Sequence[SamplingSequence] = ()) -> bool:
+        """Return True if the LoRAs of a request and those of live requests that are not `leaving` have places."""
         own = queued.request.loras
-        return not own or self._shared.loras.has_room(own.keys() | self._slots.loras)
+        return not own or self._shared.loras.has_room(own.keys() | self._slots.loras(leaving))
 
     def _put_loras(self, live: SamplingSequence) -> None:
         """Put the LoRAs of a request at places of the runner, and set for each sequence which place it has."""
-        in_use = self._slots.loras | live.request.loras.keys()
+        in_use = self._slots.loras() | live.request.loras.keys()
         for sequence in live.sequences:
             start = sequence.request.initial_state
             if start is not None and start.lora is not None:

@@ -186,6 +186,7 @@ def test_tags_of_transformers() -> None:
     assert render("{{ datetime }}") == today.strftime("%b %d %Y")
     assert render("<{{ functions }}>") == "<>"
     assert render("{{ {'a': '<é>'} | tojson(indent=2) }}") == '{\n  "a": "<é>"\n}'
+    assert render("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}") == '{"a":2,"b":1}'
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,7 @@ def test_tags_of_transformers() -> None:
         "{{ 'a' * 10**9 }}",
         "{{ 'a' * 1000000000 }}",
         "{{ 1000000000 * [1] }}",
+        "{{ 'x'.encode() * 1000000000 }}",
         "{{ 7 ** 2 }}",
         "{% set n = namespace(x=2) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
         "{{ range(1000000000) }}",
@@ -216,6 +218,8 @@ def test_a_template_that_takes_too_much_or_reaches_out_is_refused(source: str) -
     [
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'x' if i is sequence or messages[0].x }}{% endfor %}"
+        "{% endfor %}",
         "{% for i in range(99999 * (not add_generation_prompt)) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     ],
 )
@@ -254,7 +258,9 @@ def test_a_prompt_is_bounded_while_it_is_made() -> None:
         render("{% for i in range(1000) %}{{ 'a' * 100 }}{% endfor %}", most=500)
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{% endfor %}", "x" * (2**20 + 1)])
+@pytest.mark.parametrize(
+    "source", ["{% if %}", "{% for x in y %}" * 30 + "{% endfor %}" * 30, "{% endfor %}", "x" * (2**20 + 1)]
+)
 def test_what_is_no_template_is_refused_when_the_model_is_loaded(source: str) -> None:
     with pytest.raises(ModelError, match="the chat template"):
         JinjaTemplate(source, {})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rnn_engine.errors import OverloadedError, StepError, TimeLimitError
 from rnn_engine.requests import Client, Finished, GenerateRequest, SamplingParams
 from rnn_engine.scheduler import DraftSettings
-from rnn_engine.types import PendingState, State
+from rnn_engine.types import LoraPairs, LoraRoom, PendingState, State
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, table_logits
@@ -302,3 +302,63 @@ def test_penalties_that_a_device_keeps_go_on_where_they_were(draws: int) -> None
     assert clients.scheduler.counters.suspensions > 10
     for key, request in clients.requests.items():
         assert_heard(clients.heard[key], run_alone(request, LOGITS, TOKENIZER.decode_bytes))
+
+
+# Requests with LoRAs, of which the runner has one place.
+
+
+def make_with_a_place(slots: int = 4) -> Clients:
+    runner = FakeRunner(LOGITS, num_slots=slots, lora_room=LoraRoom(1))
+    return Clients(runner, TOKENIZER.decode_bytes, least_tokens=8)
+
+
+def ask_with(clients: Clients, lora: str, client: Client, max_tokens: int) -> int:
+    start = replace(clients.after((), logits=False), root=lora, lora=LoraPairs(lora, {}))
+    return clients.send(replace(ask(client, max_tokens), initial_state=start))
+
+
+def test_a_lora_gets_its_place_beside_endless_requests_with_another() -> None:
+    """Those that come later do not pass it, and requests without a LoRA do."""
+    clients = make_with_a_place()
+    ask_with(clients, "first", LOUD, 20)
+    clients.step()
+    waiting = ask_with(clients, "second", LOUD, 10)
+    for _ in range(30):
+        ask_with(clients, "first", LOUD, 20)
+        assert steps_until(clients, clients.send(ask(LOUD, 5))) <= 10
+        if clients.heard[waiting].events:
+            return
+    raise AssertionError("it is never served")
+
+
+@pytest.mark.parametrize("client", [LOUD, BATCH])
+def test_a_place_is_taken_from_those_who_may_lose_their_slots(client: Client) -> None:
+    clients = make_with_a_place()
+    for _ in range(3):
+        ask_with(clients, "first", client, 300)
+    clients.send(ask(client, 300))
+    for _ in range(20):
+        clients.step()
+    waiting = ask_with(clients, "second", QUIET, 5)
+    assert steps_until(clients, waiting) <= 3
+    assert clients.scheduler.counters.suspensions in (3, 4)  # the one without a LoRA may be among them
+    clients.run(2000)
+    assert all(heard.ended for heard in clients.heard.values())
+
+
+def test_nobody_is_suspended_if_the_place_stays_in_use() -> None:
+    clients = make_with_a_place()
+    for _ in range(2):
+        ask_with(clients, "first", LOUD, 300)
+    for _ in range(20):
+        clients.step()
+    ask_with(clients, "first", LOUD, 300)  # has not run enough to be suspended
+    clients.step()
+    waiting = ask_with(clients, "second", QUIET, 5)
+    clients.step()
+    assert clients.scheduler.counters.suspensions == 0
+    plain = clients.send(ask(QUIET, 5))  # passes it into the free slot
+    assert steps_until(clients, plain) <= 3
+    assert steps_until(clients, waiting) <= 20
+    clients.run(2000)
+    assert all(heard.ended for heard in clients.heard.values())
