@@ -71,11 +71,11 @@ class BackwardPass:
         progress: Progress,
         *,
         trains_shifts: bool,
-        trains_state: bool,
+        state_rate: float | None,
     ) -> None:
         """Upload `model`, which may be closed then. A step has `limits.num_slots` documents. Raises DeviceError.
 
-        Beside pairs, the initial state is trained only if `trains_state`.
+        Beside pairs, the initial state is trained only if `state_rate` says at how many times their rate.
         """
         shape = model.shape
         check_width(shape)
@@ -90,8 +90,8 @@ class BackwardPass:
         trained = trained_fields(shape, trains_shifts=trains_shifts)
         pairs = None if matmuls.pairs is None else PairParameters(matmuls.pairs, self.buffers.settings, memory)
         self._state = None
-        if pairs is None or trains_state:
-            self._state = StateParameters(shape, layout, self._initial, trained, memory)
+        if pairs is None or state_rate is not None:
+            self._state = StateParameters(shape, layout, self._initial, trained, state_rate or 1.0, memory)
         self.parameters = Parameters([each for each in (self._state, pairs) if each is not None])
         state_bytes = 4 * limits.num_slots * layout.stride
         states = memory.create_buffer("states of documents", state_bytes, use="states")
@@ -236,7 +236,7 @@ class BackwardPass:
         update = self._stage(
             f"{trained.label} update",
             "adam",
-            {"THREADS": _UPDATE_THREADS, "COUNT": count},
+            {"THREADS": _UPDATE_THREADS, "COUNT": count, "RATE_FACTOR": trained.rate_factor},
             {"settings": buffers.settings, **gradient, **moments},
             lambda _: (groups, 1),
         )

@@ -39,14 +39,14 @@ class CpuTrainer:
         optimizer: Optimizer,
         trains_shifts: bool = False,
         pairs: Pairs | None = None,
-        trains_state: bool = False,
+        state_rate: float | None = None,
         max_documents: int = 8,
         max_tokens: int = 256,
         dtype: DTypeLike = np.float32,
     ) -> None:
         """Prepare to train `model`, its initial state or the low-rank `pairs` beside its matrices.
 
-        Beside pairs, the state is trained, too, if `trains_state`.
+        Beside pairs, the state is trained only if `state_rate` says at how many times their rate.
         Raises InvalidRequestError for settings of the optimizer that are out of range.
         """
         check_optimizer(optimizer)
@@ -61,12 +61,14 @@ class CpuTrainer:
         self._pairs = pairs
         self._state: dict[str, F32] = {}  # all that is trained, and the rest of an initial state that is
         self._trained: tuple[str, ...] = ()
-        if pairs is None or trains_state:
+        if pairs is None or state_rate is not None:
             self._state |= self._initial
             self._trained += trained_fields(model.shape, trains_shifts=trains_shifts)
         if pairs is not None:
             self._state |= {name: np.zeros(shape, np.float32) for name, shape in pairs.shapes.items()}
             self._trained += tuple(pairs.shapes)
+        factor = 1.0 if pairs is None or state_rate is None else state_rate
+        self._factors = {name: factor if name in self._initial else 1.0 for name in self._trained}  # of the rate
         self._first = {name: np.zeros_like(self._state[name]) for name in self._trained}
         self._second = {name: np.zeros_like(self._state[name]) for name in self._trained}
         self._num_updates = 0
@@ -117,7 +119,7 @@ class CpuTrainer:
             first += (1 - beta1) * (scale * values - first)
             second += (1 - beta2) * (np.square(scale * values) - second)
             root = np.sqrt(second / second_bias) + self._optimizer.epsilon
-            self._state[name] -= rate * (first / first_bias) / root
+            self._state[name] -= self._factors[name] * rate * (first / first_bias) / root
 
     def read(self) -> TrainingState:
         return TrainingState(

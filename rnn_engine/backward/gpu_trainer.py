@@ -46,15 +46,15 @@ class GpuTrainer:
         limits: StepLimits,
         optimizer: Optimizer,
         trains_shifts: bool,
-        trains_state: bool = False,
+        state_rate: float | None = None,
         progress: Progress,
     ) -> None:
         """Upload `model`, which may be closed afterwards, and allocate the device buffers for steps.
 
         `matmuls` are kernels of `device` for steps of `limits`, with products in f32. If they have low-rank pairs,
-        these are trained in place of the initial state, or beside it if `trains_state`. A step has at most
-        `limits.num_slots` documents, and computes at most `limits.max_rows` logits at a time. `memory` is an empty
-        group of buffers of `device`. The caller closes it if this fails, else the trainer does.
+        these are trained in place of the initial state, or beside it if `state_rate` says at how many times their
+        rate. A step has at most `limits.num_slots` documents, and computes at most `limits.max_rows` logits at a time.
+        `memory` is an empty group of buffers of `device`. The caller closes it if this fails, else the trainer does.
         Raises InvalidRequestError for settings of the optimizer that are out of range, DeviceMemoryError if the device
         has no room, DeviceError if it can't run the model.
         """
@@ -77,7 +77,7 @@ class GpuTrainer:
             format_of,
             progress,
             trains_shifts=trains_shifts,
-            trains_state=trains_state,
+            state_rate=state_rate,
         )
         self._parameters = self._pass.parameters
         self._num_updates = 0

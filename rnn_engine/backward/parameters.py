@@ -27,16 +27,16 @@ class TrainedBuffer:
 
     label: str
     values: Buffer
+    rate_factor: float  # times the learning rate
     gradient: Buffer
     first: Buffer  # Adam's running mean of the gradients
     second: Buffer  # the same of their squares
 
     @classmethod
-    def create(cls, label: str, values: Buffer, memory: Memory) -> TrainedBuffer:
+    def create(cls, label: str, values: Buffer, memory: Memory, rate_factor: float = 1.0) -> TrainedBuffer:
         names = ("gradient", "first moments", "second moments")
-        return cls(
-            label, values, *(memory.create_buffer(f"{label} {name}", values.size, use="states") for name in names)
-        )
+        buffers = (memory.create_buffer(f"{label} {name}", values.size, use="states") for name in names)
+        return cls(label, values, rate_factor, *buffers)
 
     @property
     def num_floats(self) -> int:
@@ -47,12 +47,20 @@ class StateParameters:
     """The initial state from which all documents start."""
 
     def __init__(
-        self, shape: ModelShape, layout: StateLayout, initial: Sequence[Buffer], trained: Sequence[str], memory: Memory
+        self,
+        shape: ModelShape,
+        layout: StateLayout,
+        initial: Sequence[Buffer],
+        trained: Sequence[str],
+        rate_factor: float,
+        memory: Memory,
     ) -> None:
         """Train the fields `trained` of the states in `initial`, a buffer for each layer."""
         self.shapes: Mapping[str, tuple[int, ...]] = state_shapes(shape)
         self.trained = trained
-        self.buffers = [TrainedBuffer.create(f"layer {layer}", each, memory) for layer, each in enumerate(initial)]
+        self.buffers = [
+            TrainedBuffer.create(f"layer {layer}", each, memory, rate_factor) for layer, each in enumerate(initial)
+        ]
         self._layout = layout
 
     def pack(self, arrays: State) -> list[F32]:

@@ -208,14 +208,18 @@ class LoraSettings:
         "matrix, which the file then subtracts, in twice the rank."
     )
     train_state: bool = setting(False).help("Also train the initial state; FILE is a .state with both.")
+    state_rate: float = setting(100.0, Kind(float, "NUMBER", low=0, is_open=True)).help(
+        "With --train-state, how many times the learning rate is that of the state."
+    )
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a rank or an alpha that is out of range."""
+        """Raise InvalidRequestError for a number that is out of range."""
         most = MOST_RANK if self.init == "lora" else MOST_RANK // 2
         if not 1 <= self.rank <= most:
             raise InvalidRequestError("rank", self.rank, f"a whole number from 1 to {most}")
-        if not 0 < self.alpha < math.inf:
-            raise InvalidRequestError("alpha", self.alpha, "a finite number greater than 0")
+        for name in ("alpha", "state_rate"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise InvalidRequestError(name, value, "a finite number greater than 0")
 
     @property
     def result(self) -> LoraSettings:

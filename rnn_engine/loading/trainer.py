@@ -57,8 +57,8 @@ class TrainerSize:
         return StepLimits(self.max_documents, self.max_tokens, rows, num_candidates=1)
 
     @property
-    def trains_state(self) -> bool:
-        return self.lora is None or self.lora.train_state
+    def state_rate(self) -> float | None:
+        return self.lora.state_rate if self.lora is not None and self.lora.train_state else None
 
     @property
     def what(self) -> str:
@@ -135,7 +135,7 @@ def load_trainer(
             optimizer=optimizer,
             trains_shifts=size.train_shifts,
             pairs=size.pairs(model.tensors),
-            trains_state=size.trains_state,
+            state_rate=size.state_rate,
             max_documents=size.max_documents,
             max_tokens=size.max_tokens,
         )
@@ -232,7 +232,7 @@ def _load_gpu_trainer(
             limits=limits,
             optimizer=optimizer,
             trains_shifts=size.train_shifts,
-            trains_state=size.trains_state,
+            state_rate=size.state_rate,
             progress=progress,
         )
         undo.pop_all()

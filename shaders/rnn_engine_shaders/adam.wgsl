@@ -25,7 +25,7 @@ fn main(@builtin(global_invocation_id) thread: vec3<u32>) {
         first[i] = mean;
         second[i] = square;
         let root = sqrt(square / settings.second_bias) + settings.epsilon;
-        values[i] -= settings.rate * (mean / settings.first_bias) / root;
+        values[i] -= RATE_FACTOR * settings.rate * (mean / settings.first_bias) / root;
     }
     gradient[i] = 0.0;
 }

@@ -16,7 +16,7 @@ from rnn_engine.errors import DeviceError
 from rnn_engine.forward.pairs import Pairs, half_names
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.loading.settings import LoraSettings
-from rnn_engine.loading.trainer import find_pairs
+from rnn_engine.loading.trainer import TrainerSize, find_pairs
 from rnn_engine.types import ModelShape
 from tests.backward.test_gradients import ODD_RANKS, make_documents
 from tests.support.models import TensorModel, random_model, tiny_shape
@@ -112,7 +112,7 @@ def test_the_state_beside_pairs_has_the_gradient_of_the_merged_model() -> None:
     moments = {name: values for name, values in start.first.items() if name in fields}
     plain = make_cpu_trainer(merged(model, pairs, dict(start.state)), dtype=np.float64, **LIMITS)
     _, expected = gradients(plain, TrainingState(fields, moments, moments, 0), [LENGTHS])
-    both = make_cpu_trainer(model, pairs=pairs, trains_state=True, dtype=np.float64, **LIMITS)
+    both = make_cpu_trainer(model, pairs=pairs, state_rate=1.0, dtype=np.float64, **LIMITS)
     _, found = gradients(both, start, [LENGTHS])
     assert list(found) == [*expected, *pairs.shapes]
     for name, values in expected.items():
@@ -154,7 +154,7 @@ def check(shape: ModelShape, settings: LoraSettings, weights: str = "f32", kind:
     oracle = model if weights == "f32" else rounded(model, WeightChoice.parse(weights))
     pairs = find_pairs(settings, model.tensors)
     start = random_pairs(pairs, shape if settings.train_state else None)
-    more: dict[str, Any] = {"pairs": pairs, "trains_state": settings.train_state, **LIMITS}
+    more: dict[str, Any] = {"pairs": pairs, "state_rate": TrainerSize(lora=settings).state_rate, **LIMITS}
     calls = [LENGTHS, (1,), (40,)]
     reference = make_cpu_trainer(oracle, dtype=np.float64, **more)
     expected_losses, expected = gradients(reference, start, calls)
@@ -205,7 +205,7 @@ def test_what_was_read_goes_on_with_the_same_bits(make: Callable[..., Trainer], 
     documents = make_documents(LENGTHS, shape.vocab_size)
 
     def learn(start: TrainingState, count: int) -> TrainingState:
-        with closing(make(model, pairs=pairs, trains_state=settings.train_state, **LIMITS)) as trainer:
+        with closing(make(model, pairs=pairs, state_rate=TrainerSize(lora=settings).state_rate, **LIMITS)) as trainer:
             trainer.write(start)
             for _ in range(count):
                 trainer.accumulate(documents, 0.1)

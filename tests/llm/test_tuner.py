@@ -251,6 +251,12 @@ def test_a_lora_goes_on_from_its_checkpoint_and_only_with_its_model(
 def test_a_lora_has_no_settings_of_a_state(data: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"lora: .* expected none, since the settings of a state are given"):
         tuner(data, lora=LORA, init_prompt="Talk like a pirate.")
-    for settings in ({"rank": 0}, {"rank": 10_000}, {"rank": 257, "init": "pissa"}, {"alpha": math.nan}):
+    for settings in (
+        {"rank": 0},
+        {"rank": 10_000},
+        {"rank": 257, "init": "pissa"},
+        {"state_rate": 0.0},
+        {"alpha": math.nan},
+    ):
         with pytest.raises(InvalidRequestError):
             LoraSettings(**settings)

@@ -401,6 +401,7 @@ class TestLora:
             "targets": ["att", "ffn.key"],
             "init": "lora",
             "train_state": False,
+            "state_rate": 100.0,
         }
         assert job.fine_tuned_model is not None
         metrics, lora = [await client.files.retrieve(each) for each in job.result_files]
@@ -439,10 +440,13 @@ class TestLora:
         self, client: openai.AsyncOpenAI, server: JobServer, processes: FakeProcesses
     ) -> None:
         use_demo_file(server)
-        method = {"type": "lora", "lora": {"hyperparameters": {"rank": 3, "init": "pissa", "train_state": True}}}
+        method = {
+            "type": "lora",
+            "lora": {"hyperparameters": {"rank": 3, "init": "pissa", "train_state": True, "state_rate": 5}},
+        }
         job = await until(client, await begin(client, method=method))
         assert (job.status, job.error) == ("succeeded", None)
-        assert processes.started[-1].order.lora == LoraSettings(3, init="pissa", train_state=True)
+        assert processes.started[-1].order.lora == LoraSettings(3, init="pissa", train_state=True, state_rate=5.0)
         assert job.fine_tuned_model is not None
         stored = await client.files.retrieve(job.result_files[1])
         assert stored.filename == f"{job.fine_tuned_model.removeprefix('fake:')}.state"

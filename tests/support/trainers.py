@@ -27,7 +27,7 @@ def make_cpu_trainer(
     max_tokens: int,
     dtype: DTypeLike = np.float32,
     pairs: Pairs | None = None,
-    trains_state: bool = False,
+    state_rate: float | None = None,
 ) -> CpuTrainer:
     version = VERSIONS.get(model.shape.version)
     assert version.run_backward is not None
@@ -37,7 +37,7 @@ def make_cpu_trainer(
         version.run_backward,
         optimizer=optimizer,
         trains_shifts=trains_shifts,
-        trains_state=trains_state,
+        state_rate=state_rate,
         pairs=pairs,
         max_documents=max_documents,
         max_tokens=max_tokens,
@@ -58,7 +58,7 @@ def make_gpu_trainer(
     load_backward: LoadBackward | None = None,
     max_binding_bytes: int | None = None,
     pairs: Pairs | None = None,
-    trains_state: bool = False,
+    state_rate: float | None = None,
 ) -> GpuTrainer:
     """Return a trainer with checked shaders. `load_backward` replaces that of the model's version.
 
@@ -85,7 +85,7 @@ def make_gpu_trainer(
         limits=limits,
         optimizer=optimizer,
         trains_shifts=trains_shifts,
-        trains_state=trains_state,
+        state_rate=state_rate,
         progress=lambda what, done, total: None,
     )
     trainer.max_tokens, trainer.max_rows = max_tokens, max_rows

@@ -115,6 +115,9 @@ class LoraHyperparametersBody(HyperparametersBody):
     train_state: bool = Field(
         default=_LORA.train_state, description="Also train the initial state; the result is a file with both."
     )
+    state_rate: float = Field(
+        default=_LORA.state_rate, gt=0, le=1e6, description="How many times the learning rate is that of the state."
+    )
 
 
 class LoraParameters(MethodParameters):
@@ -179,7 +182,7 @@ class FineTuningRequest(RequestBody):
             return None
         asked = (self.method.lora or LoraParameters()).hyperparameters
         targets = tuple(dict.fromkeys(asked.targets))
-        return LoraSettings(asked.rank, asked.alpha, targets, asked.init, asked.train_state)
+        return LoraSettings(asked.rank, asked.alpha, targets, asked.init, asked.train_state, asked.state_rate)
 
 
 class HyperparametersObject(TypedDict):
@@ -193,6 +196,7 @@ class HyperparametersObject(TypedDict):
     targets: NotRequired[list[str]]
     init: NotRequired[LoraInit]
     train_state: NotRequired[bool]
+    state_rate: NotRequired[float]
 
 
 class MethodParametersObject(TypedDict):
