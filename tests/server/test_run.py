@@ -23,9 +23,9 @@ from rnn_engine.telemetry import Health
 from rnn_engine_server.core import process as own_process
 from rnn_engine_server.core.app import run
 from rnn_engine_server.core.process import (
-    late_collections,
     notify,
     open_listeners,
+    responsive_interpreter,
     stop_signals,
     take_sockets,
     url_of,
@@ -49,21 +49,22 @@ async def test_full_collections_wait_for_idle_moments(monkeypatch: pytest.Monkey
         whole: Part
 
     monkeypatch.setattr("rnn_engine_server.core.process._COLLECT_SECONDS", 0.0)
-    before, active = gc.get_threshold(), True
-    async with late_collections(lambda: not active):
+    before, active = (gc.get_threshold(), sys.getswitchinterval()), True
+    async with responsive_interpreter(lambda: not active):
+        assert sys.getswitchinterval() < 0.001
         part = Part()
         part.whole = part
         found = weakref.ref(part)
         gc.collect(1)  # from now on it is old
         del part
-        for _ in range(2 * before[2]):
+        for _ in range(2 * before[0][2]):
             gc.collect(1)
             await asyncio.sleep(0)
         assert found() is not None
         active = False
         while found() is not None:
             await asyncio.sleep(0)
-    assert gc.get_threshold() == before
+    assert (gc.get_threshold(), sys.getswitchinterval()) == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -198,8 +198,11 @@ async def test_what_is_no_json_is_refused(serve: Serve, data: bytes) -> None:
         (b'{"prompt": "a", "temperature": 1e999}', "temperature"),
         (b'{"prompt": "a", "seen": [{"x": 1}, {"y": -1e+400}]}', "seen.1.y"),
         (b'{"prompt": "a", "far": 9%s.5}' % (b"0" * 308), "far"),
+        (b'{"prompt": "%s", "far": 9%s.5}' % (b"a" * ((1 << 18) - 100), b"0" * 309), "far"),
+        (b'{"prompt": "%s", "far": 1e999}' % (b"a" * ((1 << 18) - 24)), "far"),
         (b"1e309", "body"),
     ],
+    ids=range(6),
 )
 async def test_a_number_that_no_float_holds_is_refused_in_any_field(serve: Serve, data: bytes, param: str) -> None:
     engine = FakeEngine()

@@ -13,6 +13,8 @@ from rnn_engine_server.core.workers import Workers
 
 ANN, BOB, BATCH, OTHER_BATCH = Client("ann"), Client("bob"), Client("a", 1.0, True), Client("b", 1.0, True)
 
+LONG, SHORT = 1 << 20, 1 << 15  # sizes of work
+
 
 class Gate:
     """Functions that wait on their threads until `open`; it says which have begun, in order."""
@@ -45,43 +47,44 @@ async def begun(gate: Gate, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_one_client_leaves_a_thread_to_others_and_takes_turns_with_them(workers: Workers) -> None:
+async def test_a_client_runs_one_long_and_one_short_function_at_a_time(workers: Workers) -> None:
     gate = Gate()
-    calls = [asyncio.create_task(workers.run(ANN, gate.function(f"ann {number}"))) for number in range(5)]
+    work = [("long", LONG), ("long 2", LONG), ("short", SHORT), ("short 2", SHORT)]
+    calls = [asyncio.create_task(workers.run(ANN, gate.function(name), size)) for name, size in work]
     await begun(gate, 2)
-    calls.append(asyncio.create_task(workers.run(BOB, gate.function("bob"))))
+    calls.append(asyncio.create_task(workers.run(BOB, gate.function("bob"), LONG)))
     await begun(gate, 3)
-    assert sorted(gate.begun) == ["ann 0", "ann 1", "bob"]
+    assert sorted(gate.begun) == ["bob", "long", "short"]
     gate.open()
-    assert await asyncio.gather(*calls) == ["ann 0", "ann 1", "ann 2", "ann 3", "ann 4", "bob"]
+    assert await asyncio.gather(*calls) == ["long", "long 2", "short", "short 2", "bob"]
 
 
-async def test_the_background_comes_last_and_leaves_a_thread(workers: Workers) -> None:
+async def test_the_background_comes_last_and_takes_one_thread(workers: Workers) -> None:
     gate = Gate()
-    calls = [asyncio.create_task(workers.run(client, gate.function(client.name))) for client in (BATCH, OTHER_BATCH)]
-    calls.append(asyncio.create_task(workers.run(Client("c", 1.0, True), gate.function("c"))))
-    await begun(gate, 2)
-    calls.append(asyncio.create_task(workers.run(ANN, gate.function("ann"))))
+    calls = [
+        asyncio.create_task(workers.run(client, gate.function(client.name), SHORT)) for client in (BATCH, OTHER_BATCH)
+    ]
+    await begun(gate, 1)
+    calls += [asyncio.create_task(workers.run(client, gate.function(client.name), LONG)) for client in (ANN, BOB)]
     await begun(gate, 3)
-    assert gate.begun == ["a", "b", "ann"]
-    calls += [asyncio.create_task(workers.run(client, gate.function("late"))) for client in (BOB,)]
+    calls.append(asyncio.create_task(workers.run(Client("late"), gate.function("late"), LONG)))
     await asyncio.sleep(0)
     gate.open()
     await asyncio.gather(*calls)
-    assert gate.begun[3:] == ["late", "c"]
+    assert gate.begun == ["a", "ann", "bob", "late", "b"]
 
 
 async def test_what_nobody_waits_for_is_not_begun(workers: Workers) -> None:
     gate = Gate()
-    calls = [asyncio.create_task(workers.run(ANN, gate.function(f"{number}"))) for number in range(6)]
-    await begun(gate, 2)
-    for call in calls[1:5]:
+    calls = [asyncio.create_task(workers.run(ANN, gate.function(f"{number}"), LONG)) for number in range(6)]
+    await begun(gate, 1)
+    for call in calls[:5]:
         call.cancel()
     gate.open()
     results = await asyncio.gather(*calls, return_exceptions=True)
-    assert gate.begun == ["0", "1", "5"]
-    assert [result for result in results if isinstance(result, str)] == ["0", "5"]
-    assert await workers.run(BOB, lambda: "bob") == "bob"
+    assert gate.begun == ["0", "5"]
+    assert [result for result in results if isinstance(result, str)] == ["5"]
+    assert await workers.run(BOB, lambda: "bob", LONG) == "bob"
 
 
 async def test_an_error_reaches_its_caller(workers: Workers) -> None:
@@ -89,5 +92,5 @@ async def test_an_error_reaches_its_caller(workers: Workers) -> None:
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        await workers.run(ANN, fail)
-    assert await workers.run(ANN, lambda: 1) == 1
+        await workers.run(ANN, fail, SHORT)
+    assert await workers.run(ANN, lambda: 1, SHORT) == 1

@@ -39,7 +39,14 @@ from rnn_engine_server.core.bodies import LOGGED
 from rnn_engine_server.core.kept import MOST_SLOT_BYTES, MOST_SLOT_PROMPTS, SLOT_PROMPTS, BoundedStore, KeptUsage
 from rnn_engine_server.core.memory import BUDGET, MemoryBudget
 from rnn_engine_server.core.performing import InnerCalls, respond, set_call_headers, telemetry_middleware
-from rnn_engine_server.core.process import end_process, late_collections, notify, open_listeners, stop_signals, url_of
+from rnn_engine_server.core.process import (
+    end_process,
+    notify,
+    open_listeners,
+    responsive_interpreter,
+    stop_signals,
+    url_of,
+)
 from rnn_engine_server.core.routing import (
     LIFECYCLE,
     SETTINGS,
@@ -199,7 +206,7 @@ async def _serve(
     with stop_signals() as stop:
         app = make(await _load_unless_stopped(load, stop))
         models, lifecycle = app[MODELS], app[LIFECYCLE]
-        async with late_collections(lambda: not lifecycle.active), serving(app, listeners, settings, tls):
+        async with responsive_interpreter(lambda: not lifecycle.active), serving(app, listeners, settings, tls):
             on_ready(models.infos(), url_of(listeners[0], "http" if tls is None else "https"))
             notify("READY=1")
             await _stop_or_failure(models, stop, settings)

@@ -32,7 +32,8 @@ from rnn_engine_server.core.settings import Limits
 
 T = TypeVar("T")
 _DEFAULT_LIMITS = Limits()
-_MAYBE_INFINITE = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{200}")  # found in every number from 1e300 on
+_MAYBE_INFINITE = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3}|(?<![0-9]{2})[0-9]{199})")  # in every number from 1e300 on
+_SEARCHED, _OVERLAP = 1 << 18, 200  # bytes that are searched for it at a time: a search stops all other threads
 _MOST_NAMES = 30  # of fields that an error lists
 _MOST_UNKNOWN = 100  # different unknown fields of a body: to look for what each may be a misspelling of takes time
 _MISSPELLED = 0.87  # the least likeness (`difflib`) to a field of which a name counts as a misspelling
@@ -90,7 +91,9 @@ def parse_json(text: bytes | bytearray, what: str) -> Any:  # noqa: ANN401
         value = from_json(text, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequestError(what, text[:100].decode(errors="replace"), f"JSON ({error})") from None
-    if _MAYBE_INFINITE.search(text) and (found := _find_infinite(value)) is not None:
+    pieces = range(0, len(text), _SEARCHED)
+    may_be = any(_MAYBE_INFINITE.search(text, start, start + _SEARCHED + _OVERLAP) for start in pieces)
+    if may_be and (found := _find_infinite(value)) is not None:
         raise InvalidRequestError(found.removeprefix(".") or what, math.inf, "a number that fits a 64-bit float")
     return value
 

@@ -369,7 +369,7 @@ def _on_thread(call: Call) -> OnThread:
     """Return a function that runs others on the worker threads, where clients take turns."""
 
     async def run(function: Callable[[], T]) -> T:
-        return await work(call, SHORT_WORK + 1, function)
+        return await work(call, SHORT_WORK + 1 + call.lease.num_bytes, function)
 
     return run
 
