@@ -112,11 +112,15 @@ def test_the_state_beside_pairs_has_the_gradient_of_the_merged_model() -> None:
     moments = {name: values for name, values in start.first.items() if name in fields}
     plain = make_cpu_trainer(merged(model, pairs, dict(start.state)), dtype=np.float64, **LIMITS)
     _, expected = gradients(plain, TrainingState(fields, moments, moments, 0), [LENGTHS])
-    both = make_cpu_trainer(model, pairs=pairs, state_rate=1.0, dtype=np.float64, **LIMITS)
+    both = make_cpu_trainer(model, pairs=pairs, state_rate=5.0, dtype=np.float64, **LIMITS)
     _, found = gradients(both, start, [LENGTHS])
     assert list(found) == [*expected, *pairs.shapes]
     for name, values in expected.items():
         assert relative_error(found[name], values) < 1e-6, name
+    both.update(0.01)
+    changes = {name: np.abs(values - start.state[name]).max() for name, values in both.read().state.items()}
+    assert changes["wkv"] == pytest.approx(0.05, rel=1e-3)
+    assert changes["blocks.0.att.key.lora_A"] == pytest.approx(0.01, rel=1e-3)
 
 
 def test_pissa_begins_with_the_greatest_singular_values_and_the_model_as_it_is() -> None:
