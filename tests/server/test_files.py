@@ -12,6 +12,7 @@ import shutil
 import socket
 import sqlite3
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -358,6 +359,30 @@ class TestStore:
         assert contents(store) == []
         assert await owned(store, "ann") == []
         assert store.readings().num_files == 0
+
+    async def test_a_client_that_leaves_while_its_file_is_recorded_leaves_room_and_record_in_agreement(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        record, begun, goes_on = FILES.put, threading.Event(), threading.Event()
+
+        def wait(transaction: Transaction, file: StoredFile) -> None:
+            begun.set()
+            goes_on.wait()
+            record(transaction, file)
+
+        monkeypatch.setattr(FILES, "put", wait)
+        putting = asyncio.create_task(put(store, "ann"))
+        await asyncio.to_thread(begun.wait)
+        putting.cancel()
+        await asyncio.wait((putting,))
+        goes_on.set()
+        while not (found := await owned(store, "ann")):
+            await asyncio.sleep(0)
+        [kept], readings = found, store.readings()
+        assert (readings.num_files, readings.file_bytes) == (1, kept.num_bytes)
+        await store.files.delete("ann", kept.id)
+        readings = store.readings()
+        assert (readings.num_files, readings.file_bytes) == (0, 0)
 
     async def test_a_deletion_needs_no_room(
         self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

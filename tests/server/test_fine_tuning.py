@@ -35,6 +35,7 @@ from rnn_engine_server.core.app import STORE, make_app
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_server.jobs import tuning_process, tuning_runner
 from rnn_engine_server.jobs.tuning_process import (
+    Answer,
     Checked,
     Failed,
     Finished,
@@ -352,6 +353,8 @@ class TestCourse:
         job = await until(client, await begin(client))
         assert (job.status, job.trained_tokens) == ("succeeded", STEPS * 10)
         assert len(processes.started) == 4
+        processes.die = [2, 4, 6, 8]  # each gets further than the one before
+        assert (await until(client, await begin(client))).status == "succeeded"
         processes.die = [2, 2, 2]
         job = await until(client, await begin(client), "paused")
         assert "has ended 3 times before its end" in (await messages(client, job))[-1]
@@ -704,6 +707,8 @@ class TestProcess:
             return len(waits) == 100  # then no request runs any more
 
         server.idle.wait = wait  # type: ignore[method-assign, assignment]
+        clock[0] += 60.0  # for the model to load
+        server.begin_work()
         clock[0] += 2.0
         server.rest()
         assert sum(waits) == pytest.approx(min(seconds, 500.0))
@@ -724,6 +729,17 @@ class TestProcess:
             checkpoint=folder / "checkpoint",
             output=folder / "state",
         )
+
+    async def test_a_full_disk_is_no_fault_of_the_job(self, tmp_path: Path) -> None:
+        order = replace(self.order(tmp_path, EXAMPLES), settings=TunerSettings(steps=1, rate=0.1))
+        process = await TuningProcess.start("tune", replace(order, output=tmp_path / "missing" / "a.state"))
+        answers = list[Answer]()
+        async for answer in process.answers():
+            answers.append(answer)
+            process.say("go")
+        await process.end(60.0)
+        assert isinstance(answers[-1], Stuck)
+        assert "No such file or directory" in answers[-1].message
 
     def test_data_is_checked(self, tmp_path: Path) -> None:
         long = json.dumps({"prompt": "a", "completion": "b " * 100}).encode() + b"\n"

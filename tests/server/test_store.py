@@ -213,6 +213,64 @@ class TestTunings:
         assert (await until(ann, long)).trained_tokens == 80
         assert (await until(ann, second)).status == "succeeded"
 
+    async def test_a_pause_at_the_end_of_a_turn_is_kept(
+        self, ann: openai.AsyncOpenAI, processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ends, paused = asyncio.Event(), asyncio.Event()
+
+        async def end(process: FakeProcess, _seconds: float) -> None:
+            process.say("stop")
+            if process.what == "tune":
+                ends.set()
+                await paused.wait()
+            process.has_ended = True
+
+        monkeypatch.setattr(FakeProcess, "end", end)
+        monkeypatch.setattr(tuning_runner, "_TURN_SECONDS", 0.0)
+        processes.hold = 4
+        long = await begin(ann)
+        await processes.held.wait()
+        short = await begin(ann.with_options(api_key="bob's key"))
+        await ends.wait()
+        await ann.fine_tuning.jobs.pause(long.id)
+        paused.set()
+        processes.hold = None
+        assert (await until(ann.with_options(api_key="bob's key"), short)).status == "succeeded"
+        assert str((await ann.fine_tuning.jobs.retrieve(long.id)).status) == "paused"
+        await ann.fine_tuning.jobs.resume(long.id)
+        assert (await until(ann, long)).status == "succeeded"
+
+    async def test_a_job_whose_watch_fails_is_paused(
+        self, ann: openai.AsyncOpenAI, processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def fail(*_: object) -> None:
+            raise RuntimeError("a fault")
+
+        processes.hold = 4
+        with monkeypatch.context() as patch:
+            patch.setattr(tuning_runner, "_TURN_SECONDS", 0.0)
+            patch.setattr(TuningRunner, "_end_turn", fail)
+            job = await until(ann, await begin(ann), "paused")
+            assert (await messages(ann, job))[-1].endswith("since it can't go on: a fault")
+        processes.hold = None
+        await ann.fine_tuning.jobs.resume(job.id)
+        assert (await until(ann, job)).status == "succeeded"
+
+    async def test_a_list_of_jobs_that_can_not_be_read_is_read_again(
+        self, server: JobServer, ann: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        unfinished, failures = server.app_store.tunings.unfinished, iter([StorageError("Input/output error")] * 3)
+
+        async def fail_first() -> list[TuningJob]:
+            if error := next(failures, None):
+                raise error
+            return await unfinished()
+
+        monkeypatch.setattr(tuning_runner, "_RETRY_SECONDS", 0.0)
+        monkeypatch.setattr(server.app_store.tunings, "unfinished", fail_first)
+        assert (await until(ann, await begin(ann))).status == "succeeded"
+        assert list(failures) == []
+
     async def test_all_that_a_job_writes_is_a_turn_of_its_owner(
         self, ann: openai.AsyncOpenAI, processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,8 +1,8 @@
 """The process in which a tuning job checks its data and runs a `Tuner`: what it is asked, and what it answers.
 
-It shares neither threads nor memory with the server. So it takes no time from requests but that of the device, and
-whatever becomes of it, the server goes on. The order comes on standard input, and words of the server after it. Each
-answer is one line of JSON.
+It shares neither threads nor memory with the server, and has a lower priority. So it takes little time from requests
+but that of the device, and whatever becomes of it, the server goes on. The order comes on standard input, and words of
+the server after it. Each answer is one line of JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEAST_EXAMPLES: Final = 10
 LEAST_TOKENS: Final = 64  # of a call of the trainer, and so of an example
 CHECKPOINT_SECONDS: Final = 10.0
 _MOST_DOCUMENTS: Final = 8  # of a call of the trainer; with fewer, requests wait less for its end
-_WAY_OUT: Final = "resume it when the server has the model, tokenizer and chat template as before, or cancel it"
+_CHANGEABLE: Final = "the model, tokenizer and chat template as before"
 _WAKE_SECONDS: Final = 5.0  # between wake-ups of a process that rests, so that the server sees that it does not hang
 _NICENESS: Final = 5  # of the process, on systems that have that
 
@@ -153,12 +153,16 @@ class Server:
         self._answers.write(encode_answer(answer))
 
     def send_and_wait(self, event: Event) -> None:
-        """Send an event, and wait until the server has taken it in. Raises _StoppedError if it has not."""
+        """Send an event, and wait until the server has taken it in. Raises _StoppedError if the process must end."""
         self.send(event)
         began = self._clock()
         self._go.acquire()
         self._check()
         self._worked_since += self._clock() - began  # waiting is not work
+
+    def begin_work(self) -> None:
+        """Count the time from now on as work, of which `rest` leaves requests their share."""
+        self._worked_since = self._clock()
 
     def rest(self) -> None:
         """While requests run, leave them the device for their share of the time since the last rest.
@@ -170,7 +174,7 @@ class Server:
         while now < end and not self.idle.wait(min(_WAKE_SECONDS, end - now)):
             now = self._clock()
         self._check()
-        self._worked_since = self._clock()
+        self.begin_work()
 
     def listen(self, words: BinaryIO) -> None:
         """Take in the words of the server, on a thread of its own, and end the process when the server has gone."""
@@ -231,13 +235,15 @@ def tune(order: TuningOrder, server: Server) -> None:
     except RnnEngineError as error:
         if not resume:
             raise
-        server.send(Stuck(f"{_describe(error, order)}; {_WAY_OUT}"))
+        thing = "room on the device" if isinstance(error, DeviceMemoryError) else _CHANGEABLE
+        server.send(Stuck(f"{_describe(error, order)}; resume it when the server has {thing}, or cancel it"))
         return
     with closing(tuner):
         num_documents = len(tuner.data.training)
         server.send(Started(order.settings.num_steps(num_documents), num_documents, max_tokens))
         if resume and tuner.judged and tuner.judged[-1].step == tuner.progress.step:
             _report(tuner, tuner.judged[-1], order.output, server)  # the server may have ended before it took that in
+        server.begin_work()
         for event in tuner.events():
             if isinstance(event, Judged):
                 _report(tuner, event, order.output, server)
@@ -341,6 +347,10 @@ def main(what: str) -> None:
         pass
     except RnnEngineError as error:
         server.send(_failure(error, order))
+    except OSError as error:  # such as a full disk
+        server.send(Stuck(str(error)) if what == "tune" else Failed("server_error", str(error)))
+    except Exception:
+        logging.exception("the process of a tuning job fails")
     answers.close()
     os._exit(0)  # the thread that listens can't be ended
 

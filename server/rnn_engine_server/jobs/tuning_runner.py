@@ -13,6 +13,7 @@ import os
 import pickle
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
@@ -64,14 +65,12 @@ from rnn_engine_states.named.store import StateStore
 
 _LOOK_SECONDS: Final = 0.02  # between two looks whether requests run
 _IDLE_SECONDS: Final = 0.5  # without a request, after which training has all the time
-_LIFE_SECONDS: Final = (
-    10.0  # without an answer, between two looks if a process does anything; `rest` wakes up more often
-)
+_LIFE_SECONDS: Final = 10.0  # without an answer, until the next look at a process; one that did nothing hangs
 _STOP_SECONDS: Final = 20.0  # for a process to write its checkpoint and end
 _LOAD_SECONDS: Final = 600.0  # for a model that was unloaded, before a state of it is kept
 _RETRY_SECONDS: Final = 5.0  # after which a job that the disk had no room for goes on
 _TURN_SECONDS: Final = 300.0  # of a job while another owner's waits
-_MOST_STARTS: Final = 3  # of processes one after another that end without an answer
+_MOST_STARTS: Final = 3  # of processes one after another that end early and get no further than the one before
 _MOST_LINE: Final = 1 << 20  # bytes of an answer
 _RETENTIONS: Final = (Retention(persistent=True), Retention(ttl=Quota().ttl), Retention())
 """How a state is kept: as the first of these that the server allows."""
@@ -142,6 +141,11 @@ class TuningProcess:
             await self._process.wait()
 
 
+def _report(error: Exception) -> None:
+    expected = isinstance(error, RnnEngineError)
+    _log.log(logging.WARNING if expected else logging.ERROR, "%s", error, exc_info=not expected)
+
+
 @dataclass(slots=True)
 class _Run:
     """What the server knows of a job that is being checked or trained, beyond its record."""
@@ -182,7 +186,7 @@ class TuningRunner:
         self._runs: dict[str, _Run] = {}  # by job
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._num_wakes = 0  # each may mean jobs that were not seen yet
-        self._turns: dict[str, int] = {}  # owner -> the number of its last turn
+        self._turns = Counter[tuple[str, str]]()  # first status of a task's jobs, owner -> the number of its last turn
         self._closing = asyncio.Event()
 
     def check(self, info: EngineInfo) -> None:
@@ -196,10 +200,7 @@ class TuningRunner:
             raise InvalidRequestError("model", info.model, "a model with a tokenizer")
 
     async def check_lora(self, name: str, lora: LoraSettings) -> None:
-        """Raise InvalidRequestError if a model does not have the targets of a LoRA, or if its file would be too large.
-
-        A checkpoint of a run takes five times the bytes of the file.
-        """
+        """Raise InvalidRequestError if a model lacks the targets of a LoRA, or if its file would be too large."""
         path, most = self._models.find(name).order.path, self._store.limits.max_file_bytes
 
         def measure() -> int:
@@ -250,7 +251,9 @@ class TuningRunner:
         if job.status != "running" or run is None or run.begun is None or job.num_steps is None:
             return None
         begun, first = run.begun
-        per_step = (time.monotonic() - begun) / max(1, run.step - first)
+        if run.step <= first:
+            return None
+        per_step = (time.monotonic() - begun) / (run.step - first)
         return self._store.files.now() + per_step * (job.num_steps - run.step)
 
     async def close(self) -> None:
@@ -278,13 +281,12 @@ class TuningRunner:
             self._tasks[name] = asyncio.create_task(self._take_all(take, statuses), context=Context())
 
     async def _take_all(self, take: _Take, statuses: Sequence[TuningStatus]) -> None:
-        while (job := await self._next(statuses)) is not None and not self._closing.is_set():
+        while (job := await self._next(statuses)) is not None:
             run = self._runs[job.id] = _Run()
             try:
                 await take(job, run)
             except Exception as error:
-                expected = isinstance(error, RnnEngineError)
-                _log.log(logging.WARNING if expected else logging.ERROR, "%s", error, exc_info=not expected)
+                _report(error)
                 await self._interrupt(job, error)
             finally:
                 if self._runs.get(job.id) is run:  # and not that of the other task, which may have begun
@@ -294,16 +296,22 @@ class TuningRunner:
 
     async def _next(self, statuses: Sequence[TuningStatus]) -> TuningJob | None:
         """Return the job to take now: one of the owner whose last turn was longest ago. None if there is none."""
-        while True:
+        while not self._closing.is_set():
             seen = self._num_wakes
-            waiting = [job for job in await self._store.unfinished() if job.status in statuses]
+            try:
+                waiting = [job for job in await self._store.unfinished() if job.status in statuses]
+            except StorageError as error:
+                _report(error)
+                await self._pause()
+                continue
             if waiting:
-                job = min(waiting, key=lambda job: (self._turns.get(job.owner, 0), statuses.index(job.status)))
-                if statuses != ("validating_files",):
-                    self._turns[job.owner] = max(self._turns.values(), default=0) + 1
+                turns, task = self._turns, statuses[0]
+                job = min(waiting, key=lambda job: (turns[task, job.owner], statuses.index(job.status)))
+                turns[task, job.owner] = max(turns.values(), default=0) + 1
                 return job
             if seen == self._num_wakes:
-                return None
+                break
+        return None
 
     async def _interrupt(self, job: TuningJob, error: Exception) -> None:
         """Pause a job that can't go on, such as for a full disk, or fail it if its data was not checked yet."""
@@ -315,8 +323,12 @@ class TuningRunner:
                 message = f"The job has been paused, since it can't go on: {reason}"
                 await self._store.enter(job, "paused", message, "error")
         except RnnEngineError:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), _RETRY_SECONDS)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait before the next try, unless the server ends."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), _RETRY_SECONDS)
 
     async def _check(self, job: TuningJob, run: _Run) -> None:
         if not await self._has_owner(job):
@@ -349,7 +361,9 @@ class TuningRunner:
                 return
         if not await self._store.add_event(job, "Fine-tuning job started", kind="started"):
             await self._store.add_event(job, "Fine-tuning job goes on")
-        for _ in range(_MOST_STARTS):
+        num_vain = 0
+        while num_vain < _MOST_STARTS:
+            reached, run.begun = run.step, None
             async with self._process("tune", job, run) as process:
                 async for answer in process.answers():
                     if await self._take_in(job, run, answer):
@@ -358,8 +372,10 @@ class TuningRunner:
                         process.say("go")
             if run.stop.is_set():
                 if run.turn_ends == 0.0:
-                    await self._store.enter(job, "queued", "The job waits for its next turn")
+                    with suppress(InvalidRequestError):  # it was paused or cancelled meanwhile
+                        await self._store.enter(job, "queued", "The job waits for its next turn", among=["running"])
                 return
+            num_vain = 1 if run.step > reached else num_vain + 1
             _log.warning("the process of the tuning job %s has ended before its end", job.id)
         raise StepError(f"the process that trains has ended {_MOST_STARTS} times before its end")
 
@@ -385,8 +401,19 @@ class TuningRunner:
             watching.cancel()
             await asyncio.wait((watching,))
             await process.end(patience)
+            if not watching.cancelled():
+                watching.result()  # raises what has ended it
 
     async def _watch(self, process: TuningProcess, job: TuningJob, run: _Run, patience: float) -> None:
+        try:
+            await self._report_to(process, job, run)
+        except Exception:
+            await process.end(patience)
+            raise
+        await process.end(patience)
+
+    async def _report_to(self, process: TuningProcess, job: TuningJob, run: _Run) -> None:
+        """Tell a process if requests run, and end its turn, until its run must stop."""
         said: Word = "idle"
         busy_until = 0.0
         while not run.stop.is_set():
@@ -403,7 +430,6 @@ class TuningRunner:
                     await self._end_turn(job, run)
             with suppress(TimeoutError):
                 await asyncio.wait_for(run.stop.wait(), _LOOK_SECONDS)
-        await process.end(patience)
 
     async def _end_turn(self, job: TuningJob, run: _Run) -> None:
         """Stop a job if another owner's waits, or give it another turn."""

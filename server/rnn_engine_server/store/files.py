@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.core.bodies import on_thread
+from rnn_engine_server.core.streams import uninterrupted
 from rnn_engine_server.store.blobs import Blobs
 from rnn_engine_server.store.owners import Columns, Cursor, Expiry, Page, Room, Table
 
@@ -146,22 +147,29 @@ class Files:
         await self._expiry.drop()
         self.room.take(owner, 1, 0)
         new: NewFile | None = None
+        is_whole = False  # then `_keep` decides about its room
         try:
             async with on_thread(self.blobs.create(file_id)) as file:
                 yield (new := NewFile(file, lambda num_bytes: self.room.take(owner, 0, num_bytes)))
                 if new.description is None:
                     raise RuntimeError("a new file was not described")
             assert new.description is not None
-            stored = self._describe(file_id, owner, *new.description, new.num_bytes, new.sha256)
-            try:
-                await self._database.write(lambda transaction: self.record(transaction, stored), owner)
-            except Exception:
-                await asyncio.to_thread(self.blobs.delete, file_id)
-                raise
-            new.stored = stored
+            is_whole = True
+            await self._keep(new, self._describe(file_id, owner, *new.description, new.num_bytes, new.sha256))
         finally:
-            if new is None or new.stored is None:
+            if not is_whole:
                 self.room.give(owner, 1, 0 if new is None else new.num_bytes)
+
+    @uninterrupted
+    async def _keep(self, new: NewFile, stored: StoredFile) -> None:
+        """Write the record of a new file, whose content is written, or delete the content if that fails."""
+        try:
+            await self._database.write(lambda transaction: self.record(transaction, stored), stored.owner)
+        except Exception:
+            await asyncio.to_thread(self.blobs.delete, stored.id)
+            self.room.give(stored.owner, 1, stored.num_bytes)
+            raise
+        new.stored = stored
 
     async def delete(self, owner: str | None, file_id: str) -> None:
         """Delete the owner's file with this id, also on a full disk.

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.core.settings import BOUNDS, Limits
+from rnn_engine_server.core.streams import uninterrupted
 from rnn_engine_server.store.files import Files
 from rnn_engine_server.store.owners import Cursor, Page, Table, Thing, ended_in
 
@@ -84,6 +85,7 @@ class Jobs(Generic[J]):
 
         return await self._database.write(write, job.owner)
 
+    @uninterrupted
     async def _add(self, job: J, check: Callable[[Transaction], object]) -> None:
         """Write a new job, after a `check` in the same change.
 
@@ -106,7 +108,7 @@ class Jobs(Generic[J]):
         self.files.room.take(job.owner, self._num_results, 0)
         try:
             await self._database.write(add, job.owner)
-        except BaseException:
+        except Exception:
             self.files.room.give(job.owner, self._num_results, 0)
             raise
 

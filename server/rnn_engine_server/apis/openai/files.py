@@ -111,7 +111,7 @@ _PURPOSE_QUERY = {"purpose": "Return only files with this purpose."}
 
 @ROUTES.get("/v1/files", query=_PURPOSE_QUERY | page_query("files", _MOST_LISTED, _MOST_LISTED))
 async def list_files(call: Call) -> PageOf[FileObject]:
-    """The files of the API key."""
+    """The files of the API key, or for an operator those of another one or of all."""
     find = partial(call.app[FILES].page, purpose=query_word(call, "purpose", get_args(FilePurpose), None))
     return await own_page(call, find, file_object, _MOST_LISTED, _MOST_LISTED)
 
