@@ -245,9 +245,13 @@ def check_finite(name: str, value: float | None) -> None:
         raise InvalidRequestError(name, value, "a finite number of at least 0")
 
 
+_CHECKED = 1 << 13  # tokens at a time; other threads run in between
+
+
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
     """Return True if all `tokens` are Python's ints, not numpy's, and ids in a vocabulary of `vocab_size` tokens."""
-    return len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size)
+    pieces = (tokens[start : start + _CHECKED] for start in range(0, len(tokens), _CHECKED))
+    return all(set(map(type, part)) == {int} and min(part) >= 0 and max(part) < vocab_size for part in pieces)
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:

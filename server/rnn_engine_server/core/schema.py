@@ -33,7 +33,7 @@ from rnn_engine_server.core.settings import Limits
 T = TypeVar("T")
 _DEFAULT_LIMITS = Limits()
 _MAYBE_INFINITE = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3}|(?<![0-9]{2})[0-9]{199})")  # in every number from 1e300 on
-_SEARCHED, _OVERLAP = 1 << 18, 200  # bytes that are searched for it at a time: a search stops all other threads
+_SEARCHED, _OVERLAP = 1 << 13, 200  # bytes that are searched for it at a time: a search stops all other threads
 _MOST_NAMES = 30  # of fields that an error lists
 _MOST_UNKNOWN = 100  # different unknown fields of a body: to look for what each may be a misspelling of takes time
 _MISSPELLED = 0.87  # the least likeness (`difflib`) to a field of which a name counts as a misspelling
