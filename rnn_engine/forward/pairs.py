@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rnn_engine.types import F32, State
 
 _MORE_COLUMNS: Final = 8  # of the random basis in which singular values are found, than these
-_POWERS: Final = 8  # times that the basis is turned towards the greatest of them
+_POWERS: Final = 4  # times that the basis is turned towards the greatest of them
 
 
 @dataclass(frozen=True, slots=True)

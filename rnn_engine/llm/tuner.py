@@ -135,7 +135,8 @@ class Tuner:
             start = {**self._start.state} if has_state else {}
             if pairs is not None:
                 seed = settings.seed
-                start |= pairs.decompose(opened.tensor, seed) if pairs.num_fixed else pairs.draw(seed)
+                is_drawn = resume or not pairs.num_fixed  # the checkpoint of a run has its start
+                start |= pairs.draw(seed) if is_drawn else pairs.decompose(opened.tensor, seed)
             self._trainer = load_trainer(
                 opened,
                 device,

@@ -138,7 +138,7 @@ def test_pissa_begins_with_the_greatest_singular_values_and_the_model_as_it_is()
         greatest = left[:, :5] * values[:5] @ right[:5]
         found = settings.alpha / settings.rank * (up[:, :5] @ down[:5])
         rest = np.linalg.norm(values[5:])
-        assert np.linalg.norm(model.tensors[name] - found) < 1.001 * rest
+        assert np.linalg.norm(model.tensors[name] - found) < 1.01 * rest
         assert np.linalg.norm(found) == pytest.approx(np.linalg.norm(greatest), rel=1e-2)
     documents = make_documents(LENGTHS, shape.vocab_size)
     plain = make_cpu_trainer(model, **LIMITS).loss(documents)

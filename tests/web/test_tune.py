@@ -146,6 +146,7 @@ def job(status: str, **fields: object) -> dict[str, object]:
         "created_at": 1_700_000_000,
         "estimated_finish": None,
         "training_file": "file-1",
+        "hyperparameters": {},
         "error": None,
         **fields,
     }
@@ -248,3 +249,8 @@ async def test_a_lora_is_asked_for_and_saved(visit: Visit) -> None:
     await page.reload()
     await expect(page.get_by_role("textbox", name="Ask both")).to_be_visible()
     await expect(page.get_by_role("button", name="Chat with: Result")).to_be_visible()
+    ended["hyperparameters"] = {"rank": 8, "train_state": True}
+    await page.reload()
+    async with page.expect_download() as saving:
+        await page.get_by_role("button", name="Save Result").click()
+    assert (await saving.value).suggested_filename == "demo-ft-pirate-1.state"

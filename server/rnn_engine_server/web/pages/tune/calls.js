@@ -21,7 +21,7 @@ import { models, modelName } from "../../server.js";
  */
 
 /** @typedef {"auto" | number} OrAuto */
-/** @typedef {{n_epochs: OrAuto, batch_size: OrAuto, learning_rate_multiplier: OrAuto, rank?: number}} Hyperparameters */
+/** @typedef {{n_epochs: OrAuto, batch_size: OrAuto, learning_rate_multiplier: OrAuto, rank?: number, train_state?: boolean}} Hyperparameters */
 
 /**
  * @typedef {object} TuningEvent

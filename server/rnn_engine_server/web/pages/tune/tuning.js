@@ -23,7 +23,7 @@ const SHOWN_MESSAGES = 50;
 /** @typedef {import("./calls.js").Tuning} Tuning */
 /** @typedef {import("./calls.js").TuningEvent} TuningEvent */
 /**
- * @typedef {{model: string, title: string, file?: string, isServed: boolean}} Tuned
+ * @typedef {{model: string, title: string, file?: string, ending: string, isServed: boolean}} Tuned
  * A model that begins from a state of the tuning, or has a LoRA of it, which is a file.
  */
 
@@ -69,14 +69,15 @@ export function TuningPart({ id }) {
  * @param {import("./calls.js").LoadedTuning} value
  * @returns {Tuned[]}
  */
-function tunedModels({ tuning: { fine_tuned_model: result, result_files: files }, checkpoints, served }) {
+function tunedModels({ tuning: { fine_tuned_model: result, result_files: files, hyperparameters }, checkpoints, served }) {
+  const ending = hyperparameters.train_state ? ".state" : ".safetensors";
   const kept = checkpoints.map(({ fine_tuned_model_checkpoint: model, step_number: step, result_file: file }) => ({
     model,
     file,
     title: t("tune.checkpoint", { step: formatNumber(step) }),
   }));
   const all = result === null ? kept : [{ model: result, file: files[1], title: t("tune.result") }, ...kept];
-  return all.map((each) => ({ ...each, isServed: each.file === undefined || served.has(each.model) }));
+  return all.map((each) => ({ ...each, ending, isServed: each.file === undefined || served.has(each.model) }));
 }
 
 /** @param {{tuning: Tuning, events: TuningEvent[], onChange: () => void}} props */
@@ -145,9 +146,9 @@ function States({ tuned, onKeep }) {
     }
   };
   /** @param {Tuned} tuned */
-  const save = async ({ model, file }) => {
+  const save = async ({ model, file, ending }) => {
     try {
-      saveFile(`${model.replaceAll(":", "-")}.safetensors`, await (await send("GET", `/v1/files/${file}/content`)).blob());
+      saveFile(model.replaceAll(":", "-") + ending, await (await send("GET", `/v1/files/${file}/content`)).blob());
     } catch (error) {
       notifyError(error);
     }
