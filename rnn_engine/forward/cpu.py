@@ -21,7 +21,7 @@ from rnn_engine.forward.contract import (
     sound_runs,
     take_oldest,
 )
-from rnn_engine.reference import RunLayers, Watch, Weights, ignore_layer, project_to_logits
+from rnn_engine.reference import PackedRuns, RunLayers, Watch, Weights, ignore_layer, project_to_logits
 from rnn_engine.reference.threads import matmul_threads
 from rnn_engine.types import (
     F32,
@@ -169,10 +169,12 @@ class CpuRunner:
         ]
         with matmul_threads(self.shape):
             weights = self._weights.watched(watch).carrying(carried).with_loras(loras)
-            hidden, after = self._run_layers(weights, tokens, lengths, before)  # [T, D]
+            runs = PackedRuns.of(lengths, in_place=True)
+            hidden, after = self._run_layers(weights, tokens, runs, before)  # [T, D]
             for name, layers in after.items():
                 for layer, values in enumerate(layers):
-                    self._live[name][chosen, layer] = values
+                    if not np.may_share_memory(values, self._live[name]):
+                        self._live[name][chosen, layer] = values
             # a run's rows belong to its last `rows` tokens
             rows = np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])
             self._carried = [hidden, *(carried[1:] or weights.kept or ())]

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -219,7 +219,7 @@ class _SymbolWeights(Weights):
 class _SymbolRuns(PackedRuns):
     """Token runs while a pass is recorded."""
 
-    record: _Record
+    record: _Record = field(kw_only=True)
 
     def shift(self, x: Any, before: Any) -> Any:  # noqa: ANN401
         joined = self.record.add("Concat", before, x, sizes=x.shape, axis=0)
@@ -315,7 +315,7 @@ class GraphLayers:
         weights = weights.carrying(carried)
         states: Any = {each.name: _SymbolStates(record, each.name, each.shape) for each in shape.state_fields}
         none = np.zeros(0, np.intp)
-        after: Any = run_layers(weights, none, _SymbolRuns(none, none, record), states)[1]
+        after: Any = run_layers(weights, none, _SymbolRuns(none, none, record=record), states)[1]
         self._after = {name: [each.name for each in layers] for name, layers in after.items()}
         self._outputs = [each.name for each in outputs]
         kept: Any = weights.kept
@@ -395,8 +395,9 @@ class GraphLayers:
         count = min(num_heads, max(self._num_threads, num_bytes // _CACHED)) if len(vectors[0]) >= _MANY_TOKENS else 1
         places = [num_heads * part // count for part in range(count + 1)]
         parts = list((self._pool.map if count > 1 else map)(recur, map(slice, places, places[1:])))
-        found = parts[0] if count == 1 else [np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
-        values.update(zip(op.outputs, found, strict=True))
+        for name, whole, found in zip(op.outputs, (vectors[0], *states), zip(*parts, strict=True), strict=True):
+            is_whole = np.may_share_memory(found[0], whole)  # a state that was written to
+            values[name] = whole if is_whole else found[0] if count == 1 else np.concatenate(found, axis=1)
 
     def __call__(
         self, weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Final, Self, TypeAlias, TypeVar, cast
 
@@ -262,7 +262,10 @@ respect to `states`, [B, L, ...] a field. The states after the runs have no part
 """
 
 
-Step: TypeAlias = Callable[[Array, NDArray[np.intp]], None]
+Places: TypeAlias = slice | NDArray[np.intp]
+"""Indices of tokens; a slice if they are side by side, which numpy reads faster."""
+
+Step: TypeAlias = Callable[[Array, Places], None]
 """Changes the states [running, ...] of the runs that still have a token, given the places of these tokens."""
 
 StepBackward: TypeAlias = Callable[[Array, Array, Array, NDArray[np.intp]], None]
@@ -280,14 +283,23 @@ class PackedRuns:
 
     lengths: NDArray[np.intp]  # [B], none is 0
     starts: NDArray[np.intp]  # [B]
+    steps: Sequence[tuple[int, Places]] = ()  # how many runs still have a token, the longest ones, and its places
+    in_place: bool = False  # True = a recurrence may write to the states that it is given
 
     @classmethod
-    def of(cls, lengths: Sequence[int] | PackedRuns) -> PackedRuns:
+    def of(cls, lengths: Sequence[int] | PackedRuns, *, in_place: bool = False) -> PackedRuns:
         """Return the positions of token runs with these lengths, packed without gaps."""
         if isinstance(lengths, PackedRuns):
             return lengths
         counts = np.asarray(lengths, np.intp)
-        return cls(counts, np.cumsum(counts) - counts)
+        runs = cls(counts, np.cumsum(counts) - counts)
+        _, longest, starts = runs._longest_first()
+        steps: list[tuple[int, Places]] = []
+        for offset in range(longest[0]):
+            running, first = int(np.count_nonzero(longest > offset)), int(starts[0]) + offset
+            side_by_side = running == 1 or longest[0] == 1
+            steps.append((running, slice(first, first + running) if side_by_side else starts[:running] + offset))
+        return replace(runs, steps=steps, in_place=in_place)
 
     def shift(self, x: Array, before: Array) -> Array:
         """Return the vector before each of `x` [T, D]; for a run's first that of `before` [B, D]."""
@@ -314,14 +326,14 @@ class PackedRuns:
 
     def walk(self, state: Array, step: Step) -> Array:
         """Apply a recurrence to `state` [B, ...] token by token, all B runs in parallel; return the final states."""
-        order, lengths, starts = self._longest_first()
-        live = state[order]
-        for offset in range(lengths[0]):
-            running = np.count_nonzero(lengths > offset)
-            step(live[:running], starts[:running] + offset)
-        if lengths[0] == lengths[-1]:
+        are_equal = self.steps[-1][0] == len(state)
+        order = np.arange(len(state)) if are_equal else self._longest_first()[0]
+        live = state if are_equal and self.in_place else state[order]
+        for running, tokens in self.steps:
+            step(live[:running], tokens)
+        if are_equal:
             return live
-        after = np.empty_like(live)
+        after = state if self.in_place else np.empty_like(live)
         after[order] = live
         return after
 

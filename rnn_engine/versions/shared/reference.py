@@ -11,7 +11,18 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from rnn_engine.reference import Array, Block, PackedRuns, Weights, embed, layer_norm, norm, sigmoid, standardize
+from rnn_engine.reference import (
+    Array,
+    Block,
+    PackedRuns,
+    Places,
+    Weights,
+    embed,
+    layer_norm,
+    norm,
+    sigmoid,
+    standardize,
+)
 from rnn_engine.reference.backward import layer_norm_backward, sigmoid_backward, standardize_backward
 from rnn_engine.versions.shared.layout import HeadsShape
 
@@ -69,7 +80,7 @@ class BonusWkvInputs:
     k: Array
     v: Array
 
-    def advance(self, s: Array, tokens: Array) -> None:
+    def advance(self, s: Array, tokens: Places) -> None:
         """Change the states `s` [running, H, value, key] of some runs by their next tokens, which are at `tokens`."""
         s *= self.decay[tokens][..., np.newaxis, :]
         s += self.v[tokens][..., np.newaxis] * self.k[tokens][..., np.newaxis, :]
@@ -127,11 +138,11 @@ def run_bonus_wkv(inputs: BonusWkvInputs, wkv: Array, runs: PackedRuns) -> tuple
     """
     y = np.empty_like(inputs.r)
 
-    def step(s: Array, tokens: Array) -> None:
+    def step(s: Array, tokens: Places) -> None:
         y[tokens] = (s @ inputs.r[tokens][..., np.newaxis])[..., 0]
         inputs.advance(s, tokens)
 
-    return y, runs.walk(wkv.astype(y.dtype), step)
+    return y, runs.walk(wkv.astype(y.dtype, copy=False), step)
 
 
 def bonus(r: Array, k: Array, v: Array, u: Array) -> Array:
