@@ -92,7 +92,9 @@ def test_a_sequence_has_the_same_bits_in_any_batch_and_in_chunks_of_any_size(ver
         return np.stack(rows)
 
     whole = run((), 0, 0)
-    for cuts, slot, beside in (((1, 4, 9), 1, 0), (tuple(range(1, 12)), 2, 0), ((5,), 0, 2), ((2, 3), 3, 17)):
+    singly = tuple(range(1, 12))
+    cases = ((1, 4, 9), 1, 0), (singly, 2, 0), (singly, 2, 1), ((4,), 2, 3), ((5,), 0, 2), ((2, 3), 3, 17)
+    for cuts, slot, beside in cases:
         assert np.array_equal(run(cuts, slot, beside), whole)
 
 
