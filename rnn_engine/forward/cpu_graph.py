@@ -42,6 +42,8 @@ _OPERATORS: Final[Mapping[np.ufunc, str]] = {
     np.minimum: "Min",
     np.matmul: "MatMul",
 }
+_FOLDED: Final = {("LayerNormalization", 1): np.multiply, ("LayerNormalization", 2): np.add, ("Gemm", 2): np.add}
+"""Operators that with one input more, a vector, compute a function of numpy of their result and that vector, too."""
 
 
 class Matrices(Protocol):
@@ -104,7 +106,8 @@ class _Record:
     def add(self, kind: str, *inputs: Any, sizes: Sequence[int], **attributes: Any) -> Symbol:  # noqa: ANN401
         """Add an operator whose result has these `sizes`, and return the result."""
         result = self.result(sizes)
-        self.ops.append(_Op(kind, inputs, result, attributes))
+        result.op = _Op(kind, inputs, result, attributes)
+        self.ops.append(result.op)
         return result
 
 
@@ -117,6 +120,7 @@ class Symbol(NDArrayOperatorsMixin):
         self.shape = tuple(sizes)
         self.ndim = len(self.shape)
         self.dtype = np.dtype(dtype)
+        self.op: _Op | None = None  # whose result it is
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -127,6 +131,10 @@ class Symbol(NDArrayOperatorsMixin):
         if ufunc is np.square:
             return self * self
         operands = [each if isinstance(each, Symbol) else np.asarray(each, np.float32) for each in inputs]
+        for symbol, other in itertools.permutations(operands, 2):
+            op = symbol.op if isinstance(symbol, Symbol) and not isinstance(other, Symbol) else None
+            if op and _FOLDED.get((op.kind, len(op.inputs))) is ufunc and other.shape == symbol.shape[-1:]:
+                return self.record.add(op.kind, *op.inputs, other, sizes=symbol.shape, **op.attributes)
         if ufunc is np.matmul:
             sizes = (*operands[0].shape[:-1], operands[1].shape[-1])
         else:
@@ -179,10 +187,8 @@ class Symbol(NDArrayOperatorsMixin):
     # What `rnn_engine.reference.replaceable` functions do with a symbol.
 
     def standardize(self, epsilon: float) -> Symbol:
-        ones = np.ones(self.shape[-1], np.float32)
-        return self.record.add(
-            "LayerNormalization", self, ones, sizes=self.shape, axis=-1 % self.ndim, epsilon=float(epsilon)
-        )
+        axis = self.ndim - 1
+        return self.record.add("LayerNormalization", self, sizes=self.shape, axis=axis, epsilon=float(epsilon))
 
     def sigmoid(self) -> Symbol:
         return self.record.add("Sigmoid", self, sizes=self.shape)
@@ -345,10 +351,15 @@ class GraphLayers:
             op = ops[place] if place >= 0 else None
             if isinstance(op, _Op):
                 continue
-            between = [each for each in ops[place + 1 : end] if isinstance(each, _Op)]
+            between: list[_Op] = []
+            made, read = set[str](), set[str]()
+            for each in reversed(ops[place + 1 : end]):
+                if isinstance(each, _Op) and each.output.name in wanted | read:  # else it is folded into another
+                    between.insert(0, each)
+                    made.add(each.output.name)
+                    read |= {value.name for value in each.inputs if isinstance(value, Symbol)}
+            read -= made
             if between:
-                made = {each.output.name for each in between}
-                read = {value.name for each in between for value in each.inputs if isinstance(value, Symbol)} - made
                 plan.append((partial(self._start, between, sorted(made & wanted), matrices), read - wanted))
                 wanted |= read
             if op is not None:
@@ -371,6 +382,8 @@ class GraphLayers:
 
         for op in ops:
             names = [name_of(each) for each in op.inputs]
+            if op.kind == "LayerNormalization" and len(names) == 1:
+                names.append(graph.constant(np.ones(op.output.shape[-1], np.float32)))
             if op.kind == "Product":
                 self._multiples.add(matrices.add(graph, op.attributes["name"], names[0], op.output.name))
             else:
