@@ -72,7 +72,7 @@ class _Op:
 
     kind: str
     inputs: tuple[Symbol | Array, ...]
-    output: Symbol
+    outputs: tuple[Symbol, ...]
     attributes: Mapping[str, Any]
 
 
@@ -106,7 +106,7 @@ class _Record:
     def add(self, kind: str, *inputs: Any, sizes: Sequence[int], **attributes: Any) -> Symbol:  # noqa: ANN401
         """Add an operator whose result has these `sizes`, and return the result."""
         result = self.result(sizes)
-        result.op = _Op(kind, inputs, result, attributes)
+        result.op = _Op(kind, inputs, (result,), attributes)
         self.ops.append(result.op)
         return result
 
@@ -169,7 +169,7 @@ class Symbol(NDArrayOperatorsMixin):
         sizes = list(shape[0] if isinstance(shape[0], tuple) else shape)
         if -1 in sizes:
             sizes[sizes.index(-1)] = math.prod(self.shape) // -math.prod(sizes)
-        target = np.array([-1 if size == _TOKENS else size for size in sizes])
+        target = np.array([size if size % _TOKENS else -1 for size in sizes])
         return self.record.add("Reshape", self, target, sizes=sizes)
 
     def copy(self) -> Symbol:
@@ -189,6 +189,13 @@ class Symbol(NDArrayOperatorsMixin):
     def standardize(self, epsilon: float) -> Symbol:
         axis = self.ndim - 1
         return self.record.add("LayerNormalization", self, sizes=self.shape, axis=axis, epsilon=float(epsilon))
+
+    def mix(self, delta: Symbol, mixes: Sequence[Array]) -> Sequence[Symbol]:
+        mixed: Symbol = self + delta * np.stack(mixes)[:, np.newaxis]  # [M, T, D]
+        joined = mixed.reshape(len(mixes) * self.shape[0], self.shape[1])
+        outputs = tuple(self.record.result(self.shape) for _ in mixes)
+        self.record.ops.append(_Op("Split", (joined,), outputs, {"axis": 0}))
+        return outputs
 
     def sigmoid(self) -> Symbol:
         return self.record.add("Sigmoid", self, sizes=self.shape)
@@ -354,9 +361,10 @@ class GraphLayers:
             between: list[_Op] = []
             made, read = set[str](), set[str]()
             for each in reversed(ops[place + 1 : end]):
-                if isinstance(each, _Op) and each.output.name in wanted | read:  # else it is folded into another
+                names = {symbol.name for symbol in each.outputs} if isinstance(each, _Op) else set[str]()
+                if isinstance(each, _Op) and names & (wanted | read):  # else it is folded into another
                     between.insert(0, each)
-                    made.add(each.output.name)
+                    made |= names
                     read |= {value.name for value in each.inputs if isinstance(value, Symbol)}
             read -= made
             if between:
@@ -370,7 +378,7 @@ class GraphLayers:
         return plan[::-1]
 
     def _start(self, ops: Sequence[_Op], outputs: Sequence[str], matrices: Matrices) -> Run:
-        graph, made = Graph(), {op.output.name for op in ops}
+        graph, made = Graph(), {symbol.name for op in ops for symbol in op.outputs}
         inputs: dict[str, tuple[str, Sequence[int | str]]] = {}
 
         def name_of(value: Symbol | Array) -> str:
@@ -383,11 +391,11 @@ class GraphLayers:
         for op in ops:
             names = [name_of(each) for each in op.inputs]
             if op.kind == "LayerNormalization" and len(names) == 1:
-                names.append(graph.constant(np.ones(op.output.shape[-1], np.float32)))
+                names.append(graph.constant(np.ones(op.outputs[0].shape[-1], np.float32)))
             if op.kind == "Product":
-                self._multiples.add(matrices.add(graph, op.attributes["name"], names[0], op.output.name))
+                self._multiples.add(matrices.add(graph, op.attributes["name"], names[0], op.outputs[0].name))
             else:
-                graph.node(op.kind, names, op.output.name, **op.attributes)
+                graph.node(op.kind, names, *(symbol.name for symbol in op.outputs), **op.attributes)
         run = graph.start(inputs, outputs, self._num_threads).run
 
         def run_part(values: Values, _runs: PackedRuns) -> None:

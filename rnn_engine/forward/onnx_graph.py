@@ -42,9 +42,9 @@ class Graph:
         self._constants[name] = np.asarray(array, order="C")
         return name
 
-    def node(self, kind: str, inputs: Sequence[str], output: str, **attributes: float | Sequence[int]) -> None:
+    def node(self, kind: str, inputs: Sequence[str], *outputs: str, **attributes: float | Sequence[int]) -> None:
         """Add an operator `kind` of ONNX, or of Microsoft if that has none of this name."""
-        fields = [*(_field(1, name) for name in inputs), _field(2, output), _field(4, kind)]
+        fields = [*(_field(1, name) for name in inputs), *(_field(2, name) for name in outputs), _field(4, kind)]
         fields += [_field(5, _attribute(name, value)) for name, value in attributes.items()]
         fields.append(_field(7, _MICROSOFT if kind == "MatMulNBits" else ""))
         self._nodes.append(_join(fields))

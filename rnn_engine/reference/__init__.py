@@ -20,7 +20,7 @@ from rnn_engine.quantised.rows import read_rows
 from rnn_engine.types import LAYER_NORM, LoraPairs, Model, ModelShape, Norm
 
 Array: TypeAlias = NDArray[Any]
-Replaced = TypeVar("Replaced", bound=Callable[..., Array])
+Replaced = TypeVar("Replaced", bound=Callable[..., Any])
 Lookup: TypeAlias = Callable[[str], Array]
 
 
@@ -223,6 +223,12 @@ def standardize(x: Array, epsilon: float) -> Array:
     centred = x - x.mean(axis=-1, keepdims=True)
     standard: Array = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
     return standard
+
+
+@replaceable
+def mix(x: Array, delta: Array, mixes: Sequence[Array]) -> Sequence[Array]:
+    """Return x + delta * m for each vector m of `mixes`."""
+    return [x + delta * each for each in mixes]
 
 
 @replaceable

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.reference import Array, Block, PackedRuns, Places, Weights, layer_norm, sigmoid
+from rnn_engine.reference import Array, Block, PackedRuns, Places, Weights, layer_norm, mix, sigmoid
 from rnn_engine.reference.backward import sigmoid_backward, tanh_backward
 from rnn_engine.versions.shared.reference import (
     BonusWkvInputs,
@@ -112,7 +112,10 @@ class Activations:
         """Run the time mix of RWKV-7 on x [T, D]. `v_first` [T, D] is the first layer's value; None in that layer."""
         heads = (len(x), shape.num_heads, shape.head_size)
         delta = previous - x
-        x_r, x_w, x_k, x_v, x_a = (x + delta * block(f"att.x_{kind}") for kind in "rwkva")
+        has_gate = block.has("att.g1")
+        kinds = "rwkvag" if has_gate else "rwkva"
+        mixed = mix(x, delta, [block(f"att.x_{kind}") for kind in kinds])
+        x_r, x_w, x_k, x_v, x_a = mixed[:5]
 
         r = block.matmul(x_r, "att.receptance.weight")
         k = block.matmul(x_k, "att.key.weight")
@@ -121,8 +124,8 @@ class Activations:
         decay_rate = sigmoid(block("att.w0") + block.project(decay_hidden, "att.w2"))
         a = sigmoid(block("att.a0") + block.project(block.project(x_a, "att.a1"), "att.a2"))
         gate_hidden = gate = None
-        if block.has("att.g1"):
-            gate_hidden = sigmoid(block.project(x + delta * block("att.x_g"), "att.g1"))
+        if has_gate:
+            gate_hidden = sigmoid(block.project(mixed[5], "att.g1"))
             gate = block.project(gate_hidden, "att.g2")
         if v_first is None:
             v_rate, used_v = None, v
