@@ -53,6 +53,8 @@ class Graph:
         self, inputs: Mapping[str, tuple[str, Shape]], outputs: Sequence[str], num_threads: int
     ) -> onnxruntime.InferenceSession:
         """Return a session from `inputs`, of a numpy type and shape each, to `outputs` in f32."""
+        import onnxruntime
+
         graph = [_field(1, node) for node in self._nodes]
         graph.append(_field(2, "layers"))
         external = {name: array for name, array in self._constants.items() if array.nbytes >= _EXTERNAL_BYTES}
@@ -61,22 +63,16 @@ class Graph:
         graph += [_field(12, _value(name, "float32", None)) for name in outputs]
         versions = [_field(8, _join([_field(1, name), _field(2, last)])) for name, last in (("", 17), (_MICROSOFT, 1))]
         model = _join([_field(1, 8), _field(7, _join(graph)), *versions])
-        return _start(b"".join(model), external, num_threads)
-
-
-def _start(graph: bytes, constants: Mapping[str, NDArray[Any]], num_threads: int) -> onnxruntime.InferenceSession:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = num_threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # beside other work it would slow that
-    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in constants.values()]
-    options.add_external_initializers(list(constants), values)
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = num_threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # beside other work it would slow that
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in external.values()]
+        options.add_external_initializers(list(external), values)
+        return onnxruntime.InferenceSession(b"".join(model), options, providers=["CPUExecutionProvider"])
 
 
 # A model in ONNX's protocol buffers: fields with their numbers in onnx.proto.

@@ -268,10 +268,10 @@ respect to `states`, [B, L, ...] a field. The states after the runs have no part
 """
 
 
-Places: TypeAlias = slice | NDArray[np.intp]
+Index: TypeAlias = slice | NDArray[np.intp]
 """Indices of tokens; a slice if they are side by side, which numpy reads faster."""
 
-Step: TypeAlias = Callable[[Array, Places], None]
+Step: TypeAlias = Callable[[Array, Index], None]
 """Changes the states [running, ...] of the runs that still have a token, given the places of these tokens."""
 
 StepBackward: TypeAlias = Callable[[Array, Array, Array, NDArray[np.intp]], None]
@@ -289,7 +289,7 @@ class PackedRuns:
 
     lengths: NDArray[np.intp]  # [B], none is 0
     starts: NDArray[np.intp]  # [B]
-    steps: Sequence[tuple[int, Places]] = ()  # how many runs still have a token, the longest ones, and its places
+    steps: Sequence[tuple[int, Index]] = ()  # how many runs still have a token, the longest ones, and its places
     in_place: bool = False  # True = a recurrence may write to the states that it is given
 
     @classmethod
@@ -300,7 +300,7 @@ class PackedRuns:
         counts = np.asarray(lengths, np.intp)
         runs = cls(counts, np.cumsum(counts) - counts)
         _, longest, starts = runs._longest_first()
-        steps: list[tuple[int, Places]] = []
+        steps: list[tuple[int, Index]] = []
         for offset in range(longest[0]):
             running, first = int(np.count_nonzero(longest > offset)), int(starts[0]) + offset
             side_by_side = running == 1 or longest[0] == 1

@@ -11,18 +11,7 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from rnn_engine.reference import (
-    Array,
-    Block,
-    PackedRuns,
-    Places,
-    Weights,
-    embed,
-    layer_norm,
-    norm,
-    sigmoid,
-    standardize,
-)
+from rnn_engine.reference import Array, Block, Index, PackedRuns, Weights, embed, layer_norm, norm, sigmoid, standardize
 from rnn_engine.reference.backward import layer_norm_backward, sigmoid_backward, standardize_backward
 from rnn_engine.versions.shared.layout import HeadsShape
 
@@ -80,7 +69,7 @@ class BonusWkvInputs:
     k: Array
     v: Array
 
-    def advance(self, s: Array, tokens: Places) -> None:
+    def advance(self, s: Array, tokens: Index) -> None:
         """Change the states `s` [running, H, value, key] of some runs by their next tokens, which are at `tokens`."""
         s *= self.decay[tokens][..., np.newaxis, :]
         s += self.v[tokens][..., np.newaxis] * self.k[tokens][..., np.newaxis, :]
@@ -138,7 +127,7 @@ def run_bonus_wkv(inputs: BonusWkvInputs, wkv: Array, runs: PackedRuns) -> tuple
     """
     y = np.empty_like(inputs.r)
 
-    def step(s: Array, tokens: Places) -> None:
+    def step(s: Array, tokens: Index) -> None:
         y[tokens] = (s @ inputs.r[tokens][..., np.newaxis])[..., 0]
         inputs.advance(s, tokens)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.reference import Array, Block, PackedRuns, Places, Weights, sigmoid
+from rnn_engine.reference import Array, Block, Index, PackedRuns, Weights, sigmoid
 from rnn_engine.versions.shared.reference import channel_mix_with_static_mixes, run_blocks, static_mix
 
 _SUMS: Final = ("aa", "bb", "pp")
@@ -53,7 +53,7 @@ def run_wkv(inputs: WkvInputs, aa: Array, bb: Array, pp: Array, runs: PackedRuns
     k, v, decay, u = inputs.k, inputs.v, inputs.decay, inputs.u
     average = np.empty_like(k)
 
-    def step(live: Array, tokens: Places) -> None:  # live: [running, 3, D]
+    def step(live: Array, tokens: Index) -> None:  # live: [running, 3, D]
         old, new = _weights(live[:, 2], u + k[tokens])
         average[tokens] = (old * live[:, 0] + new * v[tokens]) / (old * live[:, 1] + new)
         old, new = _weights(live[:, 2] + decay, k[tokens])

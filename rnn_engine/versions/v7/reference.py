@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.reference import Array, Block, PackedRuns, Places, Weights, layer_norm, mix, sigmoid
+from rnn_engine.reference import Array, Block, Index, PackedRuns, Weights, layer_norm, mix, sigmoid
 from rnn_engine.reference.backward import sigmoid_backward, tanh_backward
 from rnn_engine.versions.shared.reference import (
     BonusWkvInputs,
@@ -71,7 +71,7 @@ class WkvInputs:
     a: Array
     b: Array
 
-    def advance(self, s: Array, tokens: Places) -> None:
+    def advance(self, s: Array, tokens: Index) -> None:
         """Change the states `s` [running, H, value, key] of some runs by their next tokens, which are at `tokens`."""
         removed = s @ self.a[tokens][..., np.newaxis]  # [running, H, value, 1]
         columns = np.concatenate([removed, self.v[tokens][..., np.newaxis]], axis=-1)
@@ -159,7 +159,7 @@ def run_wkv(inputs: WkvInputs | BonusWkvInputs, wkv: Array, runs: PackedRuns) ->
     """Run a recurrence, all runs in parallel; return y = S r [T, H, N] and the state S [B, H, value, key] after it."""
     y = np.empty_like(inputs.r)
 
-    def step(s: Array, tokens: Places) -> None:
+    def step(s: Array, tokens: Index) -> None:
         inputs.advance(s, tokens)
         y[tokens] = (s @ inputs.r[tokens][..., np.newaxis])[..., 0]
 
