@@ -66,7 +66,7 @@ class TimeShares:
             self._prompts_since = now
         if now - self._prompts_since < PROMPT_SECONDS or self._credit < self._costs.estimate(least):
             return 0
-        return self._fitting(0, wanted, self._credit)
+        return max(self._fitting(0, wanted, self._credit), least)
 
     def count_tokens(self, foreground: int, wanted: int) -> int:
         """Return how many of `wanted` background tokens may run in a step with `foreground` tokens of other requests.

@@ -83,11 +83,10 @@ def take_in(step: StepInFlight, readout: Readout, vocab_size: int) -> Iterator[R
         if live.released or drawn.num_run == 0:
             continue
         outcome = RunOutcome(live, rows.last)
-        if not is_sound and live.drop_draft():  # without the draft, the logits may be finite
-            yield outcome
-            continue
+        is_dropped = False
         try:
-            if is_sound or drawn.tokens:
+            is_dropped = not is_sound and live.drop_draft()  # without the draft, the logits may be finite
+            if is_sound or (drawn.tokens and not is_dropped):
                 outcome.events = _advance(live, run, drawn, rows)
             if is_sound and live.draws is not None:
                 assert isinstance(live, SamplingSequence), "no other sequence draws"
@@ -95,7 +94,7 @@ def take_in(step: StepInFlight, readout: Readout, vocab_size: int) -> Iterator[R
                 outcome.events = [*outcome.events, *events] if outcome.events else events
         except Exception as error:
             outcome.fail(error)
-        if not is_sound and outcome.error is None:
+        if not is_sound and not is_dropped and outcome.error is None:
             outcome.error, outcome.is_sound = StepError(_UNSOUND), False
         yield outcome
 
@@ -242,6 +241,7 @@ class Scheduler:
         if live is None:
             return self.withdraw(key, error)
         if live.cut():
+            self.pause(key, False)  # only the end is left for a reader that is behind
             return []
         self.cancel(key)
         return [Delivery(key, error)]
@@ -344,6 +344,7 @@ class Scheduler:
         if not live:
             return []
         if (at_once := self._shared.runner.steps_at_once) > 1:  # the sequences are divided among the steps in flight
+            live = sorted(live, key=lambda one: len(one.in_flight))  # those first that are in no other step
             live = live[: max(1, -(-self._slots.num_advancing // at_once))]
         begun, runnable = self._clock(), live
         live, demands, counts = self._divide_step(runnable)

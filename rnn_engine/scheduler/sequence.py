@@ -248,6 +248,8 @@ class SamplingSequence(SlotSequence):
         is_plain = self._mask is None and request.mix is None and (request.logprobs or 0) <= runner.max_draw_logprobs
         if not is_plain or runner.max_draws == 0:
             return None
+        if request.tool_format is not None and request.stop_bytes:  # a call that may begin decides later if one stops
+            return None
         has_penalties = self.slot < runner.num_penalty_slots
         return self._shared.halts.of(request) if self.sampler.draws_on_device(has_penalties=has_penalties) else None
 

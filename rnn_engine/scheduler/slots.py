@@ -201,31 +201,35 @@ HasPlaces: TypeAlias = Callable[[Queued, Sequence[SamplingSequence]], bool]
 def find_victims(queue: Queue, slots: Slots, least_tokens: int, has_places: HasPlaces) -> list[SamplingSequence]:
     """Return the live requests to suspend so that the queued requests that come next can start.
 
-    A request in the background gives way to any that is not, and never the other way round. Of the same kind, a request
-    gives way to one of another client if its own client will still hold at least as many slots for its weight. Unless
-    it is in the background, it must have run `least_tokens` times its client's weight since it got its slots, or its
-    reader must be behind. The client that holds most for its weight loses first. Of its requests, paused ones go first,
-    then the one that has run most tokens in its slots.
+    A request in the background gives way at once to any that is not, and never the other way round. Of the same kind, a
+    request gives way to one of another client if its own client will still hold at least as many slots for its weight,
+    and if it has run `least_tokens` times its client's weight since it got its slots, or its reader is behind. The
+    client that holds most for its weight loses first. Of its requests, paused ones go first, then the one that has run
+    most tokens in its slots.
     """
     if len(queue) == 0:
         return []
     held, num_free = slots.held.copy(), slots.num_free
     if not _any_has_less(queue.clients, held):
         return []
-    candidates = [
+    candidates = list(slots.live.values())
+    ripe = {
         live
-        for live in slots.live.values()
-        if live.request.client.is_background
-        or slots.is_paused(live.key)
-        or slots.tokens_since(live) >= least_tokens * live.request.client.weight
-    ]
+        for live in candidates
+        if slots.is_paused(live.key) or slots.tokens_since(live) >= least_tokens * live.request.client.weight
+    }
     victims: list[SamplingSequence] = []
+    awaits_place = False
     for queued in queue.ready(held):
+        if awaits_place and queued.request.loras:
+            continue
         client, chosen = queued.request.client, list[SamplingSequence]()
         while num_free < queued.num_slots or not has_places(queued, [*victims, *chosen]):
             ranked = []  # those whose clients would still have no lower rank than `client`
             for live in candidates:
                 owner = live.request.client
+                if live not in ripe and owner.is_background == client.is_background:
+                    continue
                 if owner != client and owner.rank(held[owner] - len(live.sequences)) >= client.rank(held[client]):
                     ranked.append((owner.rank(held[owner]), slots.is_paused(live.key), slots.tokens_since(live), live))
             if not ranked:
@@ -242,6 +246,7 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int, has_places: HasP
             continue
         if num_free < queued.num_slots:  # no other passes it, as in `start_ready`
             break
+        awaits_place = True
         for spared in chosen:  # others pass it, since only a place for its LoRA is missing
             candidates.append(spared)
             held[spared.request.client] += len(spared.sequences)
@@ -286,11 +291,7 @@ class SlotAllocator:
         """True if a queued request could start now, perhaps after others are suspended."""
         if len(self.queue) == 0:
             return False
-        if self._slots.num_free > 0:
-            queued = next(filter(self._has_places, self.queue.ready(self._slots.held)), None)
-            if queued is not None and self._has_room(queued):
-                return True
-        return len(self.find_victims()) > 0
+        return next(self._startable(), None) is not None or len(self.find_victims()) > 0
 
     def add(self, key: int, request: GenerateRequest, arrived: float) -> None:
         """Queue `request` under `key`; it arrived at the time `arrived` of the scheduler's clock."""
@@ -334,17 +335,10 @@ class SlotAllocator:
     def start_ready(self) -> Iterator[SamplingSequence | FailedStart]:
         """Start queued requests and resume suspended ones, in order, as long as the next one has enough free slots.
 
-        One that waits for a place of its LoRA is passed by others without a LoRA alone, so that a place gets free.
         Yields the sequence of each request that starts, and a `FailedStart` for each that fails; nothing for those that
         resume. Slots may be given back meanwhile.
         """
-        awaits_place = False
-        for queued in self.queue.ready(self._slots.held) if self._slots.num_free else ():
-            if queued.request.loras and (awaits_place or not self._has_places(queued)):
-                awaits_place = True
-                continue
-            if not self._has_room(queued):
-                break  # no other passes a request that needs several slots, so that it gets them
+        for queued in self._startable():
             if isinstance(queued, Suspended):
                 self.queue.take(queued)
                 failed = queued.live.context.run(self._resume, queued)
@@ -353,6 +347,17 @@ class SlotAllocator:
             elif isinstance(queued, Waiting) and not self._prefixes.hold_back(queued):
                 self.queue.take(queued)
                 yield queued.context.run(self._start, queued)
+
+    def _startable(self) -> Iterator[Queued]:
+        """Yield the queued requests that can start now, in order. The caller may start each before the next."""
+        awaits_place = False
+        for queued in self.queue.ready(self._slots.held) if self._slots.num_free else ():
+            if queued.request.loras and (awaits_place or not self._has_places(queued)):
+                awaits_place = True  # of its LoRA; only others without one pass it, so that a place gets free
+            elif self._has_room(queued):
+                yield queued
+            else:
+                return  # no other passes a request that needs several slots, so that it gets them
 
     def _has_room(self, queued: Queued) -> bool:
         """Return True if there are enough free slots for a request, and one more if it must leave one for another."""

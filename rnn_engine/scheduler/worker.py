@@ -307,9 +307,12 @@ class Worker:
             self._run_command(self._commands.get())
 
     def _run_command(self, command: Command) -> None:
+        before = self._deadline  # such as that of a load
         self._deadline = Deadline("work between two steps", time.monotonic(), STEP_SECONDS)
-        command()
-        self._deadline = None
+        try:
+            command()
+        finally:
+            self._deadline = before
 
     def _check_device(self, failure: str) -> None:
         """Run one token after a failure; open the device again if that, or too many steps in a row, have failed."""
@@ -362,7 +365,7 @@ class Worker:
                 command = self._commands.get(timeout=max(end - time.monotonic(), 0.0))
             except Empty:
                 return
-            command()
+            self._run_command(command)
 
     def _submit(self, key: int, request: GenerateRequest, arrived: float) -> None:
         try:

@@ -112,6 +112,21 @@ async def test_work_between_two_steps_that_hangs_is_seen(monkeypatch: pytest.Mon
         assert (await listen(engine)).text == "Hello"
 
 
+async def test_a_command_that_runs_during_a_load_leaves_the_time_limit_of_the_load() -> None:
+    async with hanging(number=0) as (engine, _):
+        worker = engine._worker
+
+        def load() -> tuple[object, object]:
+            with worker._deadline_of("loading the model again", 600.0):
+                before = worker._deadline
+                worker._run_command(lambda: None)
+                return before, worker._deadline
+
+        before, after = await engine._ask(load)
+        assert before == after
+        assert after is not None
+
+
 async def test_closing_leaves_a_worker_that_hangs_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

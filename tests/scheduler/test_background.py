@@ -107,6 +107,18 @@ def test_the_hosts_work_for_background_tokens_counts_as_time_of_their_steps() ->
     assert share.count_tokens(1, 7) == 0
 
 
+def test_a_turn_has_a_token_for_each_sequence_although_more_tokens_may_take_less_time() -> None:
+    share = TimeShares(Meter(lambda: 0.0))
+    for tokens, seconds in ((1, 0.010), (2, 0.010), (3, 0.014), (4, 0.012)):
+        times = StepTimes(0.0, [DECODE] * tokens, [1] * tokens, 1)
+        times.collected = seconds
+        for _ in range(3):
+            share.note_step(times, seconds)
+    share._credit = 0.013
+    assert share.count_turn(0.0, 4, 4, has_prompt=True) == 0
+    assert share.count_turn(PROMPT_SECONDS, 4, 4, has_prompt=True) == 4
+
+
 @pytest.mark.parametrize(
     ("submitted", "last", "collected", "cost"),
     [

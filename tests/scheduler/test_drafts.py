@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.errors import TimeLimitError
+from rnn_engine.errors import StepError, TimeLimitError
 from rnn_engine.requests import Finished, GenerateRequest, MixedState, SamplingParams, StateMix
 from rnn_engine.scheduler import NO_DRAFTS, DraftSettings
 from rnn_engine.types import F32, Batch
@@ -274,6 +274,35 @@ def test_numbers_that_are_not_finite_behind_a_wrong_token_harm_nobody() -> None:
     drafted, accepted = num_drafted(clients)
     assert clients.scheduler.counters.unsound_runs == 0
     assert drafted > accepted
+
+
+def test_a_draft_that_can_not_be_undone_ends_its_own_request_alone() -> None:
+    """Numbers that are not finite, and the copy of the state back fails."""
+    asked = request(temperature=0.7, max_tokens=100)
+    heard = make_clients().ask(asked)
+    right = (*asked.prompt, *(info.token for info in heard.tokens))
+
+    def poisoned(tokens: Tokens) -> F32:
+        return repeating(tokens) if tokens == right[: len(tokens)] else np.full(VOCAB_SIZE, np.nan, np.float32)
+
+    clients = make_clients()
+    copy, is_lost = clients.runner.copy_state, False
+
+    def lose(source: int, target: int) -> None:
+        nonlocal is_lost
+        if source >= NUM_SLOTS:
+            is_lost = True
+            raise StepError("the device is lost")
+        copy(source, target)
+
+    clients.runner.logits = poisoned
+    clients.runner.copy_state = lose  # type: ignore[method-assign]
+    again = clients.ask(asked)
+    assert is_lost
+    assert isinstance(again.error, StepError)
+    clients.runner.logits = repeating
+    clients.runner.copy_state = copy  # type: ignore[method-assign]
+    assert isinstance(clients.ask(asked).events[-1], Finished)
 
 
 def test_a_device_that_copies_no_state_drafts_nothing() -> None:

@@ -304,7 +304,63 @@ def test_penalties_that_a_device_keeps_go_on_where_they_were(draws: int) -> None
         assert_heard(clients.heard[key], run_alone(request, LOGITS, TOKENIZER.decode_bytes))
 
 
+@pytest.mark.parametrize(("slots", "batches"), [(1, 2), (3, 2), (8, 3)])
+def test_batches_do_not_suspend_each_other_all_the_time(slots: int, batches: int) -> None:
+    clients = make(slots, least_tokens=16)
+    for number in range(batches):
+        for _ in range(20):
+            clients.send(ask(Client(f"batch {number}", is_background=True), 1000))
+    for _ in range(50):
+        clients.step()
+    before = clients.scheduler.counters.suspensions
+    for _ in range(160):
+        clients.step()
+    assert clients.scheduler.counters.suspensions - before <= slots * 160 / 16 + slots
+
+
+def test_a_request_whose_reader_is_behind_ends_at_its_time_limit() -> None:
+    clients = make(1)
+    first = clients.send(ask(LOUD, 1000))
+    for _ in range(10):
+        clients.step()
+    clients.scheduler.pause(first, True)
+    second = clients.send(ask(LOUD, 5))
+    clients.take(clients.scheduler.expire(first, TimeLimitError("it takes too long")))
+    clients.run()
+    assert clients.heard[first].finished.reason == "length"
+    assert clients.heard[second].ended
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_long_prompts_on_two_devices_do_not_keep_others_out(prompts: int) -> None:
+    runner = FakeRunner(LOGITS, num_slots=4, steps_at_once=2)
+    clients = Clients(runner, TOKENIZER.decode_bytes)
+    for _ in range(prompts):
+        clients.send(ask(LOUD, 5, prompt=[1] * 2000))
+    clients.step()
+    quick = clients.send(ask(QUIET, 5))
+    assert steps_until(clients, quick, ended=True) <= 20
+
+
 # Requests with LoRAs, of which the runner has one place.
+
+
+def test_a_request_that_may_not_pass_does_not_count_as_one_that_starts() -> None:
+    """Else the worker would never rest, and the device would draw one token a step."""
+    clients = make_with_a_place()
+    running = ask_with(clients, "first", LOUD, 300)
+    for _ in range(5):
+        clients.step()
+    ask_with(clients, "second", LOUD, 5)
+    ask_with(clients, "first", LOUD, 5)
+    clients.step()
+    assert not clients.scheduler._admission.can_start
+    clients.scheduler.pause(running, True)
+    clients.step()
+    assert not clients.scheduler.has_work
+    clients.scheduler.pause(running, False)
+    clients.run()
+    assert all(heard.ended for heard in clients.heard.values())
 
 
 def make_with_a_place(slots: int = 4) -> Clients:
