@@ -92,7 +92,6 @@ CONNECTED = (  # what requests pass on their way from a connection to a call, an
 RESTRICTED = (
     Restricted("wgpu", ("rnn_engine.gpu", *DEVELOPMENT), "only rnn_engine/gpu knows wgpu"),
     Restricted("aiohttp", (*CONNECTED, *DEVELOPMENT), "handlers take calls, and know no aiohttp"),
-    Restricted("opentelemetry", ("rnn_engine_server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
     Restricted(
         "onnxruntime",
         ("rnn_engine.forward.onnx_graph", *DEVELOPMENT),
@@ -248,10 +247,7 @@ def _has_module(distribution: str, top: str) -> bool:
 
 
 def _declared_distributions(root: Path) -> frozenset[str]:
-    """Return the dependencies of pyproject.toml, extras included, as module names: lower case, with underscores.
-
-    OpenTelemetry is one module in many distributions.
-    """
+    """Return the dependencies of pyproject.toml, extras included, as module names: lower case, with underscores."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = {name: wanted for name, wanted in project.get("optional-dependencies", {}).items() if name != "dev"}
     requirements = chain(project["dependencies"], *extras.values())

@@ -68,10 +68,8 @@ from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import METRICS, Metrics, Readings
 from rnn_engine_server.telemetry.records import (
     HTTP_COUNTERS,
-    TRACER,
     HttpCounters,
 )
-from rnn_engine_server.telemetry.traces import RequestTracer, make_tracer
 from rnn_engine_states.documents import CollectionLimits, DocumentStore
 
 
@@ -109,7 +107,6 @@ def _router() -> tuple[web.UrlDispatcher, dict[web.AbstractRoute, Route]]:
 def make_app(
     served: Served,
     settings: ServerSettings,
-    tracer: RequestTracer | None = None,
     collections: DocumentStore | None = None,
     store: Store | None = None,
 ) -> web.Application:
@@ -165,8 +162,6 @@ def make_app(
     app.on_response_prepare.extend((header_setter(settings), set_call_headers))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.append(_run_parts)
-    if tracer is not None:
-        app[TRACER] = tracer
     add_routes(app, *_router())
     return app
 
@@ -177,9 +172,9 @@ def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
     See `stop_signals` for the signals. A signal that comes while `load` runs ends the process at once with code 0,
     since the loading thread can't be ended. The address is bound before `load` is called, so that OSError for a port in
     use comes at once. StateError comes as early, for a folder of collections or jobs that can't be used. So does
-    InvalidRequestError: for an address that other machines reach although no API key is required, for an unusable
-    certificate, and for traces that the environment asks for and nothing can send. `on_ready` is called once the server
-    takes requests. It gets the models' facts, those of the default model first, and the server's URL.
+    InvalidRequestError: for an address that other machines reach although no API key is required, and for an unusable
+    certificate. `on_ready` is called once the server takes requests. It gets the models' facts, those of the default
+    model first, and the server's URL.
     """
     tls = None if settings.auth.tls is None else settings.auth.tls.make_context()
     with open_listeners(settings) as listeners:
@@ -190,7 +185,6 @@ def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
             settings=settings,
             collections=open_collections(settings),
             store=Store(settings.job_folder, settings.limits),
-            tracer=make_tracer(),
         )
         asyncio.run(_serve(load, make, settings, on_ready, listeners, tls))
 
@@ -301,8 +295,6 @@ async def _run_parts(app: web.Application) -> AsyncIterator[None]:
             app[TUNING_RUNNER].wake()
         if idle_seconds is not None:
             stack.push_async_callback(cancel_tasks, asyncio.create_task(_keep_unloading(app[MODELS], idle_seconds)))
-        if TRACER in app:
-            stack.push_async_callback(asyncio.to_thread, app[TRACER].close)
         yield
 
 

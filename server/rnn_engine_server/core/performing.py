@@ -82,7 +82,7 @@ async def telemetry_middleware(request: web.Request, handler: Handler) -> web.St
     """Count a request, time it, and log it when it has ended. Stands before all other middleware."""
     given = request.headers.get(REQUEST_ID, "")
     record = request[RECORD] = RequestRecord.of(request.method, route_of(request), given, request.remote)
-    with recorded(request.app, record, request.headers):
+    with recorded(request.app, record):
         try:
             response = await handler(request)
         except ConnectionError as error:
@@ -196,7 +196,7 @@ class InnerCalls:
         record = RequestRecord.of(hdrs.METH_POST, route, request_id)
         record.key = principal.name or None
         call = Call(self._app, route, principal, client, record, route.path, deadline=deadline, origin=origin)
-        with recorded(self._app, record, {}):
+        with recorded(self._app, record):
             try:
                 async with _admitted(call):
                     body = await accept_body(call, parse, num_parsed, num_parsed)

@@ -1,1 +1,1 @@
-"""Telemetry of the server: metrics, logs, response headers and traces."""
+"""Telemetry of the server: metrics, logs and response headers."""

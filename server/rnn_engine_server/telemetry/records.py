@@ -1,11 +1,11 @@
-"""What is made of the records of HTTP requests: counts for metrics, log lines, response headers and traces."""
+"""What is made of the records of HTTP requests: counts for metrics, log lines and response headers."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import get_args
 
@@ -13,7 +13,6 @@ from rnn_engine.telemetry import REQUEST_SECONDS, Histogram, reports_to
 from rnn_engine_server.core.routing import SETTINGS, App, AppKey
 from rnn_engine_server.telemetry.logs import LINE_FIELDS, current_request_id
 from rnn_engine_server.telemetry.request_record import AbortCause, RequestRecord
-from rnn_engine_server.telemetry.traces import RequestTracer
 
 _log = logging.getLogger(__name__)
 
@@ -71,11 +70,9 @@ class HttpCounters:
             self.aborted[cause] += 1
 
 
-# What the application carries: counts, and the tracer.
+# What the application carries.
 
 HTTP_COUNTERS = AppKey("http_counters", HttpCounters)
-TRACER = AppKey("tracer", RequestTracer)
-"""Absent if there are no traces."""
 
 # The log: the id of a request on each of its lines, and one line for each request.
 
@@ -113,7 +110,6 @@ def _fields_of(record: RequestRecord) -> dict[str, object]:
         "abort": record.abort_cause,
         "key": record.key,
         "client": record.client,
-        "trace_id": record.trace_id,
     }
     if record.reports:
         fields |= {
@@ -132,17 +128,12 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 @contextmanager
-def recorded(app: App, record: RequestRecord, headers: Mapping[str, str]) -> Iterator[None]:
-    """Count, time, trace and log a request that runs in a `with` block, which sets the record's status and key.
-
-    `headers` may name the parent of its trace.
-    """
+def recorded(app: App, record: RequestRecord) -> Iterator[None]:
+    """Count, time and log a request that runs in a `with` block, which sets the record's status and key."""
     with request_logged_as(record.id), app[HTTP_COUNTERS].running(record):
         try:
             with reports_to(record.reports.append):
                 yield
         finally:
             record.ended = time.monotonic()
-            if (tracer := app.get(TRACER)) is not None:
-                record.trace_id = tracer.trace(record, headers)
             log_request(record, app[SETTINGS].logs.slow_seconds)

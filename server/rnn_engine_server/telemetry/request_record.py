@@ -1,4 +1,4 @@
-"""The record of one HTTP request, from which metrics, log lines, response headers and traces are made."""
+"""The record of one HTTP request, from which metrics, log lines and response headers are made."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ class RequestRecord:
     status: int = CLIENT_LEFT
     is_cut_off: bool = False  # the server ended an answer that had begun, for it took too long
     key: str | None = None  # the name of its API key
-    trace_id: str | None = None
     reports: list[RequestReport] = field(default_factory=list)  # of the requests to the engine that have ended
 
     @classmethod
