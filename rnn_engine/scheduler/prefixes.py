@@ -184,7 +184,8 @@ class Prefixes:
         if self._cache is None or len(request.prompt) == 0:
             return None
         try:
-            return self._cache.prefetch(waiting.prefix.root, request.prompt, _limit(request), on_done=self._wake)
+            root, limit, owner = waiting.prefix.root, _limit(request), request.client
+            return self._cache.prefetch(root, request.prompt, limit, on_done=self._wake, owner=owner)
         except Exception:
             logger.exception("the cache of states failed; a state is not read ahead")
             return None

@@ -34,12 +34,14 @@ class Reads:
         self.fetches = Fetches(max_bytes, self.unlocked.append)
         self.begun: dict[Checkpoint, Future[Payload]] = {}
 
-    def begin(self, checkpoint: Checkpoint, size: int = 60, on_done: Callable[[], None] = nothing) -> Fetch:
+    def begin(
+        self, checkpoint: Checkpoint, size: int = 60, on_done: Callable[[], None] = nothing, owner: str = ""
+    ) -> Fetch:
         def start() -> Future[Payload]:
             self.begun[checkpoint] = Future()
             return self.begun[checkpoint]
 
-        return self.fetches.begin(checkpoint, size, start, on_done)
+        return self.fetches.begin(checkpoint, size, start, on_done, owner)
 
 
 def some_checkpoint() -> Checkpoint:
@@ -61,6 +63,21 @@ def test_fetches_of_one_checkpoint_share_a_read_and_all_hear_of_its_end() -> Non
         fetch.release()
         fetch.release()
     assert (checkpoint.locks, reads.unlocked, reads.fetches.num_bytes) == (0, [checkpoint], 0)
+
+
+def test_owners_take_turns() -> None:
+    reads = Reads(max_bytes=60)
+    owners = ["loud"] * 5 + ["quiet", "quiet", "third"]
+    fetches = {some_checkpoint(): owner for owner in owners}
+    begun = {checkpoint: reads.begin(checkpoint, owner=owner) for checkpoint, owner in fetches.items()}
+    order = []
+    while begun:
+        checkpoint = list(reads.begun)[-1]
+        order.append(fetches[checkpoint])
+        begun.pop(checkpoint).release()
+        if len(order) == 4:  # a queued read that nobody wants any more
+            begun.pop(next(one for one, owner in fetches.items() if owner == "quiet" and one in begun)).release()
+    assert order == ["loud", "loud", "quiet", "third", "loud", "loud", "loud"]
 
 
 def test_reads_wait_for_room_and_begin_in_order() -> None:

@@ -18,7 +18,7 @@ forward pass. Pass a match that is not restored to `release`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -130,9 +130,17 @@ class StateCache:
             self._index.trim()
 
     def prefetch(
-        self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
+        self,
+        root: str,
+        tokens: Sequence[int],
+        limit: int | None = None,
+        *,
+        on_done: Callable[[], None],
+        owner: Hashable = None,
     ) -> Fetch | None:
         """Start to read the best checkpoint of a prompt from a slow tier. Return None if no read is needed.
+
+        If many wait for a read, their owners take turns.
 
         Call `look_up` when the fetch is done. If it has failed, call this again: the next best may have to be read.
         Release the fetch after the look-up, or when the request is cancelled: it locks the checkpoint until then.
@@ -145,7 +153,7 @@ class StateCache:
         checkpoint = self._best(root, tokens, limit)
         if checkpoint is None or self._tiers.access(checkpoint) is not Access.SLOW:
             return None
-        return self._tiers.start_fetch(checkpoint, on_done)
+        return self._tiers.start_fetch(checkpoint, on_done, owner)
 
     def look_up(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, fetch: Fetch | None = None

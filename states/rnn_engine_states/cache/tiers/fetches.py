@@ -1,13 +1,13 @@
 """Read checkpoints from slow tiers ahead of time, while the requests that need them still wait in the queue.
 
-Requests for the same checkpoint share one read. The total size of all reads is bounded. All but the reads themselves
-and the calls of `on_done` runs on the cache's thread.
+Requests for the same checkpoint share one read. The total size of all reads is bounded, and their owners take turns.
+All but the reads themselves and the calls of `on_done` runs on the cache's thread.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,6 +54,7 @@ class _Read:
     checkpoint: Checkpoint
     size: int  # bytes
     start: Callable[[], Future[Payload]]
+    owner: Hashable  # who asked first
     num_fetches: int = 0
     running: Future[Payload] | None = None  # None until there is room for the read
     ended: Future[Payload] = field(default_factory=Future)  # has the result of `running`, unless that is cancelled
@@ -64,7 +65,7 @@ class _Read:
 
 
 class Fetches:
-    """The queued and running reads of checkpoints from slow tiers, started in the order of their requests."""
+    """The queued and running reads of checkpoints from slow tiers, started in turns of their owners."""
 
     def __init__(self, max_bytes: int, on_unlock: Callable[[Checkpoint], None]) -> None:
         """Bound the copies that are read ahead to `max_bytes` in all. One read is always allowed, even if it has more.
@@ -74,22 +75,27 @@ class Fetches:
         self._max_bytes = max_bytes
         self._on_unlock = on_unlock
         self._reads: dict[Checkpoint, _Read] = {}
-        self._queued: deque[_Read] = deque()
+        self._queued: dict[Hashable, deque[_Read]] = {}  # by owner, in the order of their turns; none is empty
         self._failed: list[tuple[Checkpoint, BaseException]] = []  # of reads that no fetch shares any more
         self.num_bytes = 0  # of the reads that were started and are still claimed
 
     def begin(
-        self, checkpoint: Checkpoint, size: int, start: Callable[[], Future[Payload]], on_done: Callable[[], None]
+        self,
+        checkpoint: Checkpoint,
+        size: int,
+        start: Callable[[], Future[Payload]],
+        on_done: Callable[[], None],
+        owner: Hashable = None,
     ) -> Fetch:
         """Lock `checkpoint`, and queue the read of its copy of `size` bytes, unless that is queued or running already.
 
-        Return a fetch of it. `start` starts the read. `on_done` is called at the end of the read, mostly on the thread
-        that reads, unless the read has ended already.
+        Return a fetch of it. Owners take turns. `start` starts the read. `on_done` is called at the end of the read,
+        mostly on the thread that reads, unless the read has ended already.
         """
         read = self._reads.get(checkpoint)
         if read is None:
-            read = self._reads[checkpoint] = _Read(checkpoint, size, start)
-            self._queued.append(read)
+            read = self._reads[checkpoint] = _Read(checkpoint, size, start, owner)
+            self._queued.setdefault(owner, deque()).append(read)
         read.num_fetches += 1
         checkpoint.locks += 1
         if not read.ended.done():
@@ -108,7 +114,9 @@ class Fetches:
             if (error := read.error) is not None:
                 self._failed.append((read.checkpoint, error))
         if read.running is None:
-            self._queued.remove(read)
+            self._queued[read.owner].remove(read)
+            if not self._queued[read.owner]:
+                del self._queued[read.owner]
         else:
             read.running.cancel()
             self.num_bytes -= read.size
@@ -125,8 +133,14 @@ class Fetches:
         return failed
 
     def _start_queued(self) -> None:
-        while self._queued and (self.num_bytes == 0 or self.num_bytes + self._queued[0].size <= self._max_bytes):
-            read = self._queued.popleft()
+        while self._queued:
+            owner, reads = next(iter(self._queued.items()))
+            if self.num_bytes > 0 and self.num_bytes + reads[0].size > self._max_bytes:
+                return
+            read = reads.popleft()
+            del self._queued[owner]
+            if reads:
+                self._queued[owner] = reads  # now the last
             self.num_bytes += read.size
             read.running = read.start()
             read.running.add_done_callback(partial(_pass_on, read.ended))

@@ -11,7 +11,7 @@ the target tier's queue counts it, and it is put there when it has arrived.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -100,11 +100,11 @@ class TieredStore:
     def quickest(self, checkpoint: Checkpoint) -> Tier:
         return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
 
-    def start_fetch(self, checkpoint: Checkpoint, on_done: Callable[[], None]) -> Fetch:
-        """Start to read what only a slow tier has; `settle` drops a damaged copy. `on_done`: see `Fetches.begin`."""
+    def start_fetch(self, checkpoint: Checkpoint, on_done: Callable[[], None], owner: Hashable) -> Fetch:
+        """Start to read what only a slow tier has; `settle` drops a damaged copy. See `Fetches.begin`."""
         tier = self.quickest(checkpoint)
         return self._fetches.begin(
-            checkpoint, checkpoint.sizes[tier.name], lambda: tier.start_fetch(checkpoint), on_done
+            checkpoint, checkpoint.sizes[tier.name], lambda: tier.start_fetch(checkpoint), on_done, owner
         )
 
     def payload(self, checkpoint: Checkpoint) -> Payload | None:
