@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rnn_engine.errors import (
@@ -20,14 +21,14 @@ from rnn_engine.errors import (
     UnavailableError,
 )
 from rnn_engine_states.files.reading import LoadedState
-from rnn_engine_states.frozen import FrozenState
+from rnn_engine_states.frozen import FrozenState, freeze_lora, freeze_state
 from rnn_engine_states.named.entry import NamedState, Retention
 from rnn_engine_states.named.quota import Quota
 from rnn_engine_states.named.store import StateStore, Viewer
 from rnn_engine_states.shared.client import StoreClient
 from rnn_engine_states.shared.config import StoreOutcome, StoreUrl
-from rnn_engine_states.shared.table import SharedTable
-from tests.support.named_states import FINGERPRINT, Clock, make_states, some_initial, some_state
+from rnn_engine_states.shared.table import SharedTable, StoreReplica
+from tests.support.named_states import FINGERPRINT, SHAPE, Clock, make_states, some_initial, some_state
 from tests.support.store_server import SlowProxy, StoreServer
 from tests.support.toy_states import same
 
@@ -506,3 +507,27 @@ async def test_random_calls_at_several_servers_end_as_at_one(fleet: Fleet, store
         for listing in listings[1:]:
             assert sorted(map(str, describe(listing.entries))) == sorted(map(str, describe(listings[0].entries)))  # type: ignore[call-overload]
             assert listing.num_bytes == listings[0].num_bytes
+
+
+async def test_a_state_with_a_lora_is_shared_with_its_pairs(fleet: Fleet) -> None:
+    one, other = fleet.server(), fleet.server()
+    rows = np.arange(16, dtype=np.float32).reshape(2, 8)
+    lora = freeze_lora({"blocks.0.att.key.weight": (rows, rows.T)}, "test")
+    made = await one.put("poet", freeze_state(some_state(), SHAPE, "test", lora=lora), LEASED, source="test")
+    found = await other.get("poet")
+    assert found.frozen.digest == made.frozen.digest
+    assert found.frozen.lora is not None
+    assert found.frozen.lora.digest == lora.digest
+    assert [list(map(np.ndarray.tolist, pair)) for pair in found.frozen.lora.pairs.values()] == [
+        [rows.tolist(), rows.T.tolist()]
+    ]
+
+
+async def test_a_change_that_can_not_be_described_leaves_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = fleet.server()
+    await put(server, "before")
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreReplica, "pending", lambda replica: 1 / 0 if replica.table.changes() else None)
+        with pytest.raises(ZeroDivisionError):
+            await put(server, "phantom", 1)
+    assert await names(server) == ["before"]

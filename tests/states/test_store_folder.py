@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rnn_engine.errors import StorageError
+from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.reading import LoadedState
 from rnn_engine_states.frozen import freeze_state
+from rnn_engine_states.named.entry import Retention
+from rnn_engine_states.named.local import LocalTable, SavedStates
 from tests.support.named_states import (
+    FINGERPRINT,
     KEPT,
     PERSISTENT,
     SHAPE,
     STATE_BYTES,
+    BlockingStates,
+    Clock,
     advance,
     make_states,
     names,
@@ -145,3 +155,71 @@ def test_what_cannot_be_deleted_is_still_there(tmp_path: Path, monkeypatch: pyte
     assert states.get("kept") == kept
     assert states.delete("kept") == kept
     assert names(states) == names(make_states(tmp_path)) == []
+
+
+def test_a_cancelled_change_is_written_too(tmp_path: Path) -> None:
+    states = make_states(tmp_path)
+    held = threading.Event()
+
+    async def cancel() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        holding = loop.run_in_executor(None, held.wait)
+        putting = asyncio.create_task(states.store.put("kept", some_initial(), PERSISTENT, source="test"))
+        while names(states) != ["kept"]:
+            await asyncio.sleep(0)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        held.set()
+        await holding
+
+    asyncio.run(cancel())
+    assert names(states) == names(make_states(tmp_path)) == ["kept"]
+
+
+def test_the_file_of_a_state_that_was_skipped_is_kept(tmp_path: Path) -> None:
+    ours = put(make_states(tmp_path), "talk", 1, PERSISTENT)
+    others = make_states(tmp_path, model="another")
+    theirs = [
+        put(others, "talk", 1, PERSISTENT),
+        others.put("uploaded", some_initial(2), KEPT, source="upload", key=ours.id),
+    ]
+    others.move("uploaded", "mine", PERSISTENT)
+    assert ours.id not in {entry.id for entry in theirs}
+    assert make_states(tmp_path).get("talk") == replace(ours, version=1)
+    assert names(make_states(tmp_path, model="another")) == ["talk", "mine"]
+
+
+def test_a_saved_state_with_the_id_of_an_operators_state_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = put(make_states(tmp_path), "a", 1, PERSISTENT)
+    files = StateFiles(SHAPE, FINGERPRINT)
+    table = LocalTable(files, saved=SavedStates(files, tmp_path))
+    table.add(LoadedState("prefab", some_state(2), id=saved.id), "b", "a.prefab")
+    table.load_saved()
+    states = BlockingStates(table)
+    assert (names(states), states.get(str(saved.id)).name) == (["b"], "b")
+    assert f"{saved.id}.state: two states have the id {saved.id}" in caplog.text
+
+
+def test_a_state_whose_promotion_fails_keeps_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    states = make_states(tmp_path, clock=clock)
+    put(states, "leased", 1, Retention(ttl=10))
+    put(states, "later", 2, Retention(ttl=30))
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    clock.now = 5
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", no_space)
+        with pytest.raises(StorageError):
+            states.move("leased", "mine", PERSISTENT)
+    assert states.seconds_left(states.get("leased")) == 10
+    clock.now = 14
+    assert names(states) == ["later", "leased"]
+    clock.now = 30
+    assert names(states) == []

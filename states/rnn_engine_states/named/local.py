@@ -58,6 +58,10 @@ class SavedStates:
                 except StateError as error:
                     _log.warning("a persistent state is skipped: %s", error)
 
+    def __contains__(self, key: object) -> bool:
+        """Return True if there is a file with the id `key`, perhaps of a state that was skipped."""
+        return isinstance(key, uuid.UUID) and self._path(key).exists()
+
     def save(self, entry: NamedState) -> None:
         """Write a persistent state's file. Raises StorageError, and leaves an earlier file, if that fails."""
         try:
@@ -108,9 +112,7 @@ class LocalTable:
         self._failed_writes = 0
         self._listeners: list[Callable[[str], None]] = []
         self.report_forgotten = partial(_report, self._listeners)
-        self._table = NamedStateTable(
-            capacity, quota, clock, self.report_forgotten, max_names=max_names, keeps_persistent=saved is not None
-        )
+        self._table = NamedStateTable(capacity, quota, clock, self.report_forgotten, max_names=max_names, files=saved)
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()  # always taken before `_lock`
 
@@ -126,10 +128,9 @@ class LocalTable:
         """
         if name is not None:
             check_new_name(name, "state name")
-        with self.locked() as table:
-            if key is not None and table.find(str(key)) is not None:
-                message = f"two states have the id {key}; give each its own"
-                raise InvalidRequestError("state id", str(key), "an id that no other state has", message)
+        if key is not None:
+            with self.locked() as table:
+                table.check_free_id(key)
         loaded = self.files.read(path)
         loaded = replace(loaded, id=key or loaded.id)
         name = name or loaded.name
@@ -142,19 +143,24 @@ class LocalTable:
         return entry
 
     def add(self, loaded: LoadedState, name: str, source: str) -> NamedState:
-        """Add a read-only state that the operator loads at every start, without a file in the folder."""
+        """Add a read-only state that the operator loads at every start, without a file in the folder.
+
+        Without an id of its own, it gets one computed from the name and the values, the same at every start.
+        """
         frozen = self.files.freeze(loaded, source)
+        key = loaded.id or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}\n{frozen.digest}")
         with self.locked() as table:
             table.check_free(name, "state name")
-            named = table.make(name, None, frozen, loaded.form, source, loaded.id)
+            named = table.make(name, None, frozen, loaded.form, source, key)
             return table.enter(replace(named, read_only=True))
 
     def load_saved(self) -> None:
-        """Add the persistent states of earlier runs; skip and log those without room or with a name in use."""
+        """Add the persistent states of earlier runs; skip and log those without room or a free name and id."""
         for found in () if self._saved is None else self._saved.load():
             try:
                 with self.locked() as table:
                     table.check_free(found.name, "state name")
+                    table.check_free_id(found.id)
                     table.enter(replace(found, version=table.next_version()))
             except (InvalidRequestError, OverloadedError) as error:
                 _log.warning("a persistent state is skipped: %s: %s", found.source, error)
@@ -197,7 +203,8 @@ class LocalTable:
             result = action(table)
             changes = [change for change in table.changes() if change.persistent]
         if changes:
-            await asyncio.to_thread(self._write, changes, default)
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(loop.run_in_executor(None, self._write, changes, default))  # even if cancelled
         return result
 
     async def default(self) -> NamedState | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
@@ -100,6 +100,7 @@ class Change:
     id: uuid.UUID
     before: NamedState | None
     after: NamedState | None
+    lease: Lease | None = None  # that of the state before
 
     @property
     def persistent(self) -> bool:
@@ -125,17 +126,17 @@ class NamedStateTable:
         forget: Callable[[str], None],
         *,
         max_names: int = DEFAULT_MAX_NAMES,
-        keeps_persistent: bool = True,
+        files: Container[uuid.UUID] | None = (),
         hold: Callable[[FrozenState], FrozenState] = lambda frozen: frozen,
     ) -> None:
         """Create a table without states, for at most `capacity` bytes of states and `max_names` names.
 
         `clock` returns seconds and never goes back. `forget` is called with the digest of a removed state if no name
-        stands for a state with this digest any more. If `keeps_persistent` is False, a state can't be persistent: it
-        needs a lease. `hold` returns the form in which the table keeps a new state.
+        stands for a state with this digest any more. `files` has the ids of the files of persistent states. If it
+        is None, a state can't be persistent: it needs a lease. `hold` returns the form in which a new state is kept.
         """
         self.capacity = capacity
-        self.keeps_persistent = keeps_persistent
+        self._files = files
         self._max_names = max_names
         self.leases = Leases(clock)
         self.default: str | None = None  # a name of the table
@@ -145,7 +146,8 @@ class NamedStateTable:
         self._counts = ReferenceCounts()
         self._index = NameIndex()
         self._tombstones: dict[str, str] = {}  # name -> why its state was deleted; the oldest first
-        self._before: dict[uuid.UUID, NamedState | None] = {}  # states before the recorded changes
+        # states before the recorded changes, and their leases
+        self._before: dict[uuid.UUID, tuple[NamedState | None, Lease | None]] = {}
         self.last_version = 0
 
     # What the table has
@@ -220,6 +222,12 @@ class NamedStateTable:
         self._check_quota(split_name(name)[0], num_bytes, num_names)
         self._check_room(num_bytes, retention.owner_of(name), num_names)
 
+    def check_free_id(self, key: uuid.UUID) -> None:
+        """Raise InvalidRequestError if a state has the id `key`, or is called so."""
+        if self.find(str(key)) is not None:
+            message = f"two states have the id {key}; give each its own"
+            raise InvalidRequestError("state id", str(key), "an id that no other state has", message)
+
     def check_free(self, name: str, field: str) -> None:
         """Raise InvalidRequestError, which names `field`, if `name` is no valid full name or is in use."""
         check_full_name(name, field)
@@ -231,6 +239,8 @@ class NamedStateTable:
     ) -> NamedState:
         """Add a state to the table under a free name, and return it as a named state. See `StateStore.put`."""
         self.check_place(name, retention, frozen.num_bytes)
+        if key is not None and self._files is not None and key in self._files:
+            key = None  # of a state that was skipped at the start, whose file is kept
         return self.enter(self.make(name, self._renew(retention, name), self._hold(frozen), form, source, key))
 
     def fork(self, origin: NamedState, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
@@ -276,12 +286,8 @@ class NamedStateTable:
         source: str,
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        """Return a new named state without adding it to the table. Its id is `key`, or random if `key` is in use.
-
-        Without `key`, the id is computed from the name and the values, so that it is the same at every start.
-        """
-        key = key or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}\n{frozen.digest}")
-        if self.of_id(key) is not None or self.named(str(key)) is not None:
+        """Return a new named state without adding it to the table. Its id is `key`, or random if that is in use."""
+        if key is None or self.find(str(key)) is not None:
             key = uuid.uuid4()
         return NamedState(key, self.next_version(), name, form, source, time.time(), owner, frozen)
 
@@ -313,6 +319,7 @@ class NamedStateTable:
 
     def _replace(self, old: NamedState | None, new: NamedState | None, reason: str = "") -> None:
         """Replace `old` by `new`, None for none, and record that; `reason` says why a name is gone."""
+        before = old, None if old is None or old.owner is None else self.leases.find(old.owner)
         if old is not None and (new is None or new.name != old.name):
             self._index.remove(old)
             self._tombstones.pop(old.name, None)
@@ -324,10 +331,10 @@ class NamedStateTable:
             self._counts.add(new.frozen)
             self._quotas.add(new)
             self._tombstones.pop(new.name, None)
-            self._before.setdefault(new.id, old)
+            self._before.setdefault(new.id, before)
         if old is None:
             return
-        self._before.setdefault(old.id, old)
+        self._before.setdefault(old.id, before)
         if self.default == old.name:
             self.default = new.name if new is not None and new.persistent else None
         if old.owner is not None and not self._index.owned_by(old.owner):
@@ -340,7 +347,7 @@ class NamedStateTable:
 
     def changes(self) -> list[Change]:
         """Return the recorded changes, one for each id of a state, in the order of their first changes."""
-        return [Change(key, before, self.of_id(key)) for key, before in self._before.items()]
+        return [Change(key, before, self.of_id(key), lease) for key, (before, lease) in self._before.items()]
 
     def clear_records(self) -> None:
         """Forget the recorded changes, and which leases were renewed or ended."""
@@ -358,6 +365,8 @@ class NamedStateTable:
             return
         for change in reversed(changes):
             self._replace(change.after, change.before, reason)
+            if (lease := change.lease) is not None and self.leases.find(lease.owner) is None:
+                self.leases.restore(lease.owner, lease.number, lease.ttl, lease.expires - lease.ttl)
         self.default = default
 
     def _is_taken(self, entry: NamedState) -> bool:
@@ -369,7 +378,7 @@ class NamedStateTable:
         """Raise InvalidRequestError if a state called `name` can't be kept in the way that `retention` describes."""
         retention.check()
         self._quotas.check_ttl(name, retention.ttl)
-        if retention.persistent and not self.keeps_persistent:
+        if retention.persistent and self._files is None:
             raise InvalidRequestError(
                 "persistent", True, "false, since the server has no folder for persistent states (--state-folder)"
             )

@@ -113,7 +113,7 @@ class StoredEntry(_Text):
     source: str
     created: FiniteFloat
     owner: _Name | None
-    digest: Annotated[str, Field(pattern="^[0-9A-Za-z]+$")]
+    digest: Annotated[str, Field(pattern=r"^[0-9A-Za-z]+(\+[0-9A-Za-z]+)?$")]  # and, after a plus, its LoRA's
     logits: bool
     num_tokens: _Count | None
     last_tokens: tuple[_Count, ...]

@@ -175,11 +175,12 @@ class SharedTable:
 
         Return the outcome, and the keys of the arrays that the changed states need.
         """
-        pending = self._replica.pending()
-        if pending is None:
-            return Commit.DONE, ()
         known = self._replica.revision
         self._replica.lose_track()  # until the outcome of the change is known
+        pending = self._replica.pending()
+        if pending is None:
+            self._replica.revision = known
+            return Commit.DONE, ()
         outcome, revision = await self._client.call(self._names.change(known, pending))
         if outcome is Commit.DONE:
             self._replica.note_committed(revision)
