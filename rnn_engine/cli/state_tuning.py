@@ -19,7 +19,7 @@ from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.options import command_to_resume
 from rnn_engine.cli.reports import write_page
 from rnn_engine.cli.tuning_options import DataOptions, RunOptions, StateOptions
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, RnnEngineError
 from rnn_engine.files import delete_file, delete_unfinished
 from rnn_engine.llm.llm import LLM
 from rnn_engine.llm.progress import TuningBar, progress_bar, tuning_bar
@@ -134,7 +134,11 @@ def tune(
         rate, seconds, reached = tuner.rate, time.monotonic() - begun, tuner.progress
         states = tuner.start, tuner.best
     assert rate is not None
-    samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, states, lora)
+    samples: list[Sample] = []
+    try:
+        samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, states, lora)
+    except RnnEngineError as error:
+        click.echo(f"there are no sample answers: {error}", err=True)
     name = "state" if lora is None else "LoRA"
     made = TuningReport(name, model.name, data.name, output.name, rate, seconds, tuner.data.report, reached, samples)
     _print(made)
@@ -211,6 +215,7 @@ def _make_samples(
         model,
         device=loading.device,
         weights=loading.weights,
+        device_memory=loading.device_memory,
         num_slots=_NUM_SAMPLES,
         tokenizer=loading.tokenizer,
         chat_template=loading.chat_template,

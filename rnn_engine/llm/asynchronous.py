@@ -98,6 +98,7 @@ class AsyncLLM:
         *,
         device: str = "auto",
         weights: str | None = None,
+        device_memory: int | None = None,
         num_slots: int = 8,
         tokenizer: str = "auto",
         chat_template: str = "auto",
@@ -111,11 +112,11 @@ class AsyncLLM:
         """Load a model: a file, a Hugging Face folder, the name of a model that was pulled, or the demo model.
 
         `device` is auto, an index, a part of a name, or cpu. `weights` is the format of the matrices, such as f16,
-        int8, int4 or auto; None keeps that of a quantised file, and is f16 for others. `num_slots` texts run at a time.
-        `loras` are merged into the weights; `max_loras` others, up to the rank `max_lora_rank`, can run side by side
-        as states.
-        `reranker` names a reranker for an embedding model in the same way. `cache` says how many states of prompts are
-        kept; None keeps none. `progress` is called on another thread.
+        int8, int4 or auto; None keeps that of a quantised file, and is f16 for others. `device_memory` is that of the
+        device in bytes, if it can't be found out. `num_slots` texts run at a time. `loras` are merged into the weights;
+        `max_loras` others, up to the rank `max_lora_rank`, can run side by side as states. `reranker` names a reranker
+        for an embedding model in the same way. `cache` says how many states of prompts are kept; None keeps none.
+        `progress` is called on another thread.
 
         Raises ModelError, TokenizerError, DeviceError or InvalidRequestError.
         """
@@ -124,6 +125,7 @@ class AsyncLLM:
             tokenizer=tokenizer,
             chat_template=chat_template,
             weights=weights,
+            device_memory=device_memory,
             loras=loras,
             max_loras=max_loras,
             max_lora_rank=max_lora_rank,

@@ -25,8 +25,9 @@ from rnn_engine.errors import (
 from rnn_engine.hub import locate_model
 from rnn_engine.llm.progress import Report, ignore
 from rnn_engine.llm.state import State
-from rnn_engine.loading.memory import plan_memory
+from rnn_engine.loading.parts import place_model
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import F32, ModelShape, TokenRun
@@ -73,9 +74,8 @@ class Model:
         """Load a model onto a device; see `AsyncLLM.load` for the arguments that it has, too.
 
         At most `max_sequences` run in one step, and `max_tokens` tokens (None: as many as suit the device).
-        `v5_group_norm_epsilon` is for an RWKV-5 model that was not trained with 64e-5. `device_memory` is that of the
-        device in bytes, if it can't be found out. Raises ModelError, TokenizerError, DeviceError or
-        InvalidRequestError.
+        `v5_group_norm_epsilon` is for an RWKV-5 model that was not trained with 64e-5. Raises ModelError,
+        TokenizerError, DeviceError or InvalidRequestError.
         """
         check_whole("max_sequences", max_sequences, 1, 2**31 - 1)
         if max_tokens is not None:
@@ -83,7 +83,8 @@ class Model:
         path = locate_model(model)
         with open_model(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             size = RunnerSize(max_sequences, max_tokens=max_tokens, max_rows=max_tokens)
-            plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
+            settings = LoadSettings(device=device, weights=weights, device_memory=device_memory)
+            _, plan = place_model(opened, settings, size)
             self.state_files = StateFiles(opened.shape, opened.fingerprint)
             self._tokenizer = load_tokenizer(tokenizer, path, opened.shape.vocab_size)
             self._runner = load_runner(opened, plan.device, size, weights=plan.weights, progress=progress)
@@ -103,8 +104,8 @@ class Model:
         """Run T tokens from `state`, or from the empty state; return the logits after them, and the state.
 
         The logits are those after the last token [V], or with `all_logits` those after each token [T, V]. Raises
-        InvalidRequestError for ids that are no tokens, StateError for a state of another model, and StepError if the
-        device fails.
+        InvalidRequestError for ids that are no tokens, StateError for a state of another model or with a LoRA, and
+        StepError if the device fails.
         """
         [result] = self.forward_batch([(tokens, state)], all_logits=all_logits)
         return result
@@ -219,6 +220,8 @@ class Model:
             raise InvalidRequestError(field, [], "at least one token")
         if state is not None and (not isinstance(state, State) or state.model != self.state_files.model):
             raise StateError(f"{field}: {state} belongs to another model; expected a State of this one")
+        if state is not None and state.lora is not None:
+            raise StateError(f"{field}: a state with a LoRA is not run with it here; expected one without, or an LLM")
         return [int(token) for token in tokens], state
 
     @contextmanager

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError, check_choice, is_number
 from rnn_engine.files import output_file
-from rnn_engine.types import F32, ModelShape
+from rnn_engine.types import F32, LoraPairs, ModelShape
 from rnn_engine_states.files.exchange import ExportForm, StateFiles
 from rnn_engine_states.frozen import FrozenState, freeze_state
 
@@ -26,6 +26,7 @@ class State(Mapping[str, F32]):
 
     The states that calls return are read-only, so that they can be shared; `copy` returns one whose arrays may be
     changed in place. States of the same model can be added, subtracted and scaled: `poet + 0.3 * (pirate - poet)`.
+    The result keeps their LoRA; those of different LoRAs can't be combined.
     Two states are equal if all their numbers are.
     """
 
@@ -90,6 +91,11 @@ class State(Mapping[str, F32]):
     def logits(self) -> F32 | None:
         """The logits [V] after the last token, if they are known."""
         return self.frozen.logits
+
+    @property
+    def lora(self) -> LoraPairs | None:
+        """The LoRA with which sequences run that start from the state, if it has one."""
+        return self._lora
 
     @property
     def digest(self) -> str:
@@ -192,7 +198,13 @@ class State(Mapping[str, F32]):
     def _map(self, function: Callable[[F32, F32], F32], other: State) -> Self:
         """Return the read-only state whose arrays are `function` of this state's and another one's."""
         self._check_same(other)
-        return type(self)({name: function(array, other[name]) for name, array in self.items()}, self._files)
+        loras = [None if each is None else each.digest for each in (self.lora, other.lora)]
+        if loras[0] != loras[1]:
+            raise StateError(
+                f"states with the LoRAs {loras[0]} and {loras[1]} can't be combined; expected the same one"
+            )
+        arrays = {name: function(array, other[name]) for name, array in self.items()}
+        return type(self).of(freeze_state(arrays, self.shape, "state", lora=self.lora), self._files)
 
     def _check_same(self, other: State) -> None:
         if not isinstance(other, State):

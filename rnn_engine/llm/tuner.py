@@ -17,9 +17,9 @@ from rnn_engine.hub import locate_model
 from rnn_engine.llm.progress import Report, ignore
 from rnn_engine.llm.state import State
 from rnn_engine.loading.chat_template import load_chat_template
-from rnn_engine.loading.memory import plan_memory
+from rnn_engine.loading.parts import place_model
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
-from rnn_engine.loading.settings import LoraSettings
+from rnn_engine.loading.settings import LoadSettings, LoraSettings
 from rnn_engine.loading.trainer import DEFAULT_OPTIMIZER, TrainerSize, load_trainer
 from rnn_engine.model import LoraChoice
 from rnn_engine.model.lora import BASE, write_lora
@@ -31,7 +31,8 @@ from rnn_engine.training.tuner import Event, Judged, Progress, TunerSettings, Tu
 from rnn_engine.types import Runner, TokenRun, run_step
 from rnn_engine.types import State as Arrays
 from rnn_engine_states.files.exchange import ExportForm, StateFiles
-from rnn_engine_states.frozen import FrozenState, freeze_lora, freeze_state
+from rnn_engine_states.files.full import check_model
+from rnn_engine_states.frozen import FrozenState, check_fields, freeze_lora, freeze_state
 
 DEFAULT_SETTINGS: Final = TunerSettings()
 _ONE_SLOT: Final = RunnerSize(num_slots=1)
@@ -91,14 +92,14 @@ class Tuner:
         `max_tokens` tokens: they are an error, or skip, or cut, which keeps their beginning.
 
         The state starts from `init`, a state or a file, or from the model's empty state; from there, the model first
-        reads `init_prompt`. `any_model` takes a file that was made for another model. `train_shifts` also trains the
+        reads `init_prompt`. `any_model` takes a state that was made for another model. `train_shifts` also trains the
         token shifts. With `lora`, low-rank pairs beside the model's matrices are trained in place of the state, which
         stays empty, or beside it if `lora.train_state`. A call of the trainer has at most `max_tokens` tokens and
-        `max_documents` documents. `device_memory` is that of the device in bytes, if it can't be found out.
+        `max_documents` documents.
 
-        `checkpoint` is a file in which the run is kept, at least each `checkpoint_seconds`. With `resume`, the run goes
-        on from it, and ends with the state with which it would have ended. On another device, or with weights of
-        another format, the numbers differ a little.
+        `checkpoint` is a file in which the run is kept, at least each `checkpoint_seconds`. It must not exist, unless
+        `resume` is true: then the run goes on from it, and ends with the state with which it would have ended. On
+        another device, or with weights of another format, the numbers differ a little.
 
         `rest` is called after each call of the trainer, so that others may use the device meanwhile. An error that it
         raises leaves the iteration over `events`, like Ctrl-C.
@@ -109,6 +110,8 @@ class Tuner:
         check_finite("checkpoint_seconds", checkpoint_seconds)
         if resume and checkpoint is None:
             raise InvalidRequestError("resume", True, "false, since there is no checkpoint")
+        if not resume and checkpoint is not None and Path(checkpoint).exists():
+            raise InvalidRequestError("checkpoint", str(checkpoint), "a file that does not exist, or resume=True")
         has_state = lora is None or lora.train_state
         if not has_state and (init is not None or init_prompt is not None or train_shifts):
             raise InvalidRequestError("lora", str(lora), "none, since the settings of a state are given")
@@ -119,9 +122,11 @@ class Tuner:
                 load_tokenizer(tokenizer, path, opened.shape.vocab_size), load_chat_template(chat_template, path)
             )
             self._start = self._read_init(init, any_model=any_model)
+            begins = self._start.digest, init_prompt
             if init_prompt is not None:
-                plan = plan_memory(opened, device, _ONE_SLOT, weights=weights, device_memory=device_memory)
-                with closing(load_runner(opened, device, _ONE_SLOT, weights=plan.weights)) as runner:
+                loading = LoadSettings(device=device, weights=weights, device_memory=device_memory)
+                _, plan = place_model(opened, loading, _ONE_SLOT)
+                with closing(load_runner(opened, plan.device, _ONE_SLOT, weights=plan.weights)) as runner:
                     self._start = _read_prompt(runner, maker, self._start, init_prompt)
             self._train_shifts = train_shifts
             self.maker = replace(maker, before=self._text_before_chat(maker))
@@ -149,7 +154,7 @@ class Tuner:
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._checkpoint_seconds = checkpoint_seconds
         self._saved_at = time.monotonic()
-        self._run = self._describe_run(settings, optimizer, size)
+        self._run = self._describe_run(begins, settings, optimizer, size)
         try:
             self._tuning = Tuning(self._trainer, self.data, settings, start, rest)
             if resume and self._checkpoint is not None:
@@ -270,12 +275,14 @@ class Tuner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _describe_run(self, settings: TunerSettings, optimizer: Optimizer, size: TrainerSize) -> Mapping[str, object]:
+    def _describe_run(
+        self, begins: tuple[str, str | None], settings: TunerSettings, optimizer: Optimizer, size: TrainerSize
+    ) -> Mapping[str, object]:
         """Return what makes a run what it is, by which a checkpoint is known."""
         return {
             "model": self.state_files.model,
             "data": self.data.digest,
-            "initial state": self._start.digest,
+            "initial state and prompt": begins,
             "trained shifts": size.train_shifts,
             **({} if size.lora is None else {"LoRA": asdict(size.lora)}),
             "optimizer": asdict(optimizer),
@@ -292,6 +299,10 @@ class Tuner:
         if init is None:
             return freeze_state(self.state_files.shape.initial_state(), self.state_files.shape, "init")
         state = State.read(init, self.state_files, any_model=any_model) if isinstance(init, str | Path) else init
+        check_model("init", state.model, None if any_model else self.state_files.model)
+        check_fields(state, self.state_files.shape, "init")
+        if state.lora is not None:
+            raise StateError("init: a state with a LoRA would be tuned without it; expected a state without a LoRA")
         return state.frozen
 
     def _as_state(self, arrays: Arrays) -> State:

@@ -239,10 +239,11 @@ class Tuning:
             return self._update(rate * min(1.0, (self._progress.step + 1) / warm_up), num_steps)
         loss = math.inf if is_broken else self._mean_loss(self._data.held_out[:_SEARCH_DOCUMENTS])
         trial = RateTried(rate, loss if math.isfinite(loss) else math.inf)
-        self._progress.tried.append(trial)
-        self._progress.step = 0
-        updates.clear()
-        self._trainer.write(self._begins)
+        with _uninterrupted():
+            self._trainer.write(self._begins)
+            self._progress.tried.append(trial)
+            self._progress.step = 0
+            updates.clear()
         return trial
 
     # The run.

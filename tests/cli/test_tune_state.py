@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rnn_engine.errors import DeviceError
 from tests.support.cli import Command
 from tests.support.interrupted_tuning import tuning_interrupted
 
@@ -76,3 +77,17 @@ def test_refusals(rnn_engine: Command, data: Path, arguments: list[str], words: 
 def test_a_state_with_shifts_needs_a_file_that_has_them(rnn_engine: Command, data: Path) -> None:
     said = rnn_engine("tune-state", data, "-o", "a.st", "--train-shifts", "--device", "cpu", code=1)
     assert "a.st: a file of tuned matrices has no token shifts, and this state has some" in said
+
+
+def test_without_sample_answers_there_is_a_report(
+    rnn_engine: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise DeviceError("no room")
+
+    monkeypatch.setattr("rnn_engine.cli.state_tuning.LLM", fail)
+    output, page = tmp_path / "a.st", tmp_path / "report.html"
+    said = rnn_engine("tune-state", data, "-o", output, "--report", page, *SHORT)
+    assert "there are no sample answers: no room" in said
+    assert f"the state is in {output}" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.st", "data.jsonl", "report.html"]

@@ -16,6 +16,7 @@ from rnn_engine.reference import Weights
 from rnn_engine.types import F32, ModelShape
 from rnn_engine.versions.table import VERSIONS
 from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.frozen import freeze_lora, freeze_state
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES
 from tests.support.reference import forward, relative_error
@@ -152,3 +153,18 @@ def test_a_state_file_is_read(demo: Model, tmp_path: Path) -> None:
     _, state = demo.forward([1, 2, 3])
     state.save(tmp_path / "three.state")
     assert demo.load_state(tmp_path / "three.state") == state
+
+
+def test_a_state_with_a_lora_is_not_run_without_it(demo: Model) -> None:
+    rows = np.ones((1, demo.shape.width), np.float32)
+    lora = freeze_lora({"blocks.0.att.key.weight": (rows, rows.T)}, "test")
+    state = State.of(freeze_state(demo.empty_state(), demo.shape, "test", lora=lora), demo.state_files)
+    for run in (demo.forward, demo.trace):
+        with pytest.raises(StateError, match="a state with a LoRA is not run with it here"):
+            run([1], state)
+
+
+def test_without_a_device_of_webgpu_the_processor_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.gpu.device._list_adapters", list)
+    with Model() as model:
+        assert model.forward([1])[0].any()

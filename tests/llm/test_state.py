@@ -11,6 +11,7 @@ import pytest
 from rnn_engine import State
 from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.frozen import freeze_lora, freeze_state
 from tests.support.models import tiny_shape
 from tests.support.named_states import some_state
 
@@ -110,3 +111,20 @@ def test_misuse_is_refused_in_words(tmp_path: Path) -> None:
 
 def test_the_repr_says_what_it_is() -> None:
     assert repr(a_state(1)).startswith("<State of RWKV v7: att_shift [2, 64], wkv [2, 4, 16, 16], ffn_shift [2, 64]; ")
+
+
+def test_the_lora_of_states_stays_and_two_can_not_be_combined() -> None:
+    rows = np.ones((1, 64), np.float32)
+    loras = [freeze_lora({"blocks.0.att.key.weight": (factor * rows, rows.T)}, "test") for factor in (1, 2)]
+    one, other, twin = (
+        State.of(freeze_state(a_state(seed), SHAPE, "test", lora=lora), FILES)
+        for seed, lora in enumerate((loras[0], loras[1], loras[0]))
+    )
+    for made in (one + twin, 0.5 * one, -one, one.interpolate(twin, 0.5), one.copy()):
+        assert made.lora is loras[0]
+    assert (one + twin)["wkv"].tolist() == (one["wkv"] + twin["wkv"]).tolist()
+    for different in (other, a_state(1)):
+        with pytest.raises(StateError, match="can't be combined; expected the same one"):
+            one + different
+        with pytest.raises(StateError, match="can't be combined; expected the same one"):
+            different - one

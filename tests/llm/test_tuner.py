@@ -23,6 +23,8 @@ from rnn_engine.operations.chat_prompt import prompt_after
 from rnn_engine.tensor_files.binary_file import BinaryFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
 from rnn_engine.training.tuner import Event, Judged, Updated
+from rnn_engine_states.files.exchange import StateFiles
+from rnn_engine_states.frozen import freeze_lora, freeze_state
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
 SETTINGS = TunerSettings(steps=4, batch_size=3, rate=1.0, warm_up=1)
@@ -260,3 +262,54 @@ def test_a_lora_has_no_settings_of_a_state(data: Path) -> None:
     ):
         with pytest.raises(InvalidRequestError):
             LoraSettings(**settings)
+
+
+def test_without_a_device_of_webgpu_a_prompt_is_read_on_the_processor(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rnn_engine.gpu.device._list_adapters", list)
+    with tuner(data, init_prompt="Talk like a pirate.", device="auto") as running:
+        assert running.start["wkv"].any()
+
+
+def test_a_state_of_another_model_or_with_a_lora_is_refused(data: Path, llm: LLM) -> None:
+    shape, arrays = llm.state_files.shape, llm.state_files.shape.initial_state()
+    stranger = State(arrays, StateFiles(shape, "b" * 32))
+    with pytest.raises(StateError, match="init: the state belongs to model b"):
+        tuner(data, init=stranger)
+    with tuner(data, init=stranger, any_model=True) as running:
+        assert running.start.digest == stranger.digest
+    small = tiny_shape(layers=1, width=32, head_size=16)
+    with pytest.raises(StateError, match="init: att_shift has shape"):
+        tuner(data, init=State(small.initial_state(), StateFiles(small, "b" * 32)), any_model=True)
+    rows = np.ones((1, shape.width), np.float32)
+    lora = freeze_lora({"blocks.0.att.key.weight": (rows, rows.T)}, "test")
+    with pytest.raises(StateError, match="init: a state with a LoRA would be tuned without it"):
+        tuner(data, init=State.of(freeze_state(arrays, shape, "test", lora=lora), llm.state_files))
+
+
+def test_a_checkpoint_is_not_overwritten(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.checkpoint"
+    with tuner(data, checkpoint=path) as running:
+        list(islice(running.events(), 3))
+    before = path.read_bytes()
+    with pytest.raises(
+        InvalidRequestError, match=r"checkpoint: .* expected a file that does not exist, or resume=True"
+    ):
+        tuner(data, checkpoint=path)
+    assert path.read_bytes() == before
+
+
+def test_a_run_from_a_prompt_goes_on_where_its_state_has_other_numbers(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, prompt = tmp_path / "run.checkpoint", "Talk like a pirate."
+    with tuner(data, init_prompt=prompt, checkpoint=path) as running:
+        list(islice(running.events(), 3))
+        start = running.start
+    near = freeze_state(1.0001 * start, start.shape, "test", num_tokens=9, last_tokens=start.frozen.last_tokens)
+    monkeypatch.setattr("rnn_engine.llm.tuner._read_prompt", lambda *_: near)
+    with tuner(data, init_prompt=prompt, checkpoint=path, resume=True) as running:
+        running.run()
+    with pytest.raises(StateError, match="belongs to a run with initial state and prompt"):
+        tuner(data, init_prompt="Talk.", checkpoint=path, resume=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.backward import Optimizer, Trainer, TrainingDocument
+from rnn_engine.backward import Optimizer, Trainer, TrainingDocument, TrainingState
 from rnn_engine.errors import InvalidRequestError, StateError, StepError
 from rnn_engine.training.checkpoint import load_checkpoint, save_checkpoint
 from rnn_engine.training.data import DataReport, TrainingData
@@ -247,3 +247,26 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content[:-1])
     with pytest.raises(StateError):
         load_checkpoint(path, RUN)
+
+
+class Interrupted(FakeTrainer):
+    """A trainer whose third `write` is interrupted."""
+
+    writes = 0
+
+    def write(self, state: TrainingState) -> None:
+        self.writes += 1
+        if self.writes == 3:
+            raise KeyboardInterrupt
+        super().write(state)
+
+
+def test_ctrl_c_at_the_end_of_a_trial_changes_nothing() -> None:
+    whole, run = tuning(), tuning(Interrupted())
+    list(whole.run())
+    with pytest.raises(KeyboardInterrupt):
+        list(run.run())
+    assert not run.progress.tried
+    list(run.run())
+    assert run.progress.tried == whole.progress.tried
+    assert same(run.best, whole.best)
