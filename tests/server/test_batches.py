@@ -23,8 +23,9 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedErro
 from rnn_engine.requests import Client as EngineClient
 from rnn_engine.requests import GenerateRequest
 from rnn_engine_server.apis.common.owned import PageOf
-from rnn_engine_server.apis.openai.batches import BATCHES, BatchObject
+from rnn_engine_server.apis.openai.batches import BATCHES, RUNNER, BatchObject
 from rnn_engine_server.apis.openai.completions import ROUTES as COMPLETIONS
+from rnn_engine_server.core.performing import InnerCalls
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.jobs.lines import (
     MOST_ERRORS,
@@ -195,6 +196,8 @@ class TestOfficialClient:
         ]
         assert server.engine.requests == []
         assert (batch.output_file_id, batch.error_file_id) == (None, None)
+        await client.files.delete(batch.input_file_id)
+        assert server.app_store.readings().num_files == 0  # it has given back the room for its results
 
     async def test_requests_that_make_no_batch(self, client: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.NotFoundError, match="there is no file 'file-x'"):
@@ -351,6 +354,66 @@ async def test_answers_wait_for_room_on_the_disk(
     assert "an answer can't be written yet: No space left on device" in caplog.text
     assert (batch.status, batch.error_file_id) == ("completed", None)
     assert texts(await results(client, batch.output_file_id)) == ANSWERS
+
+
+async def test_a_batch_with_a_line_that_is_cancelled_goes_on_and_does_not_expire(
+    client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, cancelled = InnerCalls.ask, list[object]()
+
+    async def ask(*arguments: Any, **fields: Any) -> Any:  # noqa: ANN401
+        if not cancelled:
+            cancelled.append(arguments)
+            raise asyncio.CancelledError
+        return await real(*arguments, **fields)
+
+    monkeypatch.setattr("rnn_engine_server.jobs.runner._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(InnerCalls, "ask", ask)
+    batch = await until(client, await begin(client, jsonl(LINES)))
+    assert (batch.status, batch.error_file_id) == ("completed", None)
+    assert texts(await results(client, batch.output_file_id)) == ANSWERS
+
+
+async def test_batches_that_can_not_be_looked_for_are_run_after_a_pause(
+    client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, failed = Batches.unfinished, list[str | None]()
+
+    async def unfinished(store: Batches, owner: str | None = None) -> list[StoredBatch]:
+        if not failed:
+            failed.append(owner)
+            raise StorageError("the disk can't be read")
+        return await real(store, owner)
+
+    monkeypatch.setattr("rnn_engine_server.jobs.runner._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(Batches, "unfinished", unfinished)
+    assert (await until(client, await begin(client, jsonl(LINES)))).status == "completed"
+    assert "the batches of 'ann' are looked for again in 0.001 s: the disk can't be read" in caplog.text
+
+
+async def test_a_batch_whose_cancellation_fails_is_cancelled_later(
+    client: openai.AsyncOpenAI, server: JobServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.engine.hold = 0
+    first, second = [await begin(client, jsonl(LINES[:1])) for _ in range(2)]
+    await server.engine.held.wait()
+    real, failed = Batches.finish, list[str]()
+
+    async def finish(store: Batches, batch_id: str) -> StoredBatch:
+        if batch_id == second.id and not failed:
+            failed.append(batch_id)
+            server.engine.hold = None
+            server.engine.release.set()
+            await until(client, first)
+            while server.app[RUNNER]._tasks:  # until nothing looks for batches any more
+                await asyncio.sleep(0)
+            raise StorageError("the disk is full")
+        return await real(store, batch_id)
+
+    monkeypatch.setattr(Batches, "finish", finish)
+    with pytest.raises(openai.APIStatusError, match="the disk is full"):
+        await client.with_options(max_retries=0).batches.cancel(second.id)
+    assert (await until(client, second)).status == "cancelled"
 
 
 async def test_a_new_batch_does_not_wait_for_the_pause_of_another(

@@ -15,12 +15,13 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from aiohttp import FormData
 
-from rnn_engine.database import Transaction
+from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
 from rnn_engine_server.apis.common.owned import Deleted, PageOf
 from rnn_engine_server.apis.openai.files import FileObject
@@ -383,6 +384,47 @@ class TestStore:
         await store.files.delete("ann", kept.id)
         readings = store.readings()
         assert (readings.num_files, readings.file_bytes) == (0, 0)
+
+    async def test_a_client_that_leaves_while_its_file_is_flushed_leaves_nothing(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        flush, begun, goes_on = os.fsync, threading.Event(), threading.Event()
+
+        def wait(descriptor: int) -> None:
+            begun.set()
+            goes_on.wait()
+            flush(descriptor)
+
+        monkeypatch.setattr(os, "fsync", wait)
+        putting = asyncio.create_task(put(store, "ann"))
+        await asyncio.to_thread(begun.wait)
+        putting.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.wait((putting,))
+        readings = store.readings()
+        assert (putting.cancelled(), contents(store)) == (True, [])
+        assert (readings.num_files, readings.file_bytes) == (0, 0)
+
+    async def test_what_has_expired_is_deleted_after_a_deletion_that_failed(
+        self, store: Store, now: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stored, transact = await put(store, "ann", lifetime=60.0), Database._transact
+        now[0] += 60.0
+
+        def fail_at_the_end(database: Database, connection: sqlite3.Connection, change: Any) -> Any:  # noqa: ANN401
+            def change_and_fail(transaction: Transaction) -> None:
+                change(transaction)
+                fail_as_sqlite()
+
+            return transact(database, connection, change_and_fail)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Database, "_transact", fail_at_the_end)
+            assert await owned(store, "ann") == [stored]
+        assert "what has expired can't be deleted" in caplog.text
+        assert await owned(store, "ann") == []
 
     async def test_a_deletion_needs_no_room(
         self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

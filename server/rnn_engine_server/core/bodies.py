@@ -32,6 +32,16 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+async def run_whole(function: Callable[[], T]) -> T:
+    """Call a function on a thread, and return its result. If cancelled, wait until it has returned."""
+    running = asyncio.create_task(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait((running,))
+        raise
+
+
 @asynccontextmanager
 async def on_thread(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
     """Return a context manager that enters and leaves `manager` on threads, since both may block for the disk."""
@@ -42,10 +52,10 @@ async def on_thread(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
         await asyncio.wait((entering,))  # the client may leave before the manager was entered
         if entering.exception() is not None:
             raise
-        if not await asyncio.to_thread(manager.__exit__, type(error), error, error.__traceback__):
+        if not await run_whole(partial(manager.__exit__, type(error), error, error.__traceback__)):
             raise
     else:
-        await asyncio.to_thread(manager.__exit__, None, None, None)
+        await run_whole(partial(manager.__exit__, None, None, None))
 
 
 # Read the bodies of requests, and write those of answers.

@@ -21,6 +21,7 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, RnnEngineError
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.auth.rates import UNBOUNDED
+from rnn_engine_server.core.bodies import run_whole
 from rnn_engine_server.core.performing import InnerAnswer, InnerCalls
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.core.streams import cancel_tasks, uninterrupted
@@ -111,6 +112,7 @@ class BatchRunner:
                 changed = await self._store.finish(batch.id)
             finally:
                 del self._running[batch.id]
+                self.wake(batch.owner)  # it did not see the batch meanwhile
         return changed
 
     async def close(self) -> None:
@@ -151,8 +153,13 @@ class BatchRunner:
         self._tasks.pop(owner, None)
 
     async def _waiting(self, owner: str) -> list[Batch]:
-        self._woken.discard(owner)
-        return [each for each in await self._store.unfinished(owner) if each.id not in self._running]
+        while True:
+            self._woken.discard(owner)
+            try:
+                return [each for each in await self._store.unfinished(owner) if each.id not in self._running]
+            except StorageError as error:
+                _log.warning("the batches of %r are looked for again in %g s: %s", owner, _FIRST_PAUSE, error)
+            await self._pause(owner, _FIRST_PAUSE)
 
     async def _pause(self, owner: str, seconds: float) -> None:
         """Wait for `seconds`, or until `wake` is called for the owner."""
@@ -217,20 +224,10 @@ class BatchRunner:
                 working.result()
             if stop.is_set() or len(journal.done) == batch.total:
                 return True
+            if not working.cancelled():
+                raise RuntimeError("lines were cancelled before the end of the window")
             await asyncio.to_thread(skip_lines, path, batch.endpoint, self._limits, journal, "batch_expired", _EXPIRED)
             return False
-
-
-async def _call(function: Callable[[], None], size: int) -> None:
-    """Call a function, on a thread if its work is of a great `size`. If cancelled, wait until it has returned."""
-    if size <= SHORT_WORK:
-        return function()
-    running = asyncio.create_task(asyncio.to_thread(function))
-    try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait((running,))
-        raise
 
 
 class _BatchLines:
@@ -305,8 +302,7 @@ class _BatchLines:
         while True:
             try:
                 async with self._writing:
-                    await _call(add, len(answer.body))
-                return
+                    return await run_whole(add) if len(answer.body) > SHORT_WORK else add()
             except (OSError, InvalidRequestError, StorageError) as error:  # a full disk, or a bound on files
                 reason = error.strerror if isinstance(error, OSError) else error
                 _log.warning("%s: an answer can't be written yet: %s", self._client.name, reason)

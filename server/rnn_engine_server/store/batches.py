@@ -196,9 +196,11 @@ class Batches(Jobs[Batch]):
         Raises NotFoundError if it was deleted, and StorageError.
         """
 
-        def change(batch: Batch, _: Transaction) -> Batch:
+        def change(batch: Batch, transaction: Transaction) -> Batch:
             if status not in FOLLOWS[batch.status]:
                 return batch
+            if not FOLLOWS[status]:  # without results
+                transaction.after(lambda: self.files.room.give(batch.owner, len(RESULTS), 0))
             return replace(
                 self._entered(batch, status),
                 errors=errors or batch.errors,

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Final, Literal, TypeAlias
 
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter
 
 from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine_server.core.bodies import on_thread
+from rnn_engine_server.core.bodies import on_thread, run_whole
 from rnn_engine_server.core.streams import uninterrupted
 from rnn_engine_server.store.blobs import Blobs
 from rnn_engine_server.store.owners import Columns, Cursor, Expiry, Page, Room, Table
@@ -86,7 +87,7 @@ class NewFile:
 
     async def write(self, data: bytes | bytearray) -> None:
         """Do as `write_now` on a thread."""
-        await asyncio.to_thread(self.write_now, data)
+        await run_whole(partial(self.write_now, data))
 
     def describe(self, filename: str, purpose: FilePurpose, lifetime: float | None) -> None:
         """Say what the file is. It is deleted after `lifetime` seconds; None = never."""
@@ -158,6 +159,7 @@ class Files:
             await self._keep(new, self._describe(file_id, owner, *new.description, new.num_bytes, new.sha256))
         finally:
             if not is_whole:
+                await asyncio.to_thread(self.blobs.delete, file_id)
                 self.room.give(owner, 1, 0 if new is None else new.num_bytes)
 
     @uninterrupted

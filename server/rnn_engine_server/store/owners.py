@@ -186,7 +186,8 @@ class Expiry(Generic[T]):
                 self._forget(transaction, thing)
             if len(expired) < _MOST_EXPIRED:
                 [found] = transaction.execute(query, (now,)).fetchone()
-                self._next = float("inf") if found is None else float(found)
+                following = float("inf") if found is None else float(found)
+                transaction.after(lambda: setattr(self, "_next", following))
             return bool(expired)
 
         try:
