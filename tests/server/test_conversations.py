@@ -15,6 +15,8 @@ from rnn_engine_server.apis.openai.response_schemas import ResponseItem
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_server.store.conversations import Conversations
+from rnn_engine_server.store.turns import Place
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, Through, check_shape, error_of, post
 from tests.support.official import openai_client
@@ -175,3 +177,21 @@ async def test_what_is_read_counts_in_the_memory_of_requests(serve: Serve) -> No
     assert item == page["data"][1]
     await error_of(await client.get(f"{PATH}/{made['id']}/items/x"), 404)
     await error_of(await client.post("/v1/responses", json={"input": "Hi", "conversation": made["id"]}), 413)
+
+
+async def test_an_item_that_is_deleted_while_it_is_asked_for(
+    client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await client.conversations.create(items=[HI])
+    [item] = (await client.conversations.items.list(made.id)).data
+    assert item.id is not None
+    find = Conversations.item
+
+    async def find_and_delete(store: Conversations, owner: str | None, conversation_id: str, item_id: str) -> Place:
+        place = await find(store, owner, conversation_id, item_id)
+        await store.delete(owner, conversation_id)
+        return place
+
+    monkeypatch.setattr(Conversations, "item", find_and_delete)
+    with pytest.raises(openai.NotFoundError, match="was deleted meanwhile"):
+        await client.conversations.items.retrieve(item.id, conversation_id=made.id)

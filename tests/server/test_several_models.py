@@ -270,9 +270,74 @@ async def test_closing_ends_a_load_and_frees_what_is_loaded() -> None:
     await asyncio.sleep(0)
     await models.close()
     assert first.last.closed
-    with pytest.raises((asyncio.CancelledError, UnavailableError)):
+    with pytest.raises(UnavailableError, match="the model 'b' is closed"):
         await waiting
-    assert len(second.engines) == 1
+    for name in ("a", "b", "c"):
+        with pytest.raises(UnavailableError, match="can't be loaded again"):
+            await models.put(LoadOrder(name, Path(name)))
+    assert (len(first.engines), len(second.engines)) == (1, 1)
+
+
+async def test_a_request_that_leaves_does_not_end_the_load_for_others() -> None:
+    load = Loads("a")
+    models = await registry_of(load, default="a")
+    await models.default.unload(withdraw=False)
+    load.allowed.clear()
+    leaving, waiting = [asyncio.create_task(models.default.acquire(60)) for _ in range(2)]
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait((leaving,))
+    load.allowed.set()
+    assert leaving.cancelled()
+    assert await waiting is load.last
+
+
+class Orders:
+    """A loader that loads what an order describes, but no file called `bad`."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.allowed = asyncio.Event()
+        self.registry = ModelRegistry(lambda order: partial(self._load, order))
+
+    async def _load(self, order: LoadOrder, _: Progress) -> EngineLike:
+        self.begun.set()
+        await self.allowed.wait()
+        if order.path.name == "bad":
+            raise DeviceMemoryError("the device has no room")
+        return FakeEngine(model=order.path.name)
+
+
+@pytest.mark.parametrize("name", ["put", "replace_default"])
+async def test_a_client_that_leaves_during_a_reload_does_not_undo_it(name: str) -> None:
+    orders = Orders()
+    models = orders.registry
+    orders.allowed.set()
+    await models.put(LoadOrder("a", Path("old")))
+    for event in (orders.begun, orders.allowed):
+        event.clear()
+    replacing = asyncio.create_task(getattr(models, name)(LoadOrder("a", Path("new"))))
+    await orders.begun.wait()
+    replacing.cancel()
+    await asyncio.wait((replacing,))
+    orders.allowed.set()
+    engine = await models.default.acquire(60)
+    assert (engine.info.model, models.default.order.path) == ("new", Path("new"))
+
+
+async def test_a_model_is_put_after_a_load_of_its_name_that_fails() -> None:
+    orders = Orders()
+    models = orders.registry
+    first = asyncio.create_task(models.put(LoadOrder("a", Path("bad"))))
+    await orders.begun.wait()
+    second = asyncio.create_task(models.put(LoadOrder("a", Path("good"))))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    orders.allowed.set()
+    with pytest.raises(DeviceMemoryError):
+        await first
+    assert await second is models.find("a")
+    assert (await models.default.acquire(60)).info.model == "good"
 
 
 async def test_a_default_that_there_is_not() -> None:

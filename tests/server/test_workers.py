@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable
 
@@ -85,6 +86,25 @@ async def test_what_nobody_waits_for_is_not_begun(workers: Workers) -> None:
     assert gate.begun == ["0", "5"]
     assert [result for result in results if isinstance(result, str)] == ["5"]
     assert await workers.run(BOB, lambda: "bob", LONG) == "bob"
+
+
+async def test_an_error_that_nobody_waits_for_any_more_is_not_logged(
+    workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate()
+
+    def fail() -> None:
+        gate.function("fail")()
+        raise ValueError("wrong")
+
+    call = asyncio.create_task(workers.run(ANN, fail, LONG))
+    await begun(gate, 1)
+    call.cancel()
+    await asyncio.wait((call,))
+    gate.open()
+    assert await workers.run(ANN, lambda: 1, LONG) == 1  # after it
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_an_error_reaches_its_caller(workers: Workers) -> None:

@@ -94,9 +94,10 @@ class Workers:
 
     def _end(self, turn: _Turn, job: _Job, ran: asyncio.Future[Any]) -> None:
         self._running.remove(turn)
+        error = None if ran.cancelled() else ran.exception()  # also if nobody waits for it: asyncio must not log it
         if job.done.done() or ran.cancelled():
             job.done.cancel()
-        elif (error := ran.exception()) is not None:
+        elif error is not None:
             job.done.set_exception(error)
         else:
             job.done.set_result(ran.result())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, TypeAlias
@@ -121,13 +122,20 @@ class ServedModel:
     async def load(self) -> EngineLike:
         """Load the model unless it is loaded, and return its engine.
 
-        Raises the error of the load if it fails.
+        Raises the error of the load if it fails, and UnavailableError if the model is closed meanwhile.
         """
         self._withdrawn = False
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(_note_error)
-        return await asyncio.shield(self._opening)
+        opening, task = self._opening, asyncio.current_task()
+        assert task is not None
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if task.cancelling() or not opening.cancelled():
+                raise
+            raise UnavailableError(f"the model {self.name!r} is closed", _LOAD_RETRY_SECONDS) from None
 
     async def reload(self, order: LoadOrder, load: LoadEngine) -> None:
         """Replace the model by the one that `order` describes once its running requests have ended; new requests wait.
@@ -154,8 +162,8 @@ class ServedModel:
         await asyncio.shield(self._freeing)
 
     async def close(self) -> None:
-        """End the model's running requests, and free its engine."""
-        self._withdrawn = True
+        """End the model's running requests, and free its engine. It can't be loaded again."""
+        self._withdrawn, self._load = True, _refuse_load
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait((self._opening,))
@@ -228,6 +236,7 @@ class ModelRegistry:
         self._models: dict[str, ServedModel] = {}
         self._default = ""
         self._loading = asyncio.Lock()
+        self._putting = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by the name of the model
 
     @classmethod
     async def load(cls, orders: Sequence[LoadOrder], default: str, make_load: MakeLoad) -> Self:
@@ -266,26 +275,34 @@ class ModelRegistry:
     async def put(self, order: LoadOrder) -> ServedModel:
         """Load the model that `order` describes, and add it or replace the model of the same name by it.
 
-        The first model becomes the default. Raises what loading raises; a new model is then not added.
+        The first model becomes the default. Raises what loading raises; a new model is then not added. The load goes on
+        if the caller is cancelled.
         """
-        model = self._models.get(order.name)
-        if model is not None:
-            await model.reload(order, self._make_load(order))
+        return await asyncio.shield(self._put(order))
+
+    async def _put(self, order: LoadOrder) -> ServedModel:
+        async with self._putting[order.name]:
+            model = self._models.get(order.name)
+            if model is not None:
+                await model.reload(order, self._make_load(order))
+                return model
+            model = self._add(order)
+            try:
+                await model.load()
+            except BaseException:
+                await model.close()
+                del self._models[order.name]
+                raise
             return model
-        model = self._add(order)
-        try:
-            await model.load()
-        except BaseException:
-            await model.close()
-            del self._models[order.name]
-            raise
-        return model
 
     async def replace_default(self, order: LoadOrder) -> ServedModel:
         """Load the model that `order` describes, and make it the default; the previous default is then unloaded.
 
-        Raises what loading raises; the default then stays.
+        Raises what loading raises; the default then stays. All that is done also if the caller is cancelled.
         """
+        return await asyncio.shield(self._replace_default(order))
+
+    async def _replace_default(self, order: LoadOrder) -> ServedModel:
         before = self.default
         model = await self.put(order)
         self.set_default(model.name)
@@ -356,7 +373,8 @@ class ModelRegistry:
                 await model.unload(withdraw=False)
 
     async def close(self) -> None:
-        """End the running requests of all models, and free the models."""
+        """End the running requests of all models, and free the models. None can be loaded any more."""
+        self._make_load = lambda _order: _refuse_load
         for model in self:
             await model.close()
 

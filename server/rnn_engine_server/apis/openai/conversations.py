@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
+from rnn_engine.errors import NotFoundError
 from rnn_engine_server.apis.common.owned import (
     Deleted,
     PageOf,
@@ -98,8 +99,9 @@ async def get_item(call: Call) -> Encoded:
     """One item of a conversation."""
     find = call.app[STORE].conversations.item
     place = await find(owner_of(call), call.parameters["id"], call.parameters["item"])
-    [item] = await read_items(call, [place])
-    return Encoded(item.json)
+    for item in await read_items(call, [place]):
+        return Encoded(item.json)
+    raise NotFoundError(f"the item {call.parameters['item'][:80]!r} was deleted meanwhile")
 
 
 @ROUTES.delete("/v1/conversations/{id}/items/{item}")
