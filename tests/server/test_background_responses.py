@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
@@ -16,11 +17,13 @@ from aiohttp import ClientSession
 from openai.types.responses import Response as ClientResponse
 from openai.types.responses import ResponseStreamEvent
 
+from rnn_engine.database import Transaction
 from rnn_engine.errors import OverloadedError
 from rnn_engine.requests import Client, Event, GenerateRequest, TextDelta
-from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRun
+from rnn_engine_server.apis.openai.background import BACKGROUND, BackgroundRun, BackgroundRunner
 from rnn_engine_server.apis.openai.response_schemas import Response, ResponseEvent
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.store.responses import RESPONSES, StoredResponse
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import check_shape
 from tests.support.job_server import KEYS, JobServer
@@ -170,6 +173,48 @@ async def test_a_deleted_response_stops_and_leaves_nothing(
     assert list(server.folder.glob("blobs/*.events")) == []
 
 
+async def test_a_full_disk_strands_no_response_that_is_cancelled_or_deleted(
+    client: openai.AsyncOpenAI, server: JobServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.hold = 0
+    first, second = [await client.responses.create(**HI) for _ in range(2)]
+    await engine.held.wait()
+    reserve, write = server.folder / "jobs.sqlite-reserve", RESPONSES.put
+
+    def put(transaction: Transaction, response: StoredResponse) -> None:
+        if reserve.exists():  # it is given up for a change that frees room
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        write(transaction, response)
+
+    monkeypatch.setattr(RESPONSES, "put", put)
+    assert (await client.responses.cancel(first.id)).status == "cancelled"
+    await client.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(second.id)
+    assert engine.active == 0
+
+
+async def test_a_response_that_is_cancelled_while_it_is_queued_does_not_run(
+    client: openai.AsyncOpenAI, server: JobServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.hold = 0
+    start, cancelling = BackgroundRunner._start, list[asyncio.Task[None]]()
+
+    async def cancel_and_start(runner: BackgroundRunner, response: StoredResponse) -> None:
+        cancelling.append(asyncio.create_task(runner.cancel(response)))
+        for _ in range(5):  # passes of the loop, in which it looks for the run
+            await asyncio.sleep(0)
+        await start(runner, response)
+
+    monkeypatch.setattr(BackgroundRunner, "_start", cancel_and_start)
+    made = await client.responses.create(**HI)
+    await cancelling[0]
+    assert (await client.responses.retrieve(made.id)).status == "cancelled"
+    assert (server.app[BACKGROUND].find(made.id), engine.active) == (None, 0)
+
+
 async def test_a_conversation_gets_the_answer_when_it_is_there(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
     made = await client.conversations.create(items=[{"role": "user", "content": "First"}])
     engine.hold = 0
@@ -285,6 +330,22 @@ async def test_a_restart_runs_what_had_not_ended_with_the_same_seed(tmp_path: Pa
             assert (await client.responses.retrieve(ended.id)).output_text == "Hi 49"
             assert len(await events_after(client, ended.id)) == len(events) + 2
         assert third.engine.requests == []
+
+
+async def test_a_damaged_response_fails_after_a_restart_and_others_run(tmp_path: Path) -> None:
+    first = JobServer(tmp_path)
+    first.engine.hold = 0
+    async with first.run() as client:
+        damaged, whole = [await client.responses.create(**HI) for _ in range(2)]
+        await first.engine.held.wait()
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
+        connection.execute("UPDATE ends SET body = ? WHERE id = ?", (b"{", damaged.id))
+    async with JobServer(tmp_path).run() as client:
+        failed = await client.responses.retrieve(damaged.id)
+        assert (failed.status, failed.output) == ("failed", [])
+        assert failed.error is not None
+        assert "what is stored of it is damaged" in failed.error.message
+        assert (await until_ended(client, await client.responses.retrieve(whole.id))).status == "completed"
 
 
 class GroupingEngine(FakeEngine):

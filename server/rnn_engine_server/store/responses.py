@@ -185,10 +185,10 @@ class Responses(Histories[StoredResponse]):
         await self.room.write(queue, owner, flushes=True)
         return made
 
-    async def finish(self, response: Mapping[str, Any], events_bytes: int) -> None:
+    async def finish(self, response: Mapping[str, Any], events_bytes: int, *, frees: bool = False) -> None:
         """Store how a queued response has ended, and add it to its conversation if it has one and did not fail.
 
-        If it was deleted or has ended before, nothing is stored.
+        If it was deleted or has ended before, nothing is stored. One that `frees` is stored also on a full disk.
         """
         body, output = await asyncio.to_thread(_texts_of, response)
 
@@ -209,7 +209,7 @@ class Responses(Histories[StoredResponse]):
                 given = read_items(transaction, history(transaction, before, 1).places)
                 self._conversations.add_answer(transaction, old.owner, conversation["id"], (*given, *output))
 
-        await self.room.write(finish, None)
+        await self.room.write(finish, None, frees=frees)
 
     async def resolve(self, owner: str, items: Sequence[Item], missing: list[str] | None = None) -> list[StoredItem]:
         """Return a request's items in the form for storing, with the stored item in place of each reference.

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from pydantic_core import from_json
 
-from rnn_engine.errors import InvalidRequestError, StorageError
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
 from rnn_engine.files import append
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
@@ -176,6 +176,7 @@ class BackgroundRunner:
         self._is_closing = is_closing
         self._max_seconds = max_seconds
         self._runs: dict[str, BackgroundRun] = {}  # by response
+        self._queueing: dict[object, asyncio.Event] = {}  # response -> set when it runs
 
     @uninterrupted
     async def queue(
@@ -196,12 +197,17 @@ class BackgroundRunner:
         and StorageError.
         """
         request = await asyncio.to_thread(lambda: to_json({**from_json(body), **fields}))
-        queued = await self._responses.queue(owner, response, given, before, request, with_events=with_events)
+        done = self._queueing[response["id"]] = asyncio.Event()
         try:
-            await self._start(queued)
-        except BaseException:
-            await self._responses.delete(owner, queued.id)
-            raise
+            queued = await self._responses.queue(owner, response, given, before, request, with_events=with_events)
+            try:
+                await self._start(queued)
+            except BaseException:
+                await self._responses.delete(owner, queued.id)
+                raise
+        finally:
+            del self._queueing[response["id"]]
+            done.set()
         return queued
 
     async def start_all(self) -> None:
@@ -209,8 +215,15 @@ class BackgroundRunner:
         for response in await self._responses.unfinished():
             try:
                 await self._start(response)
-            except StorageError as error:
+            except (StorageError, NotFoundError) as error:
                 _log.warning("%s is not run before the next start: %s", response.id, error)
+            except Exception as error:
+                _log.exception("%s fails, since it is damaged", response.id)
+                failure = {"code": "server_error", "message": f"what is stored of it is damaged: {error}"}
+                failed = {"id": response.id, "object": "response", "created_at": int(response.created)}
+                failed |= {"background": True, "status": "failed", "error": failure, "output": []}
+                with suppress(StorageError):
+                    await self._responses.finish(failed, 0, frees=True)
 
     def find(self, response_id: str) -> BackgroundRun | None:
         """Return the run of a response, or None if it does not run."""
@@ -219,13 +232,17 @@ class BackgroundRunner:
     @uninterrupted
     async def cancel(self, response: StoredResponse) -> None:
         """Cancel a response unless it has ended. Raises StorageError."""
-        if (run := self._runs.get(response.id)) is not None:
-            assert run.task is not None
-            await cancel_tasks(run.task)
+        run = await self._stop(response)
         if not response.has_ended:
             queued, _ = await self._responses.queued(response)
             cancelled = {**from_json(queued), "output": [], "status": "cancelled"}
-            await self._responses.finish(cancelled, 0 if run is None else run.num_bytes)
+            await self._responses.finish(cancelled, 0 if run is None else run.num_bytes, frees=True)
+
+    @uninterrupted
+    async def delete(self, response: StoredResponse) -> None:
+        """Delete a response, which runs no longer. Raises NotFoundError if it is gone, and StorageError."""
+        await self._stop(response)
+        await self._responses.delete(response.owner, response.id)
 
     async def finish(self, run: BackgroundRun, response: Mapping[str, Any]) -> None:
         """Store how a response has ended, unless that was done. Waits until the disk has room for it."""
@@ -255,6 +272,15 @@ class BackgroundRunner:
     async def close(self) -> None:
         """Stop the responses that run. They are run again after the next start."""
         await cancel_tasks(*(run.task for run in self._runs.values() if run.task is not None))
+
+    async def _stop(self, response: StoredResponse) -> BackgroundRun | None:
+        """Stop the run of a response, and return it; None if there is none."""
+        if (queueing := self._queueing.get(response.id)) is not None:
+            await queueing.wait()
+        if (run := self._runs.get(response.id)) is not None:
+            assert run.task is not None
+            await cancel_tasks(run.task)
+        return run
 
     async def _start(self, response: StoredResponse) -> None:
         queued, body = await self._responses.queued(response)

@@ -184,8 +184,7 @@ async def list_responses(call: Call) -> Encoded:
 async def delete_response(call: Call) -> Deleted:
     """Delete a response; responses that continue it stay."""
     found = await own(call, call.app[STORE].responses.get)
-    await call.app[BACKGROUND].cancel(found)
-    await call.app[STORE].responses.delete(found.owner, found.id)
+    await call.app[BACKGROUND].delete(found)
     return deleted(found.id, "response")
 
 
