@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import threading
+import uuid
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.checkpoint import CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.upkeep import make_cache
-from rnn_engine_states.files.full import SavedState, read_full_state
+from rnn_engine_states.files.full import SavedState, modified, read_full_state
 from rnn_engine_states.frozen import Payload
 from tests.support.named_states import save_full_state
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
@@ -330,3 +331,25 @@ def test_files_written_in_the_background_survive_a_restart(tmp_path: Path) -> No
     again, device = make(tmp_path)
     assert disk_used(again) == folder_bytes(tmp_path)
     assert all(found(again, device, prompt) for prompt in prompts)
+
+
+def test_the_bound_counts_the_files_of_other_models_and_deletes_these_first(tmp_path: Path) -> None:
+    cache, device = make(tmp_path, model="other")
+    for age, start in enumerate((30, 10, 20)):
+        before = set(tmp_path.iterdir())
+        keep(cache, device, [start, start + 1])
+        [new] = set(tmp_path.iterdir()) - before
+        os.utime(new, (1000 + age, 1000 + age))
+    others = sorted(tmp_path.iterdir(), key=modified)
+    named = tmp_path / f"{uuid.uuid4()}.state"
+    named.write_bytes(b"a named state in the same folder")
+    size = others[0].stat().st_size
+    mine, device = make(tmp_path, 3 * size)
+    kept = []
+    for start in (40, 50, 60, 70):
+        keep(mine, device, [start, start + 1])
+        kept.append([path.exists() for path in others])
+    assert kept == [[False, True, True], [False, False, True], [False] * 3, [False] * 3]
+    assert folder_bytes(tmp_path) - named.stat().st_size == disk_used(mine) == 3 * size
+    make(tmp_path, 2 * size, model="third")
+    assert folder_bytes(tmp_path) - named.stat().st_size == 2 * size

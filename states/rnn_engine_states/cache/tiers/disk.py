@@ -1,7 +1,7 @@
 """The state cache's tier on disk, which survives a restart: a file for each checkpoint, written on a separate thread.
 
 Files are full-state files. One that is damaged, of another model or not readable is skipped with a log line and never
-loaded.
+loaded. It counts towards the tier's bytes, and is deleted as soon as its room is needed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -36,7 +36,8 @@ from rnn_engine_states.frozen import Payload
 
 SUFFIX = ".state"
 
-_LEFTOVER = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}\..*{re.escape(TEMPORARY_SUFFIX)}")
+_NAME = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}")
+_LEFTOVER = re.compile(rf"{_NAME.pattern}\..*{re.escape(TEMPORARY_SUFFIX)}")
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +56,8 @@ class DiskTier(SlowTier):
         self._writer = writer
         self._reader = reader
         self._names: dict[Checkpoint, str] = {}  # of files
+        self._skipped = deque[tuple[str, int]]()  # files that can't be used, with their bytes; the oldest first
+        self._skipped_bytes = 0
         self._failing = False  # the last write failed
         self._lock = threading.Lock()  # guards the attributes below, which several threads use
         self._used: set[str] = set()  # the files of the tier's checkpoints; others are deleted
@@ -66,7 +69,14 @@ class DiskTier(SlowTier):
                 with suppress(OSError):
                     leftover.unlink()  # of a write that a crash interrupted
         paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=modified)
-        return [found for found in map(self._inspect, paths) if found is not None]
+        copies = {found.key: found for found in map(self._inspect, paths) if found is not None}
+        for path in paths:
+            if path.name not in copies and _NAME.fullmatch(path.name):
+                with suppress(OSError):
+                    self._skipped.append((path.name, path.stat().st_size))
+        self._skipped_bytes = sum(num_bytes for _, num_bytes in self._skipped)
+        self._delete_skipped()
+        return list(copies.values())
 
     def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
         super().adopt(checkpoint, found)
@@ -98,6 +108,17 @@ class DiskTier(SlowTier):
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
         super().close()
+
+    def _enter(self, checkpoint: Checkpoint, num_bytes: int) -> None:
+        super()._enter(checkpoint, num_bytes)
+        self._delete_skipped()
+
+    def _delete_skipped(self) -> None:
+        """Delete skipped files until all files together have at most the bytes that the tier may have."""
+        while self._skipped and self._skipped_bytes > self.queue.free:
+            name, num_bytes = self._skipped.popleft()
+            self._skipped_bytes -= num_bytes
+            self._delete_unused(name)
 
     def _use(self, checkpoint: Checkpoint, name: str) -> None:
         self._names[checkpoint] = name
