@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rnn_engine.database import Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store import turns
@@ -230,6 +231,27 @@ async def test_what_is_large_is_read_and_deleted_in_pieces(stores: Stores, monke
     monkeypatch.setattr(store.histories.turns, "_sweep", watch)
     await store.conversations.delete("", made.id)
     assert left == [5, 3, 1, 0, 0]
+
+
+async def test_turns_are_deleted_after_a_deletion_that_failed(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = stores.open()
+    made, kept_turns = await store.conversations.create("", [said("a")], {}), store.histories.turns
+    sweep = kept_turns._sweep
+
+    def fail_at_the_end(transaction: Transaction) -> None:
+        sweep(transaction)
+        if transaction.execute("SELECT 1 FROM turns").fetchone() is None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kept_turns, "_sweep", fail_at_the_end)
+        await store.conversations.delete("", made.id)
+    assert "what was said is not deleted yet" in caplog.text
+    assert len(rows(store, "SELECT * FROM turns")) == 1
+    await store.conversations.drop_expired()
+    assert rows(store, "SELECT * FROM turns") == []
 
 
 async def test_references_find_items_of_answers_alone(stores: Stores) -> None:

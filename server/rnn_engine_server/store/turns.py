@@ -352,5 +352,8 @@ class Turns:
         before, [self._num_free] = self._num_free, transaction.execute("PRAGMA freelist_count").fetchone()
         if not places:
             transaction.execute("DELETE FROM turns WHERE uses = 0")
-            self._has_unused = self._gives_back and 0 < self._num_free < before
-            self._gives_back &= self._has_unused
+            transaction.after(partial(self._end_sweep, 0 < self._num_free < before))
+
+    def _end_sweep(self, shrinks: bool) -> None:
+        """Note that no turn is unused. If the file `shrinks`, there is more room to be given back."""
+        self._has_unused = self._gives_back = self._gives_back and shrinks
