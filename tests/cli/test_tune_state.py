@@ -82,12 +82,12 @@ def test_a_state_with_shifts_needs_a_file_that_has_them(rnn_engine: Command, dat
 def test_without_sample_answers_there_is_a_report(
     rnn_engine: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise DeviceError("no room")
+    def fail(_: Path, **settings: object) -> None:
+        raise DeviceError(f"no room in {settings['device_memory']} bytes")
 
     monkeypatch.setattr("rnn_engine.cli.state_tuning.LLM", fail)
     output, page = tmp_path / "a.st", tmp_path / "report.html"
-    said = rnn_engine("tune-state", data, "-o", output, "--report", page, *SHORT)
-    assert "there are no sample answers: no room" in said
+    said = rnn_engine("tune-state", data, "-o", output, "--report", page, "--device-memory", "8G", *SHORT)
+    assert f"there are no sample answers: no room in {8 << 30} bytes" in said
     assert f"the state is in {output}" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.st", "data.jsonl", "report.html"]
