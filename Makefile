@@ -28,7 +28,7 @@ SERVE_OPTIONS = --port '$(PORT)' \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = help
-.PHONY: help setup setup-dev serve test test-swiftshader test-validation lint format types types-windows unit bench docs demo-model demo-retrieval demo-model-check clean
+.PHONY: help setup setup-dev serve test test-swiftshader test-validation gpu-compilers lint format types types-windows unit bench docs demo-model demo-retrieval demo-model-check clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' Makefile
@@ -83,6 +83,13 @@ unit: setup-dev $(NODE_MODULES) ## Run the tests
 
 # Tests of the server that run over a fleet, too; all pass over one: pytest --over fleet tests/server
 OVER_FLEET = $(patsubst %,tests/server/test_%.py,cancellations completions errors full_queue real_engine states streams)
+
+gpu-compilers: setup-dev build/mesa ## Ask the compilers of NVIDIA's, Qualcomm's and Apple's GPUs about the kernels
+	MESA_FOLDER=build/mesa $(BIN)/pytest tests/shaders/test_gpu_compilers.py -k unpacked
+
+build/mesa:
+	@mkdir -p build
+	tools/gpu_compilers/mesa.sh $@.unfinished && mv $@.unfinished $@
 
 test-swiftshader: setup-dev ## Run the tests of the model (TESTS) on a second Vulkan driver
 	@test -e '$(SWIFTSHADER)' || { echo "no $(SWIFTSHADER); Debian's package chromium brings it, or set SWIFTSHADER"; exit 1; }

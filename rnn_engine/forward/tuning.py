@@ -188,6 +188,8 @@ _UNROLLS: Final[Mapping[frozenset[str], _Unrolls]] = {
     # A thread has 128 registers. With more, Mesa's compiler gives up hiding latency: 32 to 44 bytes of weights are on
     # their way instead of 64 to 80. Transposed products of eight tokens keep 85 registers in memory, of four none.
     frozenset({"intel", "arc", "iris"}): _Unrolls((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), transposed=4),
+    # Transposed products of eight tokens keep 9 to 51 registers in memory on an M1, of four none.
+    frozenset({"apple"}): _Unrolls((4, 4, 4, 4, 2), (8, 4, 4, 4, 2), transposed=4),
     # A thread has 64 registers; with more, some are kept in memory.
     frozenset({"mali", "immortalis"}): _Unrolls((4, 2, 2, 2, 1), (4, 2, 2, 2, 1)),
 }

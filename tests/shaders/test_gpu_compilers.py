@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import pytest
 
 from rnn_engine.forward.cost import MULTIPLYING, UNPACKING
-from tools.gpu_compilers import INTEL, Compiled, UnavailableError, chosen_kernels, compile_for
+from tools.gpu_compilers import INTEL, MESA_FOLDER, UNPACKED, Compiled, UnavailableError, chosen_kernels, compile_for
 
 DECODE = "stream 1t 1g 1p 16s 4u direct f32"  # the matmul of a step of one token
 NORMED = "stream 1t 1g 4p 32s 2u normed f32, f16"
@@ -30,9 +31,11 @@ def on_navi31(kernels: Mapping[str, str]) -> Mapping[str, Compiled]:
     return compiled("navi31", {**{name: kernels[name] for name in names}, "rolled": rolled})
 
 
-def compiled(family: str, kernels: Mapping[str, str], *, with_loops: bool = True) -> dict[str, Compiled]:
+def compiled(
+    family: str, kernels: Mapping[str, str], *, with_loops: bool = True, trusted: bool = False
+) -> dict[str, Compiled]:
     try:
-        return compile_for(family, kernels, with_loops=with_loops)
+        return compile_for(family, kernels, with_loops=with_loops, trusted=trusted)
     except UnavailableError as error:
         pytest.skip(str(error))
 
@@ -75,6 +78,30 @@ def test_decode_products_for_intel_keep_64_bytes_on_their_way(family: str) -> No
         assert kernel.loop is not None
         assert kernel.loop.bytes_in_flight >= 64, name
         assert kernel.loop.loads >= 6, name
+
+
+KEPT_ELSEWHERE = {
+    ("adreno-660", False): ("wkv7", "wkv_decay_backward"),  # wkv7 with ranks as large as those of 7.2B, 5 and 12
+    ("adreno-660", True): ("wkv7", "wkv_decay_backward"),
+    ("adreno-740", False): ("wkv_decay_backward",),
+    ("adreno-740", True): ("wkv_decay_backward",),
+    ("m1", True): ("normed", "matmul_transposed"),  # without checks of bounds, which wgpu can't leave out
+}
+"""Kernels, by a part of their names, that keep registers in memory on other GPUs."""
+
+
+@pytest.mark.skipif(MESA_FOLDER not in os.environ, reason="`make gpu-compilers` unpacks these drivers")
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("family", UNPACKED)
+def test_kernels_keep_registers_in_memory_only_where_that_is_known_in_drivers_that_are_unpacked(
+    family: str, trusted: bool
+) -> None:
+    found = compiled(family, chosen_kernels(family), with_loops=False, trusted=trusted)
+    assert all(kernel.instructions > 0 for kernel in found.values())
+    wrong = {name for name, kernel in found.items() if kernel.spilled or kernel.scratch_bytes}
+    known = KEPT_ELSEWHERE.get((family, trusted), ())
+    assert {name for name in wrong if not any(part in name for part in known)} == set()
+    assert all(any(part in name for name in wrong) for part in known)
 
 
 def test_a_decode_product_asks_for_four_blocks_of_weights_before_it_waits(on_navi31: Mapping[str, Compiled]) -> None:

@@ -1,8 +1,9 @@
 """What the compilers of real GPUs make of the kernels, read on a machine that has none of these GPUs.
 
-Mesa's driver for AMD, RADV, compiles for any GPU that it knows, and its driver for Intel, ANV, on intel_device.c. With
-the Vulkan driver of null_device.c around them, wgpu opens a device that runs nothing. The compiler's statistics and
-machine code are read from what is printed.
+Mesa's driver for AMD, RADV, compiles for any GPU that it knows, and its driver for Intel, ANV, on intel_device.c. Those
+of NVIDIA's, Qualcomm's and Apple's GPUs are in a newer Mesa, which mesa.sh unpacks. With the Vulkan driver of
+null_device.c around them, wgpu opens a device that runs nothing. The compiler's statistics and machine code are read
+from what is printed.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ FAMILIES: Final[Mapping[str, str]] = {
 
 INTEL: Final = ("tgl", "dg2", "bmg")
 
+_NVK: Final = {"NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"}
+UNPACKED: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
+    "turing": ("NVIDIA", "nouveau", {"NOUVEAU_CHIPSET": "164", **_NVK}),
+    "ampere": ("NVIDIA", "nouveau", {"NOUVEAU_CHIPSET": "172", **_NVK}),
+    "adreno-660": ("Adreno", "freedreno", {"FD_GPU_ID": "660"}),
+    "adreno-740": ("Adreno", "freedreno", {"FD_GPU_ID": "740"}),
+    "m1": ("Apple", "asahi", {}),
+}
+"""Families whose drivers mesa.sh unpacks, with the name of their devices, of the driver, and what it reads."""
+MESA_FOLDER: Final = "MESA_FOLDER"  # the variable of the environment with the folder that mesa.sh has made
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -77,9 +89,8 @@ def chosen_kernels(family: str = "navi31") -> dict[str, str]:
 
     These are the matmuls of every weight format, and the other kernels of every version for heads of 64 rows.
     """
-    tuning = tuning_for(
-        DeviceInfo(0, "Intel" if family in INTEL else "AMD", "discrete", "none", "none"), can_broadcast=True
-    )
+    name = UNPACKED[family][0] if family in UNPACKED else "Intel" if family in INTEL else "AMD"
+    tuning = tuning_for(DeviceInfo(0, name, "discrete", "none", "none"), can_broadcast=True)
     kernels: dict[str, str] = {}
     streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, *tuning.normed)
     two, kept = {"FLOATS_FROM": 64, "WIDE": False}, {"MIXES": 6, "KEEPS_DIFFERENCE": True}
@@ -109,11 +120,13 @@ class UnavailableError(Exception):
     """A program or driver that the compilers need is not on this machine."""
 
 
-def compile_for(family: str, shaders: Mapping[str, str], *, with_loops: bool = True) -> dict[str, Compiled]:
+def compile_for(
+    family: str, shaders: Mapping[str, str], *, with_loops: bool = True, trusted: bool = False
+) -> dict[str, Compiled]:
     """Compile `shaders`, name -> WGSL, for the GPUs of `family`, and return what the compiler says of each.
 
-    `with_loops` also reads the machine code, which takes twice as long. Raises UnavailableError if this machine lacks
-    gcc or Mesa's driver.
+    `with_loops` also reads the machine code, which takes twice as long. `trusted` shaders have no checks of bounds.
+    Raises UnavailableError if this machine lacks gcc or Mesa's driver.
     """
     with TemporaryDirectory() as folder:
         own = {
@@ -127,6 +140,16 @@ def compile_for(family: str, shaders: Mapping[str, str], *, with_loops: bool = T
         }
         _build_driver(folder)
         command = [sys.executable, "-m", "tools.gpu_compilers.compile"]
+        if family in UNPACKED:
+            _, driver, settings = UNPACKED[family]
+            if MESA_FOLDER not in os.environ:
+                raise UnavailableError(f"{MESA_FOLDER} is not set to a folder that tools/gpu_compilers/mesa.sh made")
+            library = f"{os.environ[MESA_FOLDER]}/usr/lib/x86_64-linux-gnu"
+            own |= {"NULL_DEVICE_DRIVER": f"{library}/libvulkan_{driver}.so", "LD_PRELOAD": "", **settings}
+            loader, shim = f"{library}/ld-linux-x86-64.so.2", f"{library}/lib{driver}_noop_drm_shim.so"
+            command = [loader, "--library-path", library, "--preload", shim, *command]
+        if trusted:
+            own["NULL_DEVICE_TRUSTS"] = "1"
         texts = json.dumps(list(shaders.values()))
         done = subprocess.run(command, env=own, input=texts, capture_output=True, text=True, errors="replace")
     if "finds no GPU" in done.stderr:
@@ -151,18 +174,21 @@ def _build_driver(folder: str) -> None:
     Path(folder, "driver.json").write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
 
 
+_SPILLS: Final = ("Spilled VGPRs", "Spilled SGPRs", "Spill Count", "Spills to memory", "Spills", "STP Count")
+
+
 def _parse(printed: str) -> Compiled:
     """Parse what null_device.c prints of one kernel: the driver's statistics, and its machine code."""
     statistics, _, code = printed.partition("disasm:")
     figures = Counter({name: int(value) for name, value in re.findall(r"^([\w ]+): (\d+)$", statistics, re.MULTILINE)})
     lines = [line.split(";")[0].strip() for line in code.splitlines()]
     return Compiled(
-        registers=figures["VGPRs"] + figures["Max live registers"],
+        registers=sum(figures[name] for name in ("VGPRs", "Max live registers", "Number of GPRs", "GPRs")),
         waves=figures["Subgroups per SIMD"] or 8,
-        spilled=figures["Spilled VGPRs"] + figures["Spilled SGPRs"] + figures["Spill Count"],
+        spilled=sum(figures[name] for name in _SPILLS),
         scratch_bytes=figures["Scratch size"] + figures["Scratch Memory Size"],
         workgroup_bytes=figures["LDS size"] + figures["Workgroup Memory Size"],
-        instructions=figures["Instructions"] + figures["Instruction Count"],
+        instructions=sum(figures[f"Instruction{ending}"] for ending in ("s", " Count", " count")),
         loop=_find_loop(lines) if re.search("s_endpgm|EOT", code) else None,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import astuple
 
 import click
 
-from tools.gpu_compilers import FAMILIES, Compiled, UnavailableError, chosen_kernels, compile_for
+from tools.gpu_compilers import FAMILIES, UNPACKED, Compiled, UnavailableError, chosen_kernels, compile_for
 from tools.markdown import table
 
 _HEAD = (
@@ -17,16 +17,23 @@ _HEAD = (
 
 
 @click.command()
-@click.option("--family", "families", multiple=True, type=click.Choice(list(FAMILIES)), help="By default, all.")
+@click.option("--family", "families", multiple=True, type=click.Choice([*FAMILIES, *UNPACKED]))
+@click.option("--trusted", is_flag=True, help="Compile without checks of bounds.")
 @click.option("--kernel", "parts", multiple=True, help="Only kernels whose name contains one of these.")
-def main(families: Sequence[str], parts: Sequence[str]) -> None:
-    """Print registers, waves, spills, and the loads of the innermost loop of each kernel for each family."""
+def main(families: Sequence[str], parts: Sequence[str], trusted: bool) -> None:
+    """Print registers, waves, spills, and the loads of the innermost loop of each kernel.
+
+    By default for all families of AMD and Intel. The others need MESA_FOLDER, a folder that mesa.sh has made.
+    """
     rows = []
     try:
         for family in families or FAMILIES:
             chosen = chosen_kernels(family).items()
             kernels = {name: text for name, text in chosen if any(part in name for part in parts or [""])}
-            rows += [(f"{family}: {name}", *_cells(each)) for name, each in compile_for(family, kernels).items()]
+            rows += [
+                (f"{family}: {name}", *_cells(each))
+                for name, each in compile_for(family, kernels, trusted=trusted).items()
+            ]
     except UnavailableError as error:
         raise click.ClickException(str(error)) from None
     click.echo(table(_HEAD, rows))
