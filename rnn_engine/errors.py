@@ -250,8 +250,11 @@ _CHECKED = 1 << 13  # tokens at a time; other threads run in between
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
     """Return True if all `tokens` are Python's ints, not numpy's, and ids in a vocabulary of `vocab_size` tokens."""
-    pieces = (tokens[start : start + _CHECKED] for start in range(0, len(tokens), _CHECKED))
-    return all(set(map(type, part)) == {int} and min(part) >= 0 and max(part) < vocab_size for part in pieces)
+    for start in range(0, len(tokens), _CHECKED):
+        part = tokens[start : start + _CHECKED]
+        if set(map(type, part)) != {int} or min(part) < 0 or max(part) >= vocab_size:
+            return False
+    return True
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:

@@ -87,4 +87,4 @@ def test_as_many_weights_are_asked_for_as_a_vendors_compiler_has_registers_for(
         variant = tuning.fixed_matmul(1, MatMulClass(weights, 1024, 1024))
         assert isinstance(variant, StreamVariant)
         assert variant.unroll == unroll
-    assert tuning.transposed.tokens == (4 if "Intel" in name else 8)
+    assert tuning.transposed.tokens == (4 if "Intel" in name or "Apple" in name else 8)

@@ -380,11 +380,12 @@ class TestTunings:
             code = f"print({checked!r})" if what == "check" else hang
             pipe = asyncio.subprocess.PIPE
             process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=pipe, stdout=pipe)
-            started.extend([process] if what == "tune" else [])
+            if what == "tune":
+                started.append(process)
+                monkeypatch.setattr(tuning_runner, "_LIFE_SECONDS", 0.02)
             return TuningProcess(process)
 
         monkeypatch.setattr(TuningProcess, "start", start)
-        monkeypatch.setattr(tuning_runner, "_LIFE_SECONDS", 0.02)
         async with server.run() as ann:
             job = await until(ann, await begin(ann), "paused")
             reason = "the process that trains has ended 3 times before its end"

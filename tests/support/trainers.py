@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -75,18 +77,21 @@ def make_gpu_trainer(
     if max_binding_bytes is None:
         room = (max(max_tokens, TOKEN_ROOM), max(max_rows, ROW_ROOM))
     limits = StepLimits(max_documents, *room, num_candidates=1)
-    trainer = GpuTrainer(
-        model,
-        load_backward,
-        device,
-        memory,
-        MatMulKernels(device.kernels, tuning, limits, pairs=pairs),
-        format_of=format_of,
-        limits=limits,
-        optimizer=optimizer,
-        trains_shifts=trains_shifts,
-        state_rate=state_rate,
-        progress=lambda what, done, total: None,
-    )
+    with ExitStack() as undo:
+        undo.callback(memory.close)
+        trainer = GpuTrainer(
+            model,
+            load_backward,
+            device,
+            memory,
+            MatMulKernels(device.kernels, tuning, limits, pairs=pairs),
+            format_of=format_of,
+            limits=limits,
+            optimizer=optimizer,
+            trains_shifts=trains_shifts,
+            state_rate=state_rate,
+            progress=lambda what, done, total: None,
+        )
+        undo.pop_all()
     trainer.max_tokens, trainer.max_rows = max_tokens, max_rows
     return trainer

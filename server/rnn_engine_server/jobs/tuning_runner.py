@@ -122,9 +122,10 @@ class TuningProcess:
                 line = await asyncio.wait_for(self._process.stdout.readline(), _LIFE_SECONDS)
             except TimeoutError:
                 seen, before = _activity(self._process.pid), seen
-                if seen == before:
+                if seen is not None and seen == before:  # it has not ended
                     _log.warning("a process of a tuning job hangs, and is killed")
-                    self._process.kill()
+                    with suppress(ProcessLookupError):
+                        self._process.kill()
                     return
                 continue
             if not line:
