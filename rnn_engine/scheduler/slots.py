@@ -202,8 +202,8 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int, has_places: HasP
     """Return the live requests to suspend so that the queued requests that come next can start.
 
     A request in the background gives way at once to any that is not, and never the other way round. Of the same kind, a
-    request gives way to one of another client if its own client will still hold at least as many slots for its weight,
-    and if it has run `least_tokens` times its client's weight since it got its slots, or its reader is behind. The
+    request gives way to one of another client if its own client will still hold at least as many slots for its weight.
+    It must have run `least_tokens` times its client's weight since it got its slots, or its reader must be behind. The
     client that holds most for its weight loses first. Of its requests, paused ones go first, then the one that has run
     most tokens in its slots.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -258,16 +259,20 @@ def test_a_request_bounds_its_drafts() -> None:
     assert max(run.rows for batch in clients.runner.batches for run in batch) == 3
 
 
+def poisoned_beyond(right: Tokens) -> Callable[[Tokens], F32]:
+    """Return the logits of a model that has no finite ones after any other tokens than the first of `right`."""
+
+    def logits(tokens: Tokens) -> F32:
+        return repeating(tokens) if tokens == right[: len(tokens)] else np.full(VOCAB_SIZE, np.nan, np.float32)
+
+    return logits
+
+
 def test_numbers_that_are_not_finite_behind_a_wrong_token_harm_nobody() -> None:
     asked = request(temperature=0.7, max_tokens=100)
     heard = make_clients().ask(asked)
-    right = (*asked.prompt, *(info.token for info in heard.tokens))
-
-    def poisoned(tokens: Tokens) -> F32:
-        return repeating(tokens) if tokens == right[: len(tokens)] else np.full(VOCAB_SIZE, np.nan, np.float32)
-
     clients = make_clients()
-    clients.runner.logits = poisoned
+    clients.runner.logits = poisoned_beyond((*asked.prompt, *(info.token for info in heard.tokens)))
     again = clients.ask(asked)
     assert again.error is None
     assert (again.text, again.tokens) == (heard.text, heard.tokens)
@@ -280,11 +285,6 @@ def test_a_draft_that_can_not_be_undone_ends_its_own_request_alone() -> None:
     """Numbers that are not finite, and the copy of the state back fails."""
     asked = request(temperature=0.7, max_tokens=100)
     heard = make_clients().ask(asked)
-    right = (*asked.prompt, *(info.token for info in heard.tokens))
-
-    def poisoned(tokens: Tokens) -> F32:
-        return repeating(tokens) if tokens == right[: len(tokens)] else np.full(VOCAB_SIZE, np.nan, np.float32)
-
     clients = make_clients()
     copy, is_lost = clients.runner.copy_state, False
 
@@ -295,7 +295,7 @@ def test_a_draft_that_can_not_be_undone_ends_its_own_request_alone() -> None:
             raise StepError("the device is lost")
         copy(source, target)
 
-    clients.runner.logits = poisoned
+    clients.runner.logits = poisoned_beyond((*asked.prompt, *(info.token for info in heard.tokens)))
     clients.runner.copy_state = lose  # type: ignore[method-assign]
     again = clients.ask(asked)
     assert is_lost

@@ -414,7 +414,7 @@ class TuningRunner:
         await process.end(patience)
 
     async def _report_to(self, process: TuningProcess, job: TuningJob, run: _Run) -> None:
-        """Tell a process if requests run, and end its turn, until its run must stop."""
+        """Report to a process if requests run, and end its turn, until its run must stop."""
         said: Word = "idle"
         busy_until = 0.0
         while not run.stop.is_set():
