@@ -36,7 +36,7 @@ _TOKENS = Kind(metavar="1,2,3|FILE.npy", parse=parse_tokens)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to continue, from which state, and before which texts to stop."""
+    """The text to continue, the state from which it starts, and the texts that end it."""
 
     prompt: str | None = setting(None, TEXT, "-p", "--prompt").help("The text to continue.  [default: standard input]")
     tokens: Sequence[int] | None = setting(None, _TOKENS).help("Token ids to continue; the output is token ids, too.")

@@ -232,8 +232,8 @@ class StateFiles:
         """Return the content of a state file in the format `form`, as an iterator over pieces of bytes.
 
         The formats are full state, tuned state (safetensors as ai00's `.st`, and BlinkDL's `pth`, both without the
-        token shifts), and ai00's prefab. `name` and `key`, the state's name and id, are stored if the
-        format has a place for them. Raises StateError if the format can't have the model's states.
+        token shifts), and ai00's prefab. `name` and `key`, the state's name and id, are stored if the format has a
+        place for them. Raises StateError if the format can't have the model's states.
         """
         if frozen.lora is not None and form != "full":
             raise StateError(f"{name}: a state with a LoRA can't be written as {form}; expected full")

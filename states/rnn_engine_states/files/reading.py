@@ -149,8 +149,7 @@ def read_state(path: Path, shape: ModelShape, model: str | None, layout: Layout 
     `layout` overrides the format's layout of a tuned state's matrices.
 
     `model` is the fingerprint of the model that a file must name, if it names one. None accepts any model whose shapes
-    fit. Raises StateError if the file can't be read, is damaged or does not fit the
-    model.
+    fit. Raises StateError if the file can't be read, is damaged or does not fit the model.
     """
     with opened(path) as file:
         size = file.stamp.size

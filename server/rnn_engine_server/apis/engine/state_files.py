@@ -32,8 +32,7 @@ _COPIES: Mapping[ExportForm, int] = {"full": 0, "tuned": 1, "pth": 3, "prefab": 
 _FORM_QUERY = {
     **MODEL_QUERY,
     "form": "`full` (everything, for this engine; the default), `tuned` (safetensors with `blocks.N.att.time_state`; "
-    "the token shifts are lost), `pth` (the same as torch's file) or "
-    "`prefab` (ai00's CBOR).",
+    "the token shifts are lost), `pth` (the same as torch's file) or `prefab` (ai00's CBOR).",
 }
 _RETENTION_QUERY = {
     **MODEL_QUERY,
