@@ -53,9 +53,9 @@ from rnn_engine_states.cache.browse import (
     list_positions,
     make_tree,
 )
+from rnn_engine_states.cache.cache import CacheUpkeep
 from rnn_engine_states.cache.checkpoint import position_missing
 from rnn_engine_states.cache.config import CacheConfig, CacheStats
-from rnn_engine_states.cache.upkeep import CacheUpkeep
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.named.store import StateStore
 from rnn_engine_states.tokens import unpack

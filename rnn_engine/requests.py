@@ -14,7 +14,7 @@ from rnn_engine.grammar import Grammar
 from rnn_engine.sampling.masks import Thinking, TokenMask
 from rnn_engine.sampling.params import MixKind, check_weights
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
-from rnn_engine.sampling.rows import SequenceContext
+from rnn_engine.sampling.ranking import SequenceContext
 from rnn_engine.telemetry import Timing
 from rnn_engine.types import F32, InitialState, LoraPairs, ModelShape, State
 
@@ -53,7 +53,7 @@ class MixedState:
 
 @dataclass(frozen=True, slots=True)
 class StateMix:
-    """The states that are mixed for each token, the request's own and `others`; see `rnn_engine.sampling.rows`."""
+    """The states that are mixed for each token, the request's own and `others`; see `rnn_engine.sampling.ranking`."""
 
     weight: float  # of the request's own state
     others: Sequence[MixedState]

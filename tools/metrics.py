@@ -11,13 +11,12 @@ from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.telemetry import EngineCounters, Health
 from rnn_engine.types import DeviceMemory
 from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
-from rnn_engine_server.connections.connection import ConnectionCounters
+from rnn_engine_server.connections import ConnectionCounters
+from rnn_engine_server.core.call import MemoryBudget
 from rnn_engine_server.core.kept import KeptUsage
-from rnn_engine_server.core.memory import MemoryBudget
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import EngineReadings, Readings, server_metrics
-from rnn_engine_server.telemetry.records import HttpCounters
-from rnn_engine_server.telemetry.request_record import CLIENT_LEFT, RequestRecord
+from rnn_engine_server.telemetry.records import CLIENT_LEFT, HttpCounters, RequestRecord
 from rnn_engine_states.cache.config import CacheStats, TierStats
 from rnn_engine_states.named.table import StateUsage
 from tools.markdown import table

@@ -34,7 +34,7 @@ class Subcommand:
 SUBCOMMANDS: Mapping[str, Subcommand] = MappingProxyType(
     {
         "serve": Subcommand("serve", "Serve models over HTTP, as OpenAI's API has it."),
-        "fleet": Subcommand("fleet", "Serve models with several replicas, on Ray Serve."),
+        "fleet": Subcommand("serve", "Serve models with several replicas, on Ray Serve."),
         "chat": Subcommand("chat", "Talk with a model."),
         "generate": Subcommand("generate", "Continue a text and print what follows."),
         "batch": Subcommand("batch", "Run the requests in FILE, and write their answers to OUT."),

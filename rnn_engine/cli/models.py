@@ -20,7 +20,7 @@ from rnn_engine.cli.options import (
     settings_options,
     slots_option,
 )
-from rnn_engine.convert.formats import FOLDER_TITLE, TITLES
+from rnn_engine.convert import FOLDER_TITLE, TITLES
 from rnn_engine.errors import ModelError
 from rnn_engine.hub import KNOWN, list_local
 from rnn_engine.llm.progress import progress_bar

@@ -22,8 +22,7 @@ from rnn_engine.bounds import SETTING, Kind, Part, Setting
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import is_same_file, is_special
-from rnn_engine.hub import locate_model
-from rnn_engine.hub.local import WEIGHTS, could_be_wanted
+from rnn_engine.hub import WEIGHTS, could_be_wanted, locate_model
 from rnn_engine.loading.settings import LoadSettings
 
 if TYPE_CHECKING:

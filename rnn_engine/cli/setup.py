@@ -10,8 +10,7 @@ import click
 from rnn_engine.bounds import Kind, setting
 from rnn_engine.cli.options import settings_options
 from rnn_engine.hub import Wanted
-from rnn_engine_server.auth.keys import ApiKey, Scope, check_key_name, new_key, parse_weight
-from rnn_engine_server.auth.rates import parse_rate
+from rnn_engine_server.auth.keys import ApiKey, Scope, check_key_name, new_key, parse_rate, parse_weight
 
 
 @click.command()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Final, TypeAlias
 
 from rnn_engine.bounds import STORED
-from rnn_engine.convert.formats import FILE_ENDINGS, FOLDER_TITLE, TITLES
+from rnn_engine.convert import FILE_ENDINGS, FOLDER_TITLE, TITLES
 from rnn_engine.convert.llama_cpp import write_llama_cpp
 from rnn_engine.convert.prefab import write_prefab
 from rnn_engine.convert.writers import (

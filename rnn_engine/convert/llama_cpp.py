@@ -30,7 +30,7 @@ from rnn_engine.tensor_files.formats import gguf_metadata
 from rnn_engine.tensor_files.gguf_file import Metadata, write_gguf
 from rnn_engine.tensor_files.source import TensorEntry, TensorInfo
 from rnn_engine.tokenizer import load_tokenizer
-from rnn_engine.tokenizer.gguf import UNUSED, gguf_vocabulary
+from rnn_engine.tokenizer.world import UNUSED, gguf_vocabulary
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.qwen2 import ShapeV6Qwen2
 from rnn_engine.versions.v6.layout import ShapeV6

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields, replace
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
 from rnn_engine.errors import EngineClosedError, NotFoundError, RnnEngineError, UnavailableError
 from rnn_engine.fleet.replica import ReplicaEngine
 from rnn_engine.fleet.routing import Candidate, PrefixRouter
-from rnn_engine.fleet.totals import add_up, split_position, total_counters
 from rnn_engine.fleet.wire import (
     RETRY_SECONDS,
     Links,
@@ -25,16 +25,96 @@ from rnn_engine.fleet.wire import (
 )
 from rnn_engine.requests import Finished, GenerateRequest
 from rnn_engine.scheduler import Inbox
-from rnn_engine.telemetry import EngineCounters, Health
+from rnn_engine.telemetry import EngineCounters, Health, Histogram, SlotUse
+from rnn_engine_states.cache.browse import CacheTree, TreeNode
 from rnn_engine_states.cache.checkpoint import make_root, position_missing
 from rnn_engine_states.cache.config import CacheStats
 from rnn_engine_states.frozen import NO_INITIAL_STATE
+
+T = TypeVar("T")
+
+# What many replicas count and keep, as that of one engine: sums of counters, and joined lists of slots and caches.
+
+_OF_REQUESTS = frozenset({"request_seconds", "prompt_tokens", "completion_tokens", "cached_tokens", "outcomes"})
+"""The counters that a server process keeps by itself, since it also sees the requests that no replica ran."""
+
+
+def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> EngineCounters:
+    """Return the sum of the replicas' counters, with the server process's `own` values for the counters of requests."""
+    total = add_up([EngineCounters(), *replicas])
+    for name in _OF_REQUESTS:
+        setattr(total, name, getattr(own, name))
+    return total
+
+
+def add_up(counts: Sequence[T]) -> T:
+    """Add up numbers, or the fields of objects. None counts nothing, flags are joined by or, tiers by name."""
+    known: list[Any] = [each for each in counts if each is not None]
+    first: Any = known[0] if known else None
+    match first:
+        case None | str():
+            return first  # type: ignore[return-value]
+        case bool():
+            total: Any = any(known)
+        case int() | float():
+            total = sum(known)
+        case dict():
+            total = {key: add_up([each[key] for each in known]) for key in first}
+        case tuple():
+            names = dict.fromkeys(tier.tier for tiers in known for tier in tiers)
+            total = tuple(add_up([tier for tiers in known for tier in tiers if tier.tier == name]) for name in names)
+        case Histogram():
+            total = Histogram(first.bounds)
+            total.counts = [sum(counts) for counts in zip(*(each.counts for each in known), strict=True)]
+            total.sum = sum(each.sum for each in known)
+        case _:
+            total = copy(first)
+            for name in vars(first) if isinstance(first, EngineCounters) else [each.name for each in fields(first)]:
+                setattr(total, name, add_up([getattr(each, name) for each in known]))
+    return total  # type: ignore[no-any-return]
+
+
+def all_slot_uses(reports: Iterable[Report]) -> list[SlotUse]:
+    """Return the request in each occupied slot of all replicas, with numbers of slots and requests across all."""
+    uses: list[SlotUse] = []
+    first = 0
+    reports = list(reports)
+    for number, report in enumerate(reports):
+        for use in report.slots:
+            request = use.request * len(reports) + number
+            uses.append(replace(use, slot=first + use.slot, request=request))
+        first += report.info.num_slots
+    return uses
+
+
+def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
+    """Join trees, by replica name, into one of at most `limit` prefixes, whose ids include the replica's name.
+
+    If there are more, it has the first ones of each replica.
+    """
+    trees = replicas.values()
+    is_cut = sum(len(tree.nodes) for tree in trees) > limit
+    most = max(limit // len(trees), 1) if is_cut else limit
+    nodes = [_named(name, node) for name, tree in replicas.items() for node in tree.nodes[:most]]
+    truncated = is_cut or any(tree.truncated for tree in trees)
+    return CacheTree(tuple(nodes[:limit]), sum(tree.num_positions for tree in trees), truncated)
+
+
+def split_position(position: str) -> tuple[str, str]:
+    """Split the id of a cached prompt prefix from `join_trees` into the replica's name and the id at that replica."""
+    replica, _, own = position.rpartition("-")
+    return replica, own
+
+
+def _named(replica: str, node: TreeNode) -> TreeNode:
+    parent = None if node.parent is None else f"{replica}-{node.parent}"
+    return replace(node, position=replace(node.position, id=f"{replica}-{node.position.id}"), parent=parent)
+
 
 # A server process's (front's) record of one replica: the requests that it runs for the front, and their events.
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 P = ParamSpec("P")
 
 Method: TypeAlias = Callable[Concatenate[ReplicaEngine, P], Awaitable[T] | None]

@@ -16,10 +16,18 @@ from typing import Self
 from rnn_engine.bounds import MAX_QUEUED
 from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.errors import OverloadedError, check_token_ids
-from rnn_engine.fleet.members import SURVEY_SECONDS, EndedError, Members, RemoteRequest
+from rnn_engine.fleet.members import (
+    SURVEY_SECONDS,
+    EndedError,
+    Members,
+    RemoteRequest,
+    add_up,
+    all_slot_uses,
+    join_trees,
+    split_position,
+)
 from rnn_engine.fleet.replica import ReplicaEngine
 from rnn_engine.fleet.routing import PrefixRouter
-from rnn_engine.fleet.totals import add_up, all_slot_uses, join_trees, split_position
 from rnn_engine.fleet.wire import Links, ReplicaLostError, pack_request
 from rnn_engine.hub import locate_model
 from rnn_engine.interface import EngineInfo, EngineStats
@@ -37,8 +45,7 @@ from rnn_engine_states.cache.browse import CacheTree, TreeQuery
 from rnn_engine_states.cache.config import CacheConfig, CacheStats
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.named.store import StateStore
-from rnn_engine_states.shared.config import StoreConfig, StoreCounters
-from rnn_engine_states.shared.opening import open_store
+from rnn_engine_states.shared.config import StoreConfig, StoreCounters, open_store
 
 MOST_ATTEMPTS = 3  # replicas that are tried for a request, if each is lost before it answers anything
 

@@ -11,12 +11,11 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext, CarriedRows, PackedVectors
-from rnn_engine.forward.draws import Following
 from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels
 from rnn_engine.forward.segments import Matrix, create_weight_buffers, upload_rows
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.stages import KernelStage, Stage, plan_of
-from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
+from rnn_engine.forward.step import Following, HeadOutputs, StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, row_blocks

@@ -19,12 +19,20 @@ from rnn_engine.forward.contract import (
     check_state,
     take_oldest,
 )
-from rnn_engine.forward.draws import DeviceDraws, count_draws, decode_draws
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.loras import DeviceLoras
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import SlotStates
-from rnn_engine.forward.step import StepLimits, StepSize, decode_readout, encode_batch, encode_masks
+from rnn_engine.forward.step import (
+    DeviceDraws,
+    StepLimits,
+    StepSize,
+    count_draws,
+    decode_draws,
+    decode_readout,
+    encode_batch,
+    encode_masks,
+)
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.gpu import BufferCopy, Device, Memory, Plan, ReadBack, Recorder
 from rnn_engine.types import (

@@ -1,10 +1,8 @@
 """Grammars that constrain an answer's text, such as JSON schemas, and their compilation to token masks."""
 
-from rnn_engine.grammar.compiled import start_after
+from rnn_engine.grammar.compiled import Tag, Vocabulary, start_after, tagged_text
 from rnn_engine.grammar.compiler import GrammarCompiler
 from rnn_engine.grammar.grammar import Grammar, GrammarError, GrammarKind, choice_grammar, json_grammar, written_grammar
-from rnn_engine.grammar.guidance import Tag, tagged_text
-from rnn_engine.grammar.vocabulary import Vocabulary
 
 __all__ = [
     "Grammar",

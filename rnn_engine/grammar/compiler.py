@@ -18,11 +18,9 @@ from functools import cached_property
 from typing import Final, cast
 
 from rnn_engine.errors import UnavailableError
-from rnn_engine.grammar.compiled import CompiledGrammar, compile_grammar
+from rnn_engine.grammar.compiled import CompiledGrammar, Vocabulary, compile_grammar, loosened
 from rnn_engine.grammar.grammar import Grammar, GrammarError, GrammarKind, SlowGrammarError
-from rnn_engine.grammar.guidance import loosened
 from rnn_engine.grammar.trial import Trials
-from rnn_engine.grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,8 @@ from typing import IO, Any, Final, Self
 
 import psutil
 
-from rnn_engine.grammar.compiled import check_start, compile_grammar
+from rnn_engine.grammar.compiled import Vocabulary, check_start, compile_grammar, fit_grammar
 from rnn_engine.grammar.grammar import Fault, Grammar, GrammarError, SlowGrammarError
-from rnn_engine.grammar.guidance import fit_grammar
-from rnn_engine.grammar.vocabulary import Vocabulary
 
 MEMORY_BYTES: Final = 256 * 2**20  # that one compiled grammar may take
 LOCKED_SECONDS: Final = 0.25  # of processor time for a grammar of kbnf, which lets no other thread run meanwhile

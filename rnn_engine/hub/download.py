@@ -18,7 +18,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import WeakFileLock, build_hf_headers, disable_progress_bars
 
 from rnn_engine.errors import ModelError, RnnEngineError, hide_credentials, is_inner_path
-from rnn_engine.hub.local import Wanted, model_path, models_folder
+from rnn_engine.hub import Wanted, model_path, models_folder
 
 _HUB: Final = "https://huggingface.co"
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # git's SHA-1, or SHA-256

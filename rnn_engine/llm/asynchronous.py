@@ -21,7 +21,6 @@ from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.hub import locate_model
 from rnn_engine.llm.collection import AsyncCollection
-from rnn_engine.llm.completion import complete, joined
 from rnn_engine.llm.progress import completion_bar, ignore
 from rnn_engine.llm.prompts import (
     Asked,
@@ -36,10 +35,12 @@ from rnn_engine.llm.prompts import (
     Start,
     StateChoice,
     answer,
+    complete,
     continuation,
     is_conversation,
     is_messages,
     is_prompt,
+    joined,
     params_of,
     parse_messages,
     prompt_tokens,

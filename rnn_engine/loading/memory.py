@@ -17,7 +17,6 @@ import psutil
 from rnn_engine.bounds import AUTO, AUTO_FORMATS, STORED
 from rnn_engine.errors import DeviceError, DeviceMemoryError, InvalidRequestError, TokenizerError
 from rnn_engine.forward.onnx_graph import has_onnxruntime
-from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import WeightChoice, has_kept_blocks
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice, allocated_on, list_devices
@@ -25,6 +24,7 @@ from rnn_engine.interface import DevicePart
 from rnn_engine.loading.placement import cut, devices_of, is_placement, with_layers
 from rnn_engine.loading.runner import RunnerSize, measure_runner
 from rnn_engine.model import ModelFile, ModelPart
+from rnn_engine.model.model_file import UnreadModel
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.files.reading import is_time_state

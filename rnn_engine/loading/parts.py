@@ -24,10 +24,9 @@ from rnn_engine.forward.weight_choice import count_kept, parse_weights
 from rnn_engine.hub import model_name
 from rnn_engine.interface import DevicePart, EmbeddingInfo, EngineInfo
 from rnn_engine.loading.chat_template import load_chat_template
-from rnn_engine.loading.device_choice import DeviceChoice, choose_device
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import MemoryPlan, cpu_has, plan_memory
-from rnn_engine.loading.placement import devices_of, split_device
+from rnn_engine.loading.placement import DeviceChoice, choose_device, devices_of, split_device
 from rnn_engine.loading.reranker import Reranker
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model, spare_slot_bytes
 from rnn_engine.loading.settings import LoadSettings, StateSettings
@@ -37,14 +36,12 @@ from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from rnn_engine.types import DeviceMemory, Runner
 from rnn_engine.versions.v7_retrieval import TASKS, ShapeV7Embedding, ShapeV7Reranker, TaskHeads
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.tiers.tier import SlotPool
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.files.exchange import CACHE_LOCK, STATES_LOCK, OwnedFolder
-from rnn_engine_states.named.local import LocalTable
-from rnn_engine_states.named.store import StateStore
-from rnn_engine_states.shared.opening import OpenStore, open_store
+from rnn_engine_states.named.store import LocalTable, StateStore
+from rnn_engine_states.shared.config import OpenStore, open_store
 
 
 def freeze_modules() -> None:

@@ -19,13 +19,13 @@ from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.split_runner import PartRunner
 from rnn_engine.forward.step import StepLimits, slot_penalty_bytes
 from rnn_engine.forward.tuning import Tuning, tuning_for
-from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, has_bytes, parse_weights
 from rnn_engine.gpu import Device, SizingDevice, open_device
 from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, kernel_limits
 from rnn_engine.loading.placement import cut, is_placement
 from rnn_engine.model import LoraChoice, ModelFile, ModelPart
 from rnn_engine.model.lora import projection
+from rnn_engine.model.model_file import UnreadModel
 from rnn_engine.reference import Weights
 from rnn_engine.types import NO_LORAS, DeviceMemory, LoraRoom, Model, ModelShape, TracingRunner
 from rnn_engine.versions.table import VERSIONS, VersionTable

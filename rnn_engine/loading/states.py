@@ -19,10 +19,10 @@ from rnn_engine_states.files.exchange import ReadLora, StateFiles, find_no_lora
 from rnn_engine_states.files.full import as_state_errors
 from rnn_engine_states.files.reading import LoadedState, is_time_state, state_from_tuned
 from rnn_engine_states.frozen import NO_INITIAL_STATE, freeze_lora
-from rnn_engine_states.named.local import LocalTable, SavedStates
-from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
-from rnn_engine_states.named.store import StateStore
-from rnn_engine_states.shared.opening import OpenStore
+from rnn_engine_states.named.store import LocalTable, SavedStates, StateStore
+from rnn_engine_states.shared.config import OpenStore
+
+_DEFAULTS = StateSettings()
 
 OWN_STATE = "model"
 """The name of the state that a model's own file contains."""
@@ -38,11 +38,7 @@ def open_states(model: ModelFile, settings: StateSettings, lora_room: LoraRoom =
     states = make_state_store(
         model.shape,
         model.fingerprint,
-        settings.folder,
-        settings.capacity,
-        settings.quota,
-        file_folder=settings.file_folder,
-        any_model=settings.any_model,
+        settings,
         lora_room=lora_room,
         read_lora=partial(_read_lora, model.tensors, VERSIONS.get(model.shape.version).layout.list_specs(model.names)),
     )
@@ -83,25 +79,21 @@ def share_names(store: OpenStore | None, own: LocalTable, fingerprint: str, sett
 def make_state_store(
     shape: ModelShape,
     fingerprint: str,
-    folder: Path | None = None,
-    capacity: int = DEFAULT_CAPACITY,
-    quota: Quota | None = None,
+    settings: StateSettings = _DEFAULTS,
     *,
-    file_folder: Path | None = None,
-    any_model: bool = False,
     lora_room: LoraRoom = NO_LORAS,
     read_lora: ReadLora = find_no_lora,
 ) -> LocalTable:
-    """Create an empty store of named states for models with the sizes `shape`.
+    """Create an empty store of named states for models with the sizes `shape`, with folders and bounds of `settings`.
 
-    `folder` is for persistent states. Requests may read state files from `file_folder`, or else from `folder`. The
-    other arguments are as `StateFiles` has them.
+    The other arguments are as `StateFiles` has them.
     """
+    folder = settings.folder
     files = StateFiles(
         shape,
         fingerprint,
-        file_folder or folder,
-        any_model=any_model,
+        settings.file_folder or folder,
+        any_model=settings.any_model,
         lora_room=lora_room,
         read_lora=read_lora,
     )
@@ -109,4 +101,4 @@ def make_state_store(
         saved = None if folder is None else SavedStates(files, folder)
     except OSError as error:
         raise StateError(f"the folder of states, {folder}, can't be made: {error.strerror}") from error
-    return LocalTable(files, capacity=capacity, saved=saved, quota=quota or Quota())
+    return LocalTable(files, capacity=settings.capacity, saved=saved, quota=settings.quota)

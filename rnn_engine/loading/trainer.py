@@ -19,7 +19,6 @@ from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.pairs import Pairs
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
-from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, parse_weights
 from rnn_engine.gpu import Device, SizingDevice, list_devices, open_device
 from rnn_engine.loading.kernel_choices import kernel_limits
@@ -28,6 +27,7 @@ from rnn_engine.loading.placement import is_placement
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.model import ModelFile
 from rnn_engine.model.lora import projection
+from rnn_engine.model.model_file import UnreadModel
 from rnn_engine.types import DeviceMemory, ModelShape
 from rnn_engine.versions.table import VERSIONS
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rnn_engine.files import cache_folder, read_record, short_digest, write_record
 from rnn_engine.quantised import Blocks
 from rnn_engine.quantised.rows import PIECE_WEIGHTS, Matrix, StoredRows, map_rows
-from rnn_engine.tensor_files.binary_file import FileStamp
+from rnn_engine.tensor_files.source import FileStamp
 
 _CHUNK_BYTES: Final = 4 << 20
 _LEAST_PIECES: Final = 8  # of a matrix, so that the few that are read ahead are less than all of it

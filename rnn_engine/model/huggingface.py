@@ -15,9 +15,8 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import has_attention
 from rnn_engine.model.stored import Reorder, Rows, Split, StoredPart, StoredStep, StoredTensor, Swap
-from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.formats import JoinedFiles, open_source
-from rnn_engine.tensor_files.source import TensorSource, count, show, show_all
+from rnn_engine.tensor_files.source import BinaryFile, FileStamp, TensorSource, count, show, show_all
 from rnn_engine.types import ModelShape
 
 _MOST_BYTES: Final = 16 << 20  # an index of a thousand tensors has 0.1 MB

@@ -1,11 +1,11 @@
-"""Open a model file of any supported format, and read its tensors under BlinkDL's names."""
+"""Open a model file of any supported format, read its tensors under BlinkDL's names, and cut a model into parts."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeAlias
@@ -41,11 +41,10 @@ from rnn_engine.model.lora import Lora, LoraChoice, open_lora
 from rnn_engine.model.stored import StoredTensor, Swap
 from rnn_engine.quantised import Blocks
 from rnn_engine.quantised.rows import Matrix, StoredRows
-from rnn_engine.tensor_files.binary_file import FileStamp
 from rnn_engine.tensor_files.formats import GgufParts, open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
-from rnn_engine.tensor_files.source import TensorInfo, TensorSource, show, show_all
-from rnn_engine.types import ModelShape
+from rnn_engine.tensor_files.source import FileStamp, TensorInfo, TensorSource, show, show_all
+from rnn_engine.types import Model, ModelShape
 
 _MERGED: Final = np.dtype(np.float32)  # the type of a tensor that a LoRA changes
 
@@ -300,3 +299,82 @@ def _locate(
     if config.ties_head and "emb.weight" in stored:
         stored["head.weight"] = stored["emb.weight"]
     return stored, None
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """Some layers of a model, counted from 0, with the embedding before them or the head after them where it has these.
+
+    Tensors outside the layers that are not the embedding's go with the head.
+    """
+
+    model: Model
+    layers: range  # of the model
+    has_embedding: bool = True
+    has_head: bool = True
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        return replace(self.model.shape, num_layers=len(self.layers))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(filter(None, map(self._own_name, self.model.names)))
+
+    def name_in_model(self, name: str) -> str:
+        """Return the name in the whole model of the tensor that is called `name` in this part."""
+        layer, rest = self._split(name)
+        return name if layer is None else f"{self.shape.tensor_names.layers}{layer + self.layers.start}{rest}"
+
+    def has(self, name: str) -> bool:
+        in_model = self.name_in_model(name)
+        return self.model.has(in_model) and self._own_name(in_model) == name
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        return self.model.tensor(self.name_in_model(name))
+
+    def block_type(self, name: str) -> str | None:
+        return self.model.block_type(self.name_in_model(name))
+
+    def matrix(self, name: str, *, transposed: bool = False) -> Matrix:
+        return self.model.matrix(self.name_in_model(name), transposed=transposed)
+
+    def _own_name(self, in_model: str) -> str | None:
+        """Return what this part calls the model's tensor `in_model`; None if it is of another part."""
+        layer, rest = self._split(in_model)
+        names = self.model.shape.tensor_names
+        if layer is None or (names.embedding_norm is not None and in_model.startswith(f"{names.embedding_norm}.")):
+            of_embedding = layer is not None or in_model == names.embedding
+            return in_model if (self.has_embedding if of_embedding else self.has_head) else None
+        return f"{names.layers}{layer - self.layers.start}{rest}" if layer in self.layers else None
+
+    def _split(self, name: str) -> tuple[int | None, str]:
+        """Return the layer in a tensor's name, None outside the layers, and what follows it in the name."""
+        prefix = self.model.shape.tensor_names.layers
+        number, dot, rest = name.removeprefix(prefix).partition(".")
+        return (int(number), dot + rest) if name.startswith(prefix) and number.isdecimal() else (None, name)
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadModel:
+    """A `Model` of a file's header alone: its tensors are zeros of their shapes and types, which take no memory."""
+
+    shape: ModelShape
+    tensors: Mapping[str, TensorInfo]  # in BlinkDL's names and orientation
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tensors)
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        info = self.tensors[name]
+        return np.broadcast_to(np.zeros((), info.dtype), info.shape)
+
+    def block_type(self, name: str) -> str | None:
+        return self.tensors[name].block_type
+
+    def matrix(self, name: str, *, transposed: bool = False) -> NDArray[Any]:
+        return self.tensor(name).T if transposed else self.tensor(name)

@@ -11,8 +11,7 @@ from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids,
 
 if TYPE_CHECKING:  # numpy takes long to import, and the command line's help needs only the declarations
     from rnn_engine.sampling.adjustments import F64
-    from rnn_engine.sampling.ranking import Places, Ranking
-    from rnn_engine.sampling.rows import SequenceContext
+    from rnn_engine.sampling.ranking import Places, Ranking, SequenceContext
 
 # The protocol of samplers, which choose the next token of one sequence from a ranked row.
 

@@ -26,8 +26,7 @@ from rnn_engine.sampling.chain import (
     Xtc,
 )
 from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical, Sampler, SamplingParams
-from rnn_engine.sampling.ranking import Bounds, Ranking, Rest, bound_powers, bound_rest, widen
-from rnn_engine.sampling.rows import SequenceContext
+from rnn_engine.sampling.ranking import Bounds, Ranking, Rest, SequenceContext, bound_powers, bound_rest, widen
 from rnn_engine.types import DRAW_DECAYS, DRAW_PENALTIES, DRAW_REPEATS, DRAW_TEMPERATURES, I32, MOST_DRAW_BIASES
 
 # Rules that penalise or forbid tokens: DRY against repetitions, bad words, and stop tokens that may not come yet.

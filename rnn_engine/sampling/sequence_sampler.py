@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.sampling.adjustments import F64
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine.sampling.ranking import Ranking, rank, rank_all
-from rnn_engine.sampling.rows import NO_CONTEXT, LogitRow, SequenceContext
+from rnn_engine.sampling.ranking import NO_CONTEXT, LogitRow, Ranking, SequenceContext, rank, rank_all
 from rnn_engine.sampling.samplers import choose_cuts, make_adjustments, make_sampler
 from rnn_engine.types import DrawPenalties, TokenDraw
 

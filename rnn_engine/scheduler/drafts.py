@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from rnn_engine.requests import Event, Finished, GenerateRequest, TokenInfo
 from rnn_engine.sampling.masks import Mask, stack_masks
-from rnn_engine.sampling.rows import RowSource, RunRows
+from rnn_engine.sampling.ranking import RowSource, RunRows
 from rnn_engine.scheduler.draft_sources import EarlierText, Experience, Lookup
 from rnn_engine.scheduler.meter import StepCosts, StepTimes
 from rnn_engine.scheduler.phases import AnyPhase, Draft, Given, HostDecode

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rnn_engine.requests import Event, GenerateRequest, StateMix, TokenInfo
 from rnn_engine.sampling.adjustments import F64
 from rnn_engine.sampling.params import MixKind
-from rnn_engine.sampling.rows import LogitRow, RunRows
+from rnn_engine.sampling.ranking import LogitRow, RunRows
 from rnn_engine.scheduler.phases import AwaitSequences, Decode, TakeIn
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence

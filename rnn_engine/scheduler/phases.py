@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from rnn_engine.requests import Event, GenerateRequest, TokenInfo
-from rnn_engine.sampling.ranking import top_logprobs
-from rnn_engine.sampling.rows import LogitRow, RunRows
+from rnn_engine.sampling.ranking import LogitRow, RunRows, top_logprobs
 from rnn_engine.scheduler.queue import DECODE, TAKE_IN, TokenDemand
 from rnn_engine.types import F32, TokenRun
 

@@ -11,19 +11,17 @@ from functools import partial
 
 from rnn_engine.errors import InvalidRequestError, MaskError, RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
-from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
-from rnn_engine.scheduler.background import TimeShares
+from rnn_engine.sampling.ranking import LogitRow, RowSource, RunRows
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings, awaits_draft, choose_drafts
 from rnn_engine.scheduler.inboxes import Delivery, step_error
-from rnn_engine.scheduler.loras import LoraPlaces
 from rnn_engine.scheduler.mask_threads import WAIT_SECONDS, MaskThreads
-from rnn_engine.scheduler.meter import DRAW_SECONDS, Meter, StepSeconds, StepTimes
+from rnn_engine.scheduler.meter import DRAW_SECONDS, Meter, StepSeconds, StepTimes, TimeShares
 from rnn_engine.scheduler.phases import Prompt
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.queue import TokenDemand, allocate_tokens, count_rows
 from rnn_engine.scheduler.sequence import SamplingSequence, Shared, SlotSequence
-from rnn_engine.scheduler.slots import LEAST_TOKENS, FailedStart, SlotAllocator, Slots
+from rnn_engine.scheduler.slots import LEAST_TOKENS, FailedStart, LoraPlaces, SlotAllocator, Slots
 from rnn_engine.scheduler.text import Halts, TokenInfos
 from rnn_engine.types import F32, MOST_DRAWS, NOTHING_DRAWN, Drawn, Readout, Runner, Ticket, TokenRun, run_step
 from rnn_engine_states.cache.cache import StateCache

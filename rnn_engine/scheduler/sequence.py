@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,9 @@ from rnn_engine.requests import (
     TokenInfo,
 )
 from rnn_engine.sampling.masks import AllowedTokens, SequenceMask
-from rnn_engine.sampling.ranking import top_logprobs
-from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
+from rnn_engine.sampling.ranking import LogitRow, RowSource, RunRows, top_logprobs
 from rnn_engine.sampling.sequence_sampler import Draw, SequenceSampler, random_seed
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
-from rnn_engine.scheduler.loras import LoraPlaces
 from rnn_engine.scheduler.mask_threads import MaskThreads
 from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.phases import (
@@ -56,6 +54,9 @@ from rnn_engine.scheduler.text import CUT, Answer, Ending, Halts, TokenInfos
 from rnn_engine.telemetry import SlotUse, Timing
 from rnn_engine.types import F32, Drawn, Runner, TokenRun
 from rnn_engine_states.cache.checkpoint import CheckpointKind
+
+if TYPE_CHECKING:
+    from rnn_engine.scheduler.slots import LoraPlaces
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
 Next = TypeVar("Next", bound=AnyPhase)

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.quantised import Blocks
-from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files import part_names
 from rnn_engine.tensor_files.gguf_file import GgufFile, Metadata
-from rnn_engine.tensor_files.parts import part_names
 from rnn_engine.tensor_files.prefab_file import PREFAB_START, PrefabFile
 from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
-from rnn_engine.tensor_files.source import ALL_ROWS, TensorSource, count, show_all
+from rnn_engine.tensor_files.source import ALL_ROWS, BinaryFile, FileStamp, TensorSource, count, show_all
 
 
 class JoinedFiles(TensorSource):

@@ -19,9 +19,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.tensor_files.binary_file import BinaryFile
 from rnn_engine.tensor_files.pth_pickle import Entry, TensorRef, ZipArchive, read_tensor_refs
-from rnn_engine.tensor_files.source import ALL_ROWS, TensorEntry, TensorInfo, TensorSource, show
+from rnn_engine.tensor_files.source import ALL_ROWS, BinaryFile, TensorEntry, TensorInfo, TensorSource, show
 
 _PICKLE_NAME: Final = "data.pkl"
 _INTEGER: Final = np.dtype(np.int64)

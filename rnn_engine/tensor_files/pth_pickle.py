@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.tensor_files.binary_file import BinaryFile, Cursor
-from rnn_engine.tensor_files.source import MOST_DIMENSIONS, show
+from rnn_engine.tensor_files.source import MOST_DIMENSIONS, BinaryFile, Cursor, show
 
 # Read the entries of a zip file: straight from the file if they are stored uncompressed, else by inflating them.
 

@@ -21,8 +21,15 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.quantised import KEPT_FORMATS, BlockFormat, Blocks, blocks_of_row, bytes_of_codes
-from rnn_engine.tensor_files.binary_file import ByteSource
-from rnn_engine.tensor_files.source import ALL_ROWS, TensorEntry, TensorInfo, TensorSource, show, span_of_rows
+from rnn_engine.tensor_files.source import (
+    ALL_ROWS,
+    ByteSource,
+    TensorEntry,
+    TensorInfo,
+    TensorSource,
+    show,
+    span_of_rows,
+)
 
 _LENGTH_BYTES: Final = 8
 HEADER_LIMIT: Final = 100_000_000  # bytes; the format's own

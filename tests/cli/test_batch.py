@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine.cli.batch.local import LocalBatches
+from rnn_engine.cli.batch.running import LocalBatches
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.requests import GenerateRequest
 from rnn_engine_server.store.folder import Store

@@ -13,13 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rnn_engine.cli import main
+from rnn_engine.cli.serve import NamedModel
 from rnn_engine.cli.serve import serve_command as serve_command
-from rnn_engine.cli.serve_options import NamedModel
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.loading.settings import StateFile
-from rnn_engine_server.auth.tls import TlsFiles
-from rnn_engine_server.core.settings import ServerSettings
+from rnn_engine_server.core.settings import ServerSettings, TlsFiles
 from tests.support.cli import Command
 
 # ai00's own file, except the names of the files.

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from rnn_engine.cli import main
 from rnn_engine.cli.serve import serve_command as serve_command
-from rnn_engine.convert.formats import TITLES
+from rnn_engine.convert import TITLES
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.runner import open_model
 from rnn_engine_server.auth.keys import KeyRing, read_keys

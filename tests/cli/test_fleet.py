@@ -15,7 +15,7 @@ from tests.support.cli import Command
 
 
 def test_without_ray_it_says_what_to_install(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rnn_engine.cli.fleet.find_spec", lambda name: None)
+    monkeypatch.setattr("rnn_engine.cli.serve.find_spec", lambda name: None)
     assert "Ray is not installed; run pip install 'rnn-engine[fleet]'" in rnn_engine("fleet", code=2)
 
 

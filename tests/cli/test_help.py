@@ -13,8 +13,8 @@ import pytest
 
 from rnn_engine.bounds import FORMAT_NAMES
 from rnn_engine.cli import SUBCOMMANDS, main
+from rnn_engine.convert import TITLES
 from rnn_engine.convert.convert import _WRITERS
-from rnn_engine.convert.formats import TITLES
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from tests.support.cli import Command
 from tests.support.processes import ROOT

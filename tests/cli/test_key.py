@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine_server.auth.keys import ApiKey, KeyRing, Principal, Scope, new_key, read_keys
-from rnn_engine_server.auth.rates import Rate
+from rnn_engine_server.auth.keys import ApiKey, KeyRing, Principal, Rate, Scope, new_key, read_keys
 from tests.support.cli import Command
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rnn_engine.cli.logs import BackgroundHandler, log_on_stderr
+from rnn_engine.cli.serving import BackgroundHandler, log_on_stderr
 from rnn_engine_server.telemetry.logs import LogLevel, LogSettings
 from rnn_engine_server.telemetry.records import request_logged_as
 
@@ -70,7 +70,7 @@ def test_what_the_settings_ask_for_is_written(
     monkeypatch: pytest.MonkeyPatch, pipe: tuple[int, int], level: LogLevel, number: int
 ) -> None:
     reading, writing = pipe
-    monkeypatch.setattr("rnn_engine.cli.logs._STANDARD_ERROR", writing)
+    monkeypatch.setattr("rnn_engine.cli.serving._STANDARD_ERROR", writing)
     logger = logging.getLogger("test")
     with log_on_stderr(LogSettings("json", level)), request_logged_as("abc"):
         logger.info("a line")

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from rnn_engine.cli.serve_options import NamedModel
+from rnn_engine.cli.serve import NamedModel
 from rnn_engine.cli.serving import load_models
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.demo import model_path

@@ -25,7 +25,7 @@ from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine_states.cache.browse import TreeQuery
-from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.cache.cache import make_cache
 from tests.support.clients import Heard, assert_heard, run_alone
 from tests.support.engines import ENDLESS, GREEDY, HELLO, PATIENCE, TOKENIZER, ask, engine_of, listen, reach, running
 from tests.support.fake_runner import FakeRunner, random_logits

@@ -15,7 +15,7 @@ from rnn_engine.interface import EngineStats
 from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.scheduler import Scheduler, Worker
 from rnn_engine.types import InitialState
-from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.cache.cache import make_cache
 from tests.support.clients import Heard
 from tests.support.engines import HELLO, PATIENCE, TOKENIZER, ask, engine_of, listen, reach, running
 from tests.support.fake_runner import FakeRunner

@@ -13,11 +13,10 @@ from rnn_engine.forward import CpuRunner
 from rnn_engine.loading.parts import assemble
 from rnn_engine.reference import Weights
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
-from rnn_engine.tokenizer import Tokenizer, load_tokenizer
-from rnn_engine.tokenizer.load import NoTokenizer
+from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from rnn_engine.versions.v7 import run_layers
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.tokens import pack, shared_tokens
 from tests.support.clients import Heard
 from tests.support.engines import PATIENCE, listen

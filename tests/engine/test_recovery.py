@@ -15,7 +15,7 @@ from rnn_engine.forward import Progress
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import Batch
 from rnn_engine_states.cache.browse import TreeQuery
-from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.cache.cache import make_cache
 from tests.support.clients import Heard
 from tests.support.engines import ENDLESS, HELLO, TOKENIZER, ask, engine_of, listen
 from tests.support.fake_runner import FakeRunner

@@ -17,9 +17,9 @@ from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import Event, GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.types import F32
 from rnn_engine_states.cache.browse import Position, TreeQuery
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig, CacheStats, DiskConfig
 from rnn_engine_states.cache.tiers.tier import SlotPool
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.files.exchange import CACHE_LOCK, OwnedFolder
 from rnn_engine_states.named.entry import Retention
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -159,7 +159,7 @@ async def test_a_folder_belongs_to_one_engine_at_a_time(model_path: Path, tmp_pa
 async def test_states_are_on_disk_soon_after_they_were_kept(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rnn_engine_states.cache.upkeep._WRITE_BEHIND_SECONDS", 0.001)
+    monkeypatch.setattr("rnn_engine_states.cache.cache._WRITE_BEHIND_SECONDS", 0.001)
     config = CacheConfig(disk=DiskConfig(tmp_path, write_after=0.0))
     async with await load(model_path, config) as engine:
         await ask(engine, PROMPT)

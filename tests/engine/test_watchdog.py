@@ -17,7 +17,7 @@ from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.scheduler import Scheduler, Worker
 from rnn_engine.scheduler.worker import Watchdog
 from rnn_engine.types import Batch
-from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.cache.cache import make_cache
 from tests.support.clients import Heard
 from tests.support.engines import HELLO, TOKENIZER, reach
 from tests.support.fake_runner import FakeRunner

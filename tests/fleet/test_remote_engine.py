@@ -28,8 +28,8 @@ from rnn_engine.scheduler.inboxes import MAX_UNREAD
 from rnn_engine.telemetry import Outcome, RequestReport, reports_to
 from rnn_engine.types import InitialState
 from rnn_engine_states.cache.browse import BLOCK_TOKENS, TreeQuery
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.frozen import NO_INITIAL_STATE, freeze_state
 from rnn_engine_states.named.entry import Retention
 from tests.support.fake_engine import FakeEngine, encode, state_after

@@ -7,8 +7,8 @@ from collections import Counter
 
 from rnn_engine.fleet.routing import QUEUED_TOKENS, RUNNING_TOKENS, Candidate, PrefixRouter
 from rnn_engine_states.cache.browse import BLOCK_TOKENS
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.toy_states import ToyDevice, toy_shape
 
 

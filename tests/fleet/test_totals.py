@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rnn_engine.fleet.totals import add_up
+from rnn_engine.fleet.members import add_up
 from rnn_engine_states.cache.config import CacheStats, TierStats
 from rnn_engine_states.shared.config import StoreCounters, StoreOutcome
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine.sampling.ranking import top_logprobs
-from rnn_engine.sampling.rows import LogitRow, SequenceContext
+from rnn_engine.sampling.ranking import LogitRow, SequenceContext, top_logprobs
 from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.types import F32, DrawPenalties, ModelShape, TokenDraw, TokenLogprobs, TokenRun, mask_words, run_step
 from tests.support.draw_kernels import DrawKernels

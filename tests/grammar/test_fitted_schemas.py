@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.grammar import Grammar, GrammarCompiler, GrammarError, Tag, json_grammar, tagged_text
-from rnn_engine.grammar.compiled import compile_grammar
-from rnn_engine.grammar.guidance import fit_grammar
+from rnn_engine.grammar.compiled import compile_grammar, fit_grammar
 from rnn_engine.sampling.masks import TokenMask, allowed_tokens
 from tests.support.grammars import byte_vocabulary, leads_to, takes
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, ModelError
-from rnn_engine.hub import KNOWN, Wanted
-from rnn_engine.hub.local import could_be_wanted
+from rnn_engine.hub import KNOWN, Wanted, could_be_wanted
 
 FILES = [
     "README.md",

@@ -20,8 +20,8 @@ from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.operations.chat_prompt import prompt_after
-from rnn_engine.tensor_files.binary_file import BinaryFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
+from rnn_engine.tensor_files.source import BinaryFile
 from rnn_engine.training.tuner import Event, Judged, Updated
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.frozen import freeze_lora, freeze_state

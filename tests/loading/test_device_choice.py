@@ -12,10 +12,10 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.gpu import DeviceInfo
-from rnn_engine.loading import device_choice
-from rnn_engine.loading.device_choice import choose_device
+from rnn_engine.loading import placement
 from rnn_engine.loading.memory import MemoryPlan
 from rnn_engine.loading.parts import place_model
+from rnn_engine.loading.placement import choose_device
 from rnn_engine.loading.runner import RunnerSize, open_model
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import ModelFile
@@ -26,7 +26,7 @@ DISCRETE = DeviceInfo(1, "discrete", "discrete", "Vulkan", "any")
 
 
 def devices(monkeypatch: pytest.MonkeyPatch, *found: DeviceInfo) -> None:
-    monkeypatch.setattr(device_choice, "list_devices", lambda: list(found))
+    monkeypatch.setattr(placement, "list_devices", lambda: list(found))
 
 
 @pytest.fixture
@@ -103,6 +103,6 @@ def test_a_model_too_large_for_numpy_takes_the_software_driver(
 ) -> None:
     devices(monkeypatch, SOFTWARE)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=4096))
-    monkeypatch.setattr(device_choice, "has_onnxruntime", lambda: True)
-    monkeypatch.setattr(device_choice, "has_kept_blocks", lambda _: kept)
+    monkeypatch.setattr(placement, "has_onnxruntime", lambda: True)
+    monkeypatch.setattr(placement, "has_kept_blocks", lambda _: kept)
     assert choose_device(model, "auto").device == chosen

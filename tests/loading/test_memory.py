@@ -11,12 +11,12 @@ import pytest
 from rnn_engine.bounds import AUTO_FORMATS
 from rnn_engine.errors import DeviceError, DeviceMemoryError, InvalidRequestError
 from rnn_engine.forward import GpuRunner
-from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import SizingDevice
 from rnn_engine.loading.memory import MemoryPlan, find_memory, inspect_model, measure_on, plan_memory, usual_weights
 from rnn_engine.loading.runner import RunnerSize, load_runner, measure_runner, open_model
 from rnn_engine.model import LoraChoice, ModelFile
+from rnn_engine.model.model_file import UnreadModel
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import DeviceMemory, ModelShape
 from tests.support.gguf import save_gguf

@@ -12,7 +12,6 @@ import pytest
 
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError
 from rnn_engine.forward import CpuRunner, GpuRunner, SplitRunner
-from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.gpu import SizingDevice
 from rnn_engine.interface import DevicePart
 from rnn_engine.loading.memory import plan_memory
@@ -21,6 +20,7 @@ from rnn_engine.loading.placement import cut
 from rnn_engine.loading.runner import RunnerSize, load_runner, measure_runner, open_model
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.model import ModelFile
+from rnn_engine.model.model_file import UnreadModel
 from rnn_engine.types import TokenRun, run_step
 from tests.support.models import random_model, save_safetensors, tiny_shape
 

@@ -15,12 +15,12 @@ from rnn_engine.backward import Trainer
 from rnn_engine.backward.cpu_trainer import CpuTrainer
 from rnn_engine.backward.gpu_trainer import GpuTrainer
 from rnn_engine.errors import DeviceError, DeviceMemoryError, InvalidRequestError, ModelError
-from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.gpu import SizingDevice, list_devices
 from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import TrainerSize, load_trainer, measure_trainer, plan_trainer
 from rnn_engine.model import ModelFile
+from rnn_engine.model.model_file import UnreadModel
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS

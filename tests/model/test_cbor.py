@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.errors import ModelError
-from rnn_engine.tensor_files.binary_file import MemoryFile
-from rnn_engine.tensor_files.cbor import ByteString, read_items
+from rnn_engine.tensor_files.prefab_file import ByteString, read_items
+from rnn_engine.tensor_files.source import MemoryFile
 
 NUMBERS = st.integers(-(2**64), 2**64 - 1)
 PLAIN = st.none() | st.booleans() | NUMBERS | st.floats() | st.text(max_size=20) | st.binary(max_size=300)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.model.fingerprint import TensorDigest, fingerprint
-from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.source import BinaryFile
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.pth import save_pth
 

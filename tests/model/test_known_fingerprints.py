@@ -11,7 +11,7 @@ import pytest
 from rnn_engine.files import cache_folder
 from rnn_engine.model import fingerprint as known_fingerprints
 from rnn_engine.model.fingerprint import recall
-from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.source import BinaryFile
 
 
 @pytest.fixture(autouse=True)

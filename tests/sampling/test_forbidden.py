@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine.sampling.rows import LogitRow, SequenceContext
+from rnn_engine.sampling.ranking import LogitRow, SequenceContext
 from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from tests.support.logit_rows import Device, peaked
 

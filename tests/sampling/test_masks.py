@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from rnn_engine.errors import StepError
 from rnn_engine.sampling.masks import allowed_tokens, are_allowed, count_allowed
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine.sampling.ranking import top_logprobs
-from rnn_engine.sampling.rows import LogitRow
+from rnn_engine.sampling.ranking import LogitRow, top_logprobs
 from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.types import F32, I32
 from tests.support.logit_rows import LOGSUMEXP_ERROR, Device, cases, peaked

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.errors import StepError
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine.sampling.ranking import top_logprobs
-from rnn_engine.sampling.rows import LogitRow, SequenceContext
+from rnn_engine.sampling.ranking import LogitRow, SequenceContext, top_logprobs
 from rnn_engine.sampling.samplers import make_adjustments
 from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.types import F32, Readout

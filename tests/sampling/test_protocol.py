@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling.params import Sampler, SamplingParams
-from rnn_engine.sampling.ranking import Ranking
-from rnn_engine.sampling.rows import SequenceContext
+from rnn_engine.sampling.ranking import Ranking, SequenceContext
 from rnn_engine.sampling.sequence_sampler import SequenceSampler, uniforms_from
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine.sampling.rows import LogitRow, SequenceContext
+from rnn_engine.sampling.ranking import LogitRow, SequenceContext
 from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.types import MOST_DRAW_BIASES, mask_words
 from tests.support.draw_kernels import DrawKernels

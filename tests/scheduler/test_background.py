@@ -10,8 +10,15 @@ from statistics import mean
 import pytest
 
 from rnn_engine.requests import Client, GenerateRequest, SamplingParams
-from rnn_engine.scheduler.background import BESIDE_ANSWERS, LENGTHENING, PROMPT_SECONDS, QUIET_SECONDS, TimeShares
-from rnn_engine.scheduler.meter import Meter, StepTimes
+from rnn_engine.scheduler.meter import (
+    BESIDE_ANSWERS,
+    LENGTHENING,
+    PROMPT_SECONDS,
+    QUIET_SECONDS,
+    Meter,
+    StepTimes,
+    TimeShares,
+)
 from rnn_engine.scheduler.queue import DECODE
 from rnn_engine.types import Batch, Ticket
 from tests.support.background_traffic import BATCH, CHATS, Traffic

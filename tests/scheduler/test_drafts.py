@@ -15,9 +15,8 @@ from rnn_engine.errors import StepError, TimeLimitError
 from rnn_engine.requests import Finished, GenerateRequest, MixedState, SamplingParams, StateMix
 from rnn_engine.scheduler import NO_DRAFTS, DraftSettings
 from rnn_engine.types import F32, Batch
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, Tokens, table_logits
 from tests.support.models import tiny_shape

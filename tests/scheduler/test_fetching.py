@@ -9,8 +9,8 @@ import pytest
 
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.types import ModelShape
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.files.full import SavedState, read_full_state
 from tests.support.clients import Clients
 from tests.support.fake_runner import FakeRunner, random_logits

@@ -13,9 +13,8 @@ from rnn_engine.errors import MaskError, TimeLimitError
 from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, Started, StateMix
 from rnn_engine.sampling.masks import Mask, TokenMask
 from rnn_engine.scheduler.drafts import DraftSettings
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits

@@ -16,8 +16,8 @@ from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, Sta
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.scheduler.mixed import mix_logits
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, assert_same_tokens, run_alone
 from tests.support.fake_runner import FakeRunner, Tokens, random_logits

@@ -17,8 +17,8 @@ from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDe
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import F32, Batch, Ticket
 from rnn_engine.versions.v7 import run_layers
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.models import random_model, tiny_shape
 
 MODEL = random_model(tiny_shape(), seed=41)

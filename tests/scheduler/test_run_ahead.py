@@ -8,7 +8,7 @@ import pytest
 
 from rnn_engine.errors import EngineClosedError, StepError
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
-from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.cache.cache import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, table_logits

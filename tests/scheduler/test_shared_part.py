@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from rnn_engine.scheduler.checkpoints import CheckpointPlan, PromptPrefix, SingleFlight, plan_checkpoints
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.tokens import pack
 from tests.support.toy_states import ROOT, ToyDevice, toy_logits, toy_shape
 

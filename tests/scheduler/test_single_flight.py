@@ -8,8 +8,8 @@ import pytest
 
 from rnn_engine.errors import EngineClosedError, StepError
 from rnn_engine.requests import GenerateRequest, SamplingParams
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits

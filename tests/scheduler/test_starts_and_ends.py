@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rnn_engine.requests import Finished, GenerateRequest, PromptScored, SamplingParams, Started
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, Heard, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits, scripted_logits

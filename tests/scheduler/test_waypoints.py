@@ -21,10 +21,9 @@ from rnn_engine.scheduler.checkpoints import (
     find_break,
 )
 from rnn_engine.types import F32
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, table_logits
 from tests.support.models import tiny_shape

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 
-from rnn_engine.cli.serve_options import NamedModel
+from rnn_engine.cli.serve import NamedModel
 from rnn_engine.cli.serving import load_models
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.loading.settings import LoadSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine.cli.serve_options import NamedModel
+from rnn_engine.cli.serve import NamedModel
 from rnn_engine.cli.serving import load_models
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.loading.runner import open_model

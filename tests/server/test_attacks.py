@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rnn_engine_server.core.memory import BUDGET
+from rnn_engine_server.core.call import BUDGET
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 

@@ -14,8 +14,8 @@ from rnn_engine.errors import OverloadedError
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import ANYONE
 from rnn_engine_server.core.app import make_app
+from rnn_engine_server.core.call import BUDGET
 from rnn_engine_server.core.handlers import DONE, Event
-from rnn_engine_server.core.memory import BUDGET
 from rnn_engine_server.core.performing import InnerAnswer, InnerCalls
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.telemetry.records import HTTP_COUNTERS

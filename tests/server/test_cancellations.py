@@ -20,7 +20,7 @@ from rnn_engine.loading.parts import assemble
 from rnn_engine.types import F32
 from rnn_engine_server.core.routing import LIFECYCLE
 from rnn_engine_states.cache.browse import TreeQuery
-from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.cache.cache import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, Tokens
 from tests.support.gate import Gate

@@ -16,7 +16,7 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
-from rnn_engine_server.connections.acceptor import fit_descriptors, raise_descriptor_limit
+from rnn_engine_server.connections import fit_descriptors, raise_descriptor_limit
 from rnn_engine_server.core.settings import ConnectionSettings, ServerSettings
 from rnn_engine_server.store.folder import Store
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -292,7 +292,7 @@ class TestNumber:
                 raise OSError(errno.EMFILE, "Too many open files")
             return await accept(listener)
 
-        monkeypatch.setattr("rnn_engine_server.connections.acceptor._RETRY_SECONDS", 0)
+        monkeypatch.setattr("rnn_engine_server.connections._RETRY_SECONDS", 0)
         monkeypatch.setattr(loop, "sock_accept", fail_at_first)
         async with raw_server(await through(FakeEngine())) as server:
             client = await server.connect()

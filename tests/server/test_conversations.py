@@ -15,7 +15,7 @@ from rnn_engine_server.apis.openai.response_schemas import ResponseItem
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
-from rnn_engine_server.store.conversations import Conversations
+from rnn_engine_server.store.responses import Conversations
 from rnn_engine_server.store.turns import Place
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, Through, check_shape, error_of, post

@@ -15,8 +15,8 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import DeviceError
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import Runner
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, Tokens, random_logits
 from tests.support.fault_runner import Fault, FaultRunner, Faults

@@ -11,8 +11,8 @@ from rnn_engine_server.apis.engine.status import EngineStatus, ServerStatus
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.routing import LIFECYCLE
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, error_of, parse_event
 from tests.support.toy_states import ToyDevice, keep, toy_shape

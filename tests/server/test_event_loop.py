@@ -10,7 +10,7 @@ import pytest
 
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.core.bodies import to_json
-from rnn_engine_server.core.memory import parsed_bytes
+from rnn_engine_server.core.call import parsed_bytes
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.openapi.document import EXAMPLES
@@ -135,4 +135,4 @@ async def test_the_guard_sees_what_the_loop_does() -> None:
         parsed_bytes(LONG.encode())
         for number in range(200):
             to_json(number)
-    assert set(guard.offences) >= {"bodies.py:to_json returned", "memory.py:<genexpr> count", "bodies.py:to_json"}
+    assert set(guard.offences) >= {"bodies.py:to_json returned", "call.py:<genexpr> count", "bodies.py:to_json"}

@@ -33,7 +33,7 @@ from rnn_engine_server.apis.openai.fine_tuning import TUNING_RUNNER, TUNINGS
 from rnn_engine_server.apis.openai.models import ModelEntry
 from rnn_engine_server.core.app import STORE, make_app
 from rnn_engine_server.core.settings import Limits, ServerSettings
-from rnn_engine_server.jobs import tuning_process, tuning_runner
+from rnn_engine_server.jobs import tuning_process
 from rnn_engine_server.jobs.tuning_process import (
     Answer,
     Checked,
@@ -43,12 +43,12 @@ from rnn_engine_server.jobs.tuning_process import (
     Started,
     Stuck,
     TuningOrder,
+    TuningProcess,
     check_data,
     encode_answer,
     parse_answer,
     tune,
 )
-from rnn_engine_server.jobs.tuning_runner import TuningProcess
 from rnn_engine_server.models.orders import LoadOrder
 from rnn_engine_server.models.registry import MODELS, ModelRegistry
 from rnn_engine_server.store.files import NewFile, lora_file_id
@@ -712,7 +712,7 @@ class TestProcess:
         clock[0] += 2.0
         server.rest()
         assert sum(waits) == pytest.approx(min(seconds, 500.0))
-        assert max(waits, default=0.0) < tuning_runner._LIFE_SECONDS
+        assert max(waits, default=0.0) < tuning_process._LIFE_SECONDS
 
     def order(self, folder: Path, training: bytes, validation: bytes | None = None) -> TuningOrder:
         paths = [folder / name for name in ("training.data", "validation.data")]

@@ -16,7 +16,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.grammar import Grammar, choice_grammar, json_grammar
 from rnn_engine.loading.parts import assemble
 from rnn_engine_server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk, Completion
-from rnn_engine_server.core import streams
+from rnn_engine_server.core import handlers
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, table_logits
@@ -170,7 +170,7 @@ async def test_an_error_of_a_grammar_has_its_line_and_column_where_the_client_wr
 async def test_wrong_grammars_are_a_400_in_bounded_time_and_disturb_nobody(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "HEADERS_SECONDS", 3600.0)  # a stream's status waits for the grammar, however slow
+    monkeypatch.setattr(handlers, "HEADERS_SECONDS", 3600.0)  # a stream's status waits for the grammar, however slow
     others = [asyncio.create_task(post(client, COMPLETIONS, Completion, {"prompt": "Hi", "max_tokens": 500}))]
     for number, (fields, param, words) in enumerate(WRONG):
         response = await client.post(CHAT, json={**HI, **fields, "stream": number % 2 == 1})

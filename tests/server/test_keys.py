@@ -14,8 +14,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.apis.ollama import routes as ollama_library
 from rnn_engine_server.apis.openai import conversations
 from rnn_engine_server.apis.routes import ALL_ROUTES
-from rnn_engine_server.auth.keys import ApiKey, KeyRing, Principal, Scope, read_keys
-from rnn_engine_server.auth.rates import Rate
+from rnn_engine_server.auth.keys import ApiKey, KeyRing, Principal, Rate, Scope, read_keys
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine

@@ -14,8 +14,7 @@ from rnn_engine.telemetry import Outcome, RequestReport, Timing
 from rnn_engine_server.auth.keys import ApiKey
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from rnn_engine_server.telemetry.logs import LogSettings, RequestIdFilter, make_formatter
-from rnn_engine_server.telemetry.records import request_logged_as, timing_headers
-from rnn_engine_server.telemetry.request_record import RequestRecord
+from rnn_engine_server.telemetry.records import RequestRecord, request_logged_as, timing_headers
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 

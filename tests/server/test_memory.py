@@ -16,8 +16,7 @@ import pytest
 from rnn_engine.errors import OverloadedError
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.auth.keys import ApiKey
-from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.memory import BUDGET, FREE_BYTES, MemoryBudget
+from rnn_engine_server.core.call import BUDGET, FREE_BYTES, Call, MemoryBudget
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.schema import RequestBody
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rnn_engine.errors import OverloadedError
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.settings import AuthSettings, Limits, ServerSettings
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig, CacheStats
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import AT_ONCE, Client, Serve
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from rnn_engine.cli.serve_options import NamedModel
+from rnn_engine.cli.serve import NamedModel
 from rnn_engine.cli.serving import load_models
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.loading.settings import LoadSettings

@@ -10,9 +10,8 @@ import pytest
 from rnn_engine.errors import InvalidRequestError, OverloadedError, RateLimitError
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started, TextDelta, TokenInfo
 from rnn_engine_server.auth.engine import RATE_LIMITER
-from rnn_engine_server.auth.keys import ApiKey
+from rnn_engine_server.auth.keys import ApiKey, Rate, parse_rate
 from rnn_engine_server.auth.quotas import RateLimiter, Spending
-from rnn_engine_server.auth.rates import Rate, parse_rate
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, error_of

@@ -22,10 +22,9 @@ from rnn_engine_server.apis.openai import fine_tuning
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import Piece
+from rnn_engine_server.core.handlers import CLOCK, HEADERS_SECONDS, SILENCE_SECONDS, Piece
 from rnn_engine_server.core.routing import EVENTS
 from rnn_engine_server.core.settings import ServerSettings
-from rnn_engine_server.core.streams import CLOCK, HEADERS_SECONDS, SILENCE_SECONDS
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client
 

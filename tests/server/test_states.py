@@ -16,7 +16,7 @@ from rnn_engine_server.apis.engine.states import (
     StateEntries,
     StateRemoved,
 )
-from rnn_engine_server.core.memory import BUDGET
+from rnn_engine_server.core.call import BUDGET
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.full import file_parts
@@ -204,7 +204,7 @@ async def test_a_state_goes_out_and_comes_back(serve: Serve, form: str) -> None:
 
 
 async def test_exports_count_the_copies_that_they_make(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rnn_engine_server.core.memory.FREE_BYTES", 0)
+    monkeypatch.setattr("rnn_engine_server.core.call.FREE_BYTES", 0)
     engine = FakeEngine()
     client = await serve(engine, ServerSettings(limits=Limits(max_held_bytes=1 << 20)))
     await create(client, "a")

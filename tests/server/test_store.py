@@ -19,9 +19,9 @@ from rnn_engine.loading.settings import LoadSettings
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.app import STORE
 from rnn_engine_server.core.settings import Limits, ServerSettings
-from rnn_engine_server.jobs import tuning_runner
-from rnn_engine_server.jobs.tuning_process import Checked, encode_answer
-from rnn_engine_server.jobs.tuning_runner import TuningProcess, TuningRunner
+from rnn_engine_server.jobs import tuning_process, tuning_runner
+from rnn_engine_server.jobs.tuning_process import Checked, TuningProcess, encode_answer
+from rnn_engine_server.jobs.tuning_runner import TuningRunner
 from rnn_engine_server.store import events
 from rnn_engine_server.store.events import Event
 from rnn_engine_server.store.files import StoredFile
@@ -382,7 +382,7 @@ class TestTunings:
             process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=pipe, stdout=pipe)
             if what == "tune":
                 started.append(process)
-                monkeypatch.setattr(tuning_runner, "_LIFE_SECONDS", 0.02)
+                monkeypatch.setattr(tuning_process, "_LIFE_SECONDS", 0.02)
             return TuningProcess(process)
 
         monkeypatch.setattr(TuningProcess, "start", start)
@@ -396,12 +396,12 @@ class TestTunings:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """One that works without an answer is left alone, and one that is stopped is not."""
-        monkeypatch.setattr(tuning_runner, "_LIFE_SECONDS", 0.01)
+        monkeypatch.setattr(tuning_process, "_LIFE_SECONDS", 0.01)
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "while True: pass", stdin=pipe, stdout=pipe
         )
-        activity, seen = tuning_runner._activity, list[object]()
+        activity, seen = tuning_process._activity, list[object]()
 
         def look(pid: int) -> object:
             """Look once the process has done something, or been stopped."""
@@ -412,7 +412,7 @@ class TestTunings:
                 process.send_signal(signal.SIGSTOP)
             return seen[-1]
 
-        monkeypatch.setattr(tuning_runner, "_activity", look)
+        monkeypatch.setattr(tuning_process, "_activity", look)
         assert [answer async for answer in TuningProcess(process).answers()] == []
         assert await process.wait() == -signal.SIGKILL
         assert len(seen) > 5

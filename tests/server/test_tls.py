@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine_server.auth.tls import TlsFiles
 from rnn_engine_server.core.app import make_app, run, serving
 from rnn_engine_server.core.process import open_listeners, url_of
-from rnn_engine_server.core.settings import AuthSettings, ServerSettings
+from rnn_engine_server.core.settings import AuthSettings, ServerSettings, TlsFiles
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Through
 

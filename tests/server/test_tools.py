@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, C
 
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.chat_template.tools import ToolFormats
-from rnn_engine.grammar.guidance import fit_grammar
+from rnn_engine.grammar.compiled import fit_grammar
 from rnn_engine.interface import EngineLike
 from rnn_engine_server.apis.openai.schemas import ChatCompletion
 from rnn_engine_server.core.app import make_app

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from rnn_engine.requests import Client
-from rnn_engine_server.core.workers import Workers
+from rnn_engine_server.core.call import Workers
 
 ANN, BOB, BATCH, OTHER_BATCH = Client("ann"), Client("bob"), Client("a", 1.0, True), Client("b", 1.0, True)
 

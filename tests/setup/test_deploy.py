@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from rnn_engine.cli.fleet import fleet_command as fleet
 from rnn_engine.cli.replicas import ReplicaArgs, application
+from rnn_engine.cli.serve import fleet_command as fleet
 from rnn_engine.cli.serve import serve_command as command
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.core.settings import ServerSettings

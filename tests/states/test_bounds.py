@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.cache_model import CacheModel, run_random
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, toy_shape
 

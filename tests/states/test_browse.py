@@ -9,9 +9,8 @@ import pytest
 from rnn_engine.errors import NotFoundError
 from rnn_engine_states.cache import browse
 from rnn_engine_states.cache.browse import HEAD_TOKENS, CacheTree, TreeQuery, list_positions, make_tree
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
 
 TEXTS = ("Be brief.", "Be brief. Hi é", "Be brief. Hi é there", "Be brief. Bye", "Other")

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from rnn_engine.types import F32, PendingState
-from rnn_engine_states.cache.cache import Match, StateCache
+from rnn_engine_states.cache.cache import Match, StateCache, make_cache
 from rnn_engine_states.cache.checkpoint import CheckpointKind, MissReason, make_root
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_logits, toy_shape, toy_state
 
 SHAPE = toy_shape()

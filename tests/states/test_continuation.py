@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.checkpoint import make_root
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, toy_shape
 
 

@@ -10,9 +10,8 @@ from typing import TypeAlias
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.named.entry import Retention
 from tests.support.faulty_disk import Crash, Fault, FaultyDisk
 from tests.support.named_states import BlockingStates, advance, make_states, some_initial

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.tiers.fetches import Fetch, Fetches
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.frozen import Payload
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, toy_shape
 

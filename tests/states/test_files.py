@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from rnn_engine.errors import StateError
-from rnn_engine.tensor_files.binary_file import BinaryFile, MemoryFile
+from rnn_engine.tensor_files.source import BinaryFile, MemoryFile
 from rnn_engine.types import ModelShape, State
 from rnn_engine_states.files.full import (
     Origin,

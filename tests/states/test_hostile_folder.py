@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import RnnEngineError
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.files.full import file_parts
 from rnn_engine_states.named.entry import Retention
 from tests.support.named_states import make_states, some_initial

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rnn_engine_states.cache.browse import HEAD_TOKENS, CacheTree, TreeQuery, list_positions, make_tree
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
 
 SHAPE = toy_shape()

@@ -7,8 +7,7 @@ import gc
 import uuid
 
 from rnn_engine_states.files.exchange import StateFiles
-from rnn_engine_states.named.local import LocalTable
-from rnn_engine_states.named.store import StateStore
+from rnn_engine_states.named.store import LocalTable, StateStore
 from tests.support.toy_states import toy_shape
 
 

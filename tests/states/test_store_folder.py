@@ -19,7 +19,7 @@ from rnn_engine_states.files.exchange import StateFiles
 from rnn_engine_states.files.reading import LoadedState
 from rnn_engine_states.frozen import freeze_state
 from rnn_engine_states.named.entry import Retention
-from rnn_engine_states.named.local import LocalTable, SavedStates
+from rnn_engine_states.named.store import LocalTable, SavedStates
 from tests.support.named_states import (
     FINGERPRINT,
     KEPT,

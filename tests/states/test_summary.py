@@ -13,11 +13,10 @@ from rnn_engine_states.cache.browse import (
     path_digest,
     unpack_marks,
 )
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.cache.tree import TokenTree
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.tokens import TOKEN_BYTES, pack
 from tests.support.toy_states import ToyDevice, toy_shape
 

@@ -13,14 +13,12 @@ import pytest
 
 from rnn_engine.errors import DeviceError, StateError
 from rnn_engine.types import F32, PendingState
-from rnn_engine_states.cache.cache import Match, StateCache
+from rnn_engine_states.cache.cache import Match, StateCache, make_cache
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.eviction import EvictionQueue
-from rnn_engine_states.cache.tiers.device import DeviceTier, HostTier
 from rnn_engine_states.cache.tiers.disk import DiskTier
-from rnn_engine_states.cache.tiers.tier import MakeRoom, PendingPayload, Tier, ready
-from rnn_engine_states.cache.upkeep import make_cache
+from rnn_engine_states.cache.tiers.tier import DeviceTier, HostTier, MakeRoom, PendingPayload, Tier, ready
 from rnn_engine_states.frozen import Payload
 from tests.support.cache_books import check_books
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state

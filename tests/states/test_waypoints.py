@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine_states.cache.browse import TreeQuery, list_positions
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.eviction import LEAST_WAYPOINTS, WAYPOINT_SHARE, EvictionQueue
 from rnn_engine_states.cache.tiers.tier import Tier
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.cache_books import check_books
 from tests.support.toy_states import ROOT, ToyDevice, look_up, same, toy_shape, toy_state
 

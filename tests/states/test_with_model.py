@@ -10,10 +10,10 @@ import pytest
 
 from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.types import F32, TokenRun, run_step
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.tiers.tier import SlotPool
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.frozen import Precision
 from tests.support.models import random_model, tiny_shape
 from tests.support.toy_states import look_up

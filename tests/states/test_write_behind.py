@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.tiers.tier import SlotPool
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.faulty_disk import Fault, FaultyDisk
 from tests.support.named_states import Clock
 from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state

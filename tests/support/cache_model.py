@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from rnn_engine.types import F32
-from rnn_engine_states.cache.cache import Match
+from rnn_engine_states.cache.cache import Match, make_cache
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.tiers.fetches import Fetch
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.tokens import pack
 from tests.support.cache_books import check_books
 from tests.support.toy_states import ToyDevice, look_up, same, toy_shape

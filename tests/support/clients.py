@@ -23,8 +23,7 @@ from rnn_engine.requests import (
     TokenInfo,
 )
 from rnn_engine.sampling.masks import Mask
-from rnn_engine.sampling.ranking import top_logprobs
-from rnn_engine.sampling.rows import LogitRow
+from rnn_engine.sampling.ranking import LogitRow, top_logprobs
 from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.scheduler import NO_DRAFTS, Delivery, DraftSettings, Scheduler
 from rnn_engine.scheduler.slots import LEAST_TOKENS

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from rnn_engine.forward.draws import DeviceDraws, decode_draws
 from rnn_engine.forward.forward_pass import CandidateKernel, candidate_kernels
-from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, decode_readout, encode_batch
+from rnn_engine.forward.step import (
+    DeviceDraws,
+    HeadOutputs,
+    StepBuffers,
+    StepLimits,
+    decode_draws,
+    decode_readout,
+    encode_batch,
+)
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer, BufferCopy, Dispatch, Plan, Recorder
 from rnn_engine.types import F32, MOST_DRAW_BIASES, Batch, Drawn, Readout, TokenDraw, TokenRun

@@ -13,13 +13,13 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
-from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import STORED_FORMATS, WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import find_pairs
+from rnn_engine.model.model_file import UnreadModel
 from rnn_engine.quantised import BLOCK_FORMATS, KEPT_FORMATS
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape

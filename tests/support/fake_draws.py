@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine.sampling.ranking import top_logprobs
-from rnn_engine.sampling.rows import LogitRow
+from rnn_engine.sampling.ranking import LogitRow, top_logprobs
 from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.types import F32, DrawPenalties, TokenDraw, TokenLogprobs
 

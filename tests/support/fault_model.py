@@ -21,9 +21,9 @@ from rnn_engine.loading.parts import EngineParts, assemble
 from rnn_engine.requests import Client, Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.scheduler import Delivery, Scheduler, Worker
 from rnn_engine.types import InitialState
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
 from rnn_engine_states.cache.tiers.tier import SlotPool
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.frozen import FrozenState, freeze_state
 from rnn_engine_states.named.entry import Retention
 from tests.support.byte_tokenizer import ByteTokenizer

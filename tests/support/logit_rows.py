@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rnn_engine.sampling.chain import ORDER
 from rnn_engine.sampling.masks import Mask, allowed_tokens
 from rnn_engine.sampling.params import Ai00Mirostat, Ai00Sampler, Ai00Typical, SamplingParams
-from rnn_engine.sampling.rows import LogitRow
+from rnn_engine.sampling.ranking import LogitRow
 from rnn_engine.types import F32
 
 LOGSUMEXP_ERROR = 5e-6  # the greatest error of an f32 sum on a device

@@ -19,9 +19,8 @@ from rnn_engine_states.files.full import SavedState, full_state_file, write_file
 from rnn_engine_states.files.reading import LAYOUT_KEY, Layout, LoadedState, StateForm, tuned_from_state
 from rnn_engine_states.frozen import FrozenState, freeze_state
 from rnn_engine_states.named.entry import NamedState, Retention
-from rnn_engine_states.named.local import LocalTable, SavedStates
 from rnn_engine_states.named.quota import DEFAULT_CAPACITY, Quota
-from rnn_engine_states.named.store import StateStore
+from rnn_engine_states.named.store import LocalTable, SavedStates, StateStore
 from rnn_engine_states.named.table import DEFAULT_MAX_NAMES, StateUsage
 from tests.support.models import tiny_shape
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rnn_engine.interface import EngineLike
-from rnn_engine_server.connections.connection import CONNECTIONS, ConnectionCounters
+from rnn_engine_server.connections import CONNECTIONS, ConnectionCounters
 from rnn_engine_server.core.app import make_app, serving
 from rnn_engine_server.core.settings import ConnectionSettings, ServerSettings
 from tests.support.http import Body

@@ -13,8 +13,7 @@ import numpy as np
 
 from rnn_engine.sampling.chain import ORDER
 from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical, Sampler, SamplingParams
-from rnn_engine.sampling.ranking import Ranking, rank_all
-from rnn_engine.sampling.rows import LogitRow, SequenceContext
+from rnn_engine.sampling.ranking import LogitRow, Ranking, SequenceContext, rank_all
 from rnn_engine.sampling.samplers import make_adjustments, make_sampler
 from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.types import F32

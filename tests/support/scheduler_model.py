@@ -18,9 +18,8 @@ from rnn_engine.requests import Client, GenerateRequest, MixedState, SamplingPar
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.scheduler import DraftSettings
 from rnn_engine.types import Batch, InitialState, LoraPairs, LoraRoom
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.cache_books import check_books
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, Tokens, table_logits

@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
-from rnn_engine_states.shared.config import StoreConfig, StoreCounters, StoreUrl
-from rnn_engine_states.shared.opening import open_store
+from rnn_engine_states.shared.config import StoreConfig, StoreCounters, StoreUrl, open_store
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 
 _SECONDS = 30

@@ -28,8 +28,8 @@ from rnn_engine.types import (
     State,
     Ticket,
 )
+from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.config import CacheConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from tests.support.models import tiny_shape
 
 MODEL = "modelled"

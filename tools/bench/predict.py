@@ -18,9 +18,9 @@ from rnn_engine.forward.cost import DISPATCH, GPUS, LATENCY, NORM_WAITS, Gpu, Ha
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import tuning_for
-from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_choice import parse_weights
 from rnn_engine.gpu import Plan, SizingDevice
+from rnn_engine.model.model_file import UnreadModel
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS

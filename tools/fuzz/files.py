@@ -31,9 +31,8 @@ from rnn_engine.loading.runner import open_model
 from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
 from rnn_engine_server.auth.keys import ApiKey, read_keys
-from rnn_engine_states.cache.cache import StateCache
+from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.config import CacheConfig, DiskConfig
-from rnn_engine_states.cache.upkeep import make_cache
 from rnn_engine_states.files.full import Origin, SavedState, read_summary
 from rnn_engine_states.files.prefab import Prefab, encode_prefab
 from rnn_engine_states.files.reading import read_state

@@ -59,8 +59,7 @@ def batch_command(
     errors = errors or output.with_name(f"{output.stem}.errors{output.suffix}")
     check_outputs(context, {"OUT": output, "ERRORS": errors})
     model, file = model_and_file(words, "FILE")
-    from rnn_engine.cli.batch.local import local_batches
-    from rnn_engine.cli.batch.running import BatchTask, end_batch, run_batch
+    from rnn_engine.cli.batch.running import BatchTask, end_batch, local_batches, run_batch
 
     task = BatchTask.open(file, output, errors, resume=resume)
     try:

@@ -27,7 +27,7 @@ from rnn_engine_server.core.handlers import SSE, Answer, Long, RouteTable
 from rnn_engine_server.core.kept import BoundedStore
 from rnn_engine_server.core.routing import EVENTS, SETTINGS, AppKey
 from rnn_engine_server.core.schema import RefusedError, RequestBody, Timings
-from rnn_engine_server.core.streams import cancel_tasks
+from rnn_engine_server.core.tasks import cancel_tasks
 
 _UNITED_VERSION = "1.2.5"  # of the API of KoboldAI United, as KoboldCpp reports it
 _VERSION = "1.98"  # of KoboldCpp

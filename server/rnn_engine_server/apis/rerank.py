@@ -16,10 +16,9 @@ from rnn_engine.operations.relevance import Method, Relevance, method
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import INPUTS, PromptText
 from rnn_engine_server.apis.common.relevance import RelevanceBody, find_relevance
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import CALL_WORK, Call
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import RefusedError, Usage
-from rnn_engine_server.core.workers import CALL_WORK
 
 
 def _parse_documents(value: object) -> object:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rnn_engine.hub.local import model_name
+from rnn_engine.hub import model_name
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.errors import Failure

@@ -25,10 +25,9 @@ from rnn_engine_server.apis.openai.embeddings import (
     list_found,
     parse_task,
 )
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import CALL_WORK, Call
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import STRING, STRINGS, Parsed, RefusedError, Usage
-from rnn_engine_server.core.workers import CALL_WORK
 
 _POOLING = frozenset({"request_id", "priority", "add_special_tokens"})
 

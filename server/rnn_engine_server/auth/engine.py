@@ -11,9 +11,8 @@ from rnn_engine.errors import ForbiddenError
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import SlotUse
-from rnn_engine_server.auth.keys import Principal, Scope
+from rnn_engine_server.auth.keys import UNBOUNDED, Principal, Rate, Scope
 from rnn_engine_server.auth.quotas import RateLimiter, Spending
-from rnn_engine_server.auth.rates import UNBOUNDED, Rate
 from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.routing import SETTINGS, AppKey
 from rnn_engine_server.models.registry import MODELS

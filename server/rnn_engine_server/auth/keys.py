@@ -1,4 +1,4 @@
-"""API keys, each with a name and a scope. The server stores only their hashes."""
+"""API keys, each with a name, a scope and a rate. The server stores only their hashes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,46 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Self
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import read_text
-from rnn_engine_server.auth.rates import Rate, parse_rate
+
+_MOST_RATE = 10**12
+_RATE_FORM = f"requests=NUMBER, tokens=NUMBER or both with a comma, each the most in a minute, from 1 to {_MOST_RATE}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A client's limits per minute on requests and tokens. None = no limit."""
+
+    requests: int | None = None
+    tokens: int | None = None  # of prompts and answers
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The limits that are set, each in the form `name=value`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return tuple(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
+UNBOUNDED = Rate()
+
+
+def parse_rate(text: str) -> Rate:
+    """Parse a client's limits per minute, such as `requests=60,tokens=100000`. Raises InvalidRequestError."""
+    names = [field.name for field in fields(Rate)]
+    values: dict[str, int] = {}
+    for word in text.split(","):
+        name, _, value = word.partition("=")
+        is_number = value.isascii() and value.isdecimal() and len(value) <= len(str(_MOST_RATE))
+        if name not in names or name in values or not is_number or not 1 <= int(value) <= _MOST_RATE:
+            raise InvalidRequestError("rate", text, _RATE_FORM)
+        values[name] = int(value)
+    return Rate(**values)
 
 
 class Scope(Enum):

@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from rnn_engine.errors import InvalidRequestError, RateLimitError
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started, TextDelta
-from rnn_engine_server.auth.rates import Rate
+from rnn_engine_server.auth.keys import Rate
 
 _SECONDS = 60.0  # that a quota is for
 

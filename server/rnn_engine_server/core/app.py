@@ -33,11 +33,16 @@ from rnn_engine_server.auth.admission import (
 from rnn_engine_server.auth.engine import RATE_LIMITER
 from rnn_engine_server.auth.keys import ANYONE
 from rnn_engine_server.auth.quotas import RateLimiter
-from rnn_engine_server.connections.acceptor import Acceptor, fit_descriptors
-from rnn_engine_server.connections.connection import CONNECTIONS, ConnectionCounters, connections_middleware
+from rnn_engine_server.connections import (
+    CONNECTIONS,
+    Acceptor,
+    ConnectionCounters,
+    connections_middleware,
+    fit_descriptors,
+)
 from rnn_engine_server.core.bodies import LOGGED
+from rnn_engine_server.core.call import BUDGET, WORKERS, MemoryBudget, Workers
 from rnn_engine_server.core.kept import MOST_SLOT_BYTES, MOST_SLOT_PROMPTS, SLOT_PROMPTS, BoundedStore, KeptUsage
-from rnn_engine_server.core.memory import BUDGET, MemoryBudget
 from rnn_engine_server.core.performing import InnerCalls, respond, set_call_headers, telemetry_middleware
 from rnn_engine_server.core.process import (
     end_process,
@@ -57,8 +62,7 @@ from rnn_engine_server.core.routing import (
     make_router,
 )
 from rnn_engine_server.core.settings import ServerSettings
-from rnn_engine_server.core.streams import cancel_tasks
-from rnn_engine_server.core.workers import WORKERS, Workers
+from rnn_engine_server.core.tasks import cancel_tasks
 from rnn_engine_server.jobs.runner import BatchRunner
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder

@@ -9,7 +9,7 @@ import logging
 import math
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -21,41 +21,13 @@ from aiohttp import hdrs, web
 from aiohttp.compression_utils import ZLibDecompressor
 
 from rnn_engine.errors import InvalidRequestError, StorageError
-from rnn_engine_server.core.call import Call, too_large
-from rnn_engine_server.core.memory import parsed_bytes
+from rnn_engine_server.core.call import Call, parsed_bytes, too_large, work
 from rnn_engine_server.core.routing import SETTINGS, AppKey
 from rnn_engine_server.core.schema import RequestBody, UnknownFields
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.core.workers import work
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-async def run_whole(function: Callable[[], T]) -> T:
-    """Call a function on a thread, and return its result. If cancelled, wait until it has returned."""
-    running = asyncio.create_task(asyncio.to_thread(function))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait((running,))
-        raise
-
-
-@asynccontextmanager
-async def on_thread(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
-    """Return a context manager that enters and leaves `manager` on threads, since both may block for the disk."""
-    entering = asyncio.create_task(asyncio.to_thread(manager.__enter__))
-    try:
-        yield await asyncio.shield(entering)
-    except BaseException as error:
-        await asyncio.wait((entering,))  # the client may leave before the manager was entered
-        if entering.exception() is not None:
-            raise
-        if not await run_whole(partial(manager.__exit__, type(error), error, error.__traceback__)):
-            raise
-    else:
-        await run_whole(partial(manager.__exit__, None, None, None))
 
 
 # Read the bodies of requests, and write those of answers.

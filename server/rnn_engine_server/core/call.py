@@ -1,27 +1,101 @@
-"""A call of a route as its handler sees it: the client, its limits, and what the headers of the answer report."""
+"""A call of a route as its handler sees it: the client, its limits, its memory, and its work on threads."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from aiohttp import web
 
+from rnn_engine.errors import OverloadedError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.auth.quotas import Spending
 from rnn_engine_server.core.errors import RefusalError
-from rnn_engine_server.core.memory import MemoryLease
-from rnn_engine_server.core.routing import SETTINGS, App, Route
+from rnn_engine_server.core.routing import SETTINGS, App, AppKey, Route
 from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.models.registry import ModelUse
-from rnn_engine_server.telemetry.request_record import RequestRecord
+from rnn_engine_server.telemetry.records import RequestRecord
 
 RECORD = web.RequestKey("record", RequestRecord)
 """The record of an HTTP request."""
+
+# The memory that calls hold for their bodies, counted in one budget.
+
+FREE_BYTES = 1 << 16
+"""Bytes that each request may hold without being counted, so that small requests run while large ones take all the
+memory.
+"""
+
+_HELD_RETRY_SECONDS = 1.0
+_VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # about what Python needs for the value after the character
+
+
+def parsed_bytes(data: bytes | bytearray) -> int:
+    """Estimate how many bytes of memory a JSON text will take once parsed.
+
+    Commas and brackets in strings count too, as if they separated values.
+    """
+    return 2 * len(data) + sum(num_bytes * data.count(character) for character, num_bytes in _VALUE_BYTES.items())
+
+
+class MemoryBudget:
+    """A budget for the memory that all running requests together use for their bodies. For one event loop."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.held = 0
+
+    @property
+    def most_each(self) -> int:
+        """The most bytes of the budget that one request may hold."""
+        return self.capacity // 2 + FREE_BYTES
+
+    @contextmanager
+    def lease(self) -> Iterator[MemoryLease]:
+        """Count one request's memory during a `with` block, whose end returns all of it to the budget."""
+        lease = MemoryLease(self)
+        try:
+            yield lease
+        finally:
+            lease.hold(0)
+
+
+class MemoryLease:
+    """The memory that one request holds, counted in a memory budget."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget = budget
+        self.num_bytes = 0
+        self._counted = 0
+
+    def hold(self, num_bytes: int) -> None:
+        """Set the number of bytes that the request holds in total to `num_bytes`.
+
+        Raises OverloadedError if the budget has no room.
+        """
+        counted = max(num_bytes - FREE_BYTES, 0)
+        held = self.budget.held + counted - self._counted
+        if counted > self._counted and held > self.budget.capacity:
+            raise OverloadedError(
+                f"requests hold {self.budget.held} bytes of memory, and this one needs {counted - self._counted} more; "
+                f"expected at most {self.budget.capacity} (max_held_bytes)",
+                retry_after=_HELD_RETRY_SECONDS,
+            )
+        self.num_bytes, self.budget.held, self._counted = num_bytes, held, counted
+
+
+BUDGET = AppKey("budget", MemoryBudget)
+"""The memory that all calls share."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,3 +155,120 @@ class Call:
 def too_large(found: str, most: int) -> RefusalError:
     """Return the error for a body, or what it asks for, that takes more than `most` bytes."""
     return RefusalError(413, f"{found}; expected at most {most}")
+
+
+# The threads for work that would block the event loop, which clients share fairly.
+#
+# The functions are pure Python in parts, so a thread does not make them quicker; it lets the event loop answer others
+# meanwhile. Few run at a time, so that the memory that they take is bounded too.
+
+T = TypeVar("T")
+
+NUM_WORKERS = 4
+_SHORT_JOB = 1 << 16  # size of work that need not wait for the same client's longer one
+
+
+class _Turn(NamedTuple):
+    """Who may run one function at a time: a client for long ones, and for short ones."""
+
+    client: Client
+    is_short: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    function: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+
+class Workers:
+    """Runs functions on `num_threads` threads. All methods are for one event loop.
+
+    A client runs one long and one short function at a time, and all clients in the background together run one. More of
+    them would not be quicker, since one thread at a time runs Python, but slow down the engine and everybody else.
+    Clients take turns, those in the background after all others. A function whose caller has left is not begun.
+    """
+
+    def __init__(self, num_threads: int = NUM_WORKERS) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="work")
+        self._num_threads = num_threads
+        self._waiting: dict[_Turn, deque[_Job]] = {}  # only those that have any, the longest unserved first
+        self._running: set[_Turn] = set()
+
+    async def run(self, client: Client, function: Callable[[], T], size: int) -> T:
+        """Run `function` on a thread in its turn, in the caller's context, and return its result; see `work`."""
+        job = _Job(partial(copy_context().run, function), asyncio.get_running_loop().create_future())
+        turn = _Turn(client, size <= _SHORT_JOB)
+        self._waiting.setdefault(turn, deque()).append(job)
+        self._begin()
+        try:
+            result: T = await job.done
+        except asyncio.CancelledError:
+            self._forget(turn, job)
+            raise
+        return result
+
+    def close(self) -> None:
+        """Begin no more functions. Does not wait for those that run."""
+        self._waiting.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        while (turn := self._next()) is not None:
+            jobs = self._waiting.pop(turn)
+            job = jobs.popleft()
+            if jobs:
+                self._waiting[turn] = jobs  # now the last
+            self._running.add(turn)
+            running = asyncio.get_running_loop().run_in_executor(self._threads, job.function)
+            running.add_done_callback(partial(self._end, turn, job))
+
+    def _next(self) -> _Turn | None:
+        """Return whose turn it is, or None if none may run a function now."""
+        if len(self._running) >= self._num_threads:
+            return None
+        in_background = any(turn.client.is_background for turn in self._running)
+        may_run = (
+            turn
+            for turn in self._waiting
+            if turn not in self._running and not (turn.client.is_background and in_background)
+        )
+        return min(may_run, key=lambda turn: turn.client.is_background, default=None)
+
+    def _end(self, turn: _Turn, job: _Job, ran: asyncio.Future[Any]) -> None:
+        self._running.remove(turn)
+        error = None if ran.cancelled() else ran.exception()  # also if nobody waits for it: asyncio must not log it
+        if job.done.done() or ran.cancelled():
+            job.done.cancel()
+        elif error is not None:
+            job.done.set_exception(error)
+        else:
+            job.done.set_result(ran.result())
+        self._begin()
+
+    def _forget(self, turn: _Turn, job: _Job) -> None:
+        """Drop a job that nobody waits for any more, unless it runs."""
+        jobs = self._waiting.get(turn, deque())
+        if job in jobs:
+            jobs.remove(job)
+            if not jobs:
+                del self._waiting[turn]
+
+
+WORKERS = AppKey("workers", Workers)
+
+SHORT_WORK = 4096
+"""Work up to this size is done at once: that takes about as long as handing it to a thread."""
+
+CALL_WORK = 64
+"""The size of the work of making one `GenerateRequest`."""
+
+
+async def work(call: Call, size: int, function: Callable[[], T]) -> T:
+    """Run `function`, on a worker thread if `size` is more than `SHORT_WORK`, and return its result.
+
+    `size` is about the number of characters or tokens that the function looks at.
+    """
+    if size <= SHORT_WORK:
+        return function()
+    return await call.app[WORKERS].run(call.client, function, size)

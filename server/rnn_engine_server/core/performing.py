@@ -19,16 +19,23 @@ from rnn_engine_server.auth.admission import PRINCIPAL, client_of
 from rnn_engine_server.auth.engine import OwnEngine
 from rnn_engine_server.auth.keys import ANYONE, Principal
 from rnn_engine_server.core.bodies import Parse, accept_body, left_out_headers, read_body, to_json
-from rnn_engine_server.core.call import RECORD, Call
+from rnn_engine_server.core.call import BUDGET, RECORD, Call
 from rnn_engine_server.core.errors import Failure, describe
-from rnn_engine_server.core.handlers import Encoded, Event, Long, Piece, Stream, encode, encode_piece
-from rnn_engine_server.core.memory import BUDGET
+from rnn_engine_server.core.handlers import (
+    Encoded,
+    Event,
+    Long,
+    Piece,
+    Stream,
+    deliver,
+    encode,
+    encode_piece,
+    send_stream,
+)
 from rnn_engine_server.core.routing import AI00_PREFIX, ROUTES, SETTINGS, Route, path_of, route_of
 from rnn_engine_server.core.schema import RequestBody
-from rnn_engine_server.core.streams import deliver, send_stream
 from rnn_engine_server.models.registry import MODELS, ModelUse
-from rnn_engine_server.telemetry.records import recorded, timing_headers
-from rnn_engine_server.telemetry.request_record import REQUEST_ID, RequestRecord
+from rnn_engine_server.telemetry.records import REQUEST_ID, RequestRecord, recorded, timing_headers
 
 _SPARE_SECONDS = 30.0  # for the answer of a generation that the engine has ended in time
 

@@ -19,13 +19,11 @@ from uuid import uuid4
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, RnnEngineError, StorageError
 from rnn_engine.requests import Client
-from rnn_engine_server.auth.keys import Principal
-from rnn_engine_server.auth.rates import UNBOUNDED
-from rnn_engine_server.core.bodies import run_whole
+from rnn_engine_server.auth.keys import UNBOUNDED, Principal
+from rnn_engine_server.core.call import SHORT_WORK
 from rnn_engine_server.core.performing import InnerAnswer, InnerCalls
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.core.streams import cancel_tasks, uninterrupted
-from rnn_engine_server.core.workers import SHORT_WORK
+from rnn_engine_server.core.tasks import cancel_tasks, run_whole, uninterrupted
 from rnn_engine_server.jobs.lines import (
     BatchError,
     Journal,

@@ -7,6 +7,7 @@ the server after it. Each answer is one line of JSON.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -16,12 +17,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TextIO, TypeAlias, get_args
 
+import psutil
 from pydantic import TypeAdapter
 
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, RnnEngineError
@@ -40,7 +42,10 @@ CHECKPOINT_SECONDS: Final = 10.0
 _MOST_DOCUMENTS: Final = 8  # of a call of the trainer; with fewer, requests wait less for its end
 _CHANGEABLE: Final = "the model, tokenizer and chat template as before"
 _WAKE_SECONDS: Final = 5.0  # between wake-ups of a process that rests, so that the server sees that it does not hang
+_LIFE_SECONDS: Final = 10.0  # without an answer, until the next look at a process; one that did nothing hangs
+_MOST_LINE: Final = 1 << 20  # bytes of an answer
 _NICENESS: Final = 5  # of the process, on systems that have that
+_log = logging.getLogger(__name__)
 
 Word: TypeAlias = Literal["busy", "idle", "go", "stop"]
 """What the server says: requests run, or none does; an answer was taken in; or the process must end."""
@@ -130,6 +135,74 @@ def parse_answer(line: bytes) -> Answer:
     kind, fields = json.loads(line)
     answer: Answer = _ANSWERS[kind].validate_python(fields)
     return answer
+
+
+def _activity(pid: int) -> object:
+    """Return what changes while a process computes or waits for a device: its processor time and its wake-ups."""
+    try:
+        process = psutil.Process(pid)
+        return process.cpu_times(), process.num_ctx_switches()
+    except psutil.Error:  # it has ended
+        return None
+
+
+@dataclass(slots=True)
+class TuningProcess:
+    """A process of this module, as the server sees it."""
+
+    _process: asyncio.subprocess.Process
+
+    @classmethod
+    async def start(cls, what: Literal["check", "tune"], order: TuningOrder) -> TuningProcess:
+        """Start a process, and give it its order. Raises OSError."""
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rnn_engine_server.jobs.tuning_process", what),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            limit=_MOST_LINE,
+        )
+        assert process.stdin is not None
+        process.stdin.write(pickle.dumps(order))
+        return cls(process)
+
+    def say(self, word: Word) -> None:
+        """Send a word, unless the process has ended."""
+        assert self._process.stdin is not None
+        if self._process.returncode is None:
+            self._process.stdin.write(f"{word}\n".encode())
+
+    async def answers(self) -> AsyncIterator[Answer]:
+        """Yield the answers of the process, until it has none any more. One that hangs is killed."""
+        assert self._process.stdout is not None
+        seen = None
+        while True:
+            try:
+                line = await asyncio.wait_for(self._process.stdout.readline(), _LIFE_SECONDS)
+            except TimeoutError:
+                seen, before = _activity(self._process.pid), seen
+                if seen is not None and seen == before:  # it has not ended
+                    _log.warning("a process of a tuning job hangs, and is killed")
+                    with suppress(ProcessLookupError):
+                        self._process.kill()
+                    return
+                continue
+            if not line:
+                return
+            yield parse_answer(line)
+
+    async def end(self, seconds: float) -> None:
+        """Have the process end, and kill it if that takes longer than some seconds."""
+        self.say("stop")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), seconds)
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+# What runs in the process.
 
 
 class _StoppedError(Exception):

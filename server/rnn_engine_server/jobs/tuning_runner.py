@@ -9,20 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-import pickle
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
-
-import psutil
 
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, StateError, StepError, StorageError
 from rnn_engine.interface import EngineInfo
@@ -33,7 +27,7 @@ from rnn_engine.training.tuner import RateTried, Updated
 from rnn_engine.versions.table import VERSIONS
 from rnn_engine_server.auth.engine import KeyViewer
 from rnn_engine_server.auth.keys import Principal
-from rnn_engine_server.core.streams import uninterrupted
+from rnn_engine_server.core.tasks import uninterrupted
 from rnn_engine_server.jobs.tuning_process import (
     Answer,
     Checked,
@@ -44,8 +38,8 @@ from rnn_engine_server.jobs.tuning_process import (
     Started,
     Stuck,
     TuningOrder,
+    TuningProcess,
     Word,
-    parse_answer,
 )
 from rnn_engine_server.models.registry import ModelRegistry, ServedModel
 from rnn_engine_server.store.tunings import (
@@ -65,81 +59,14 @@ from rnn_engine_states.named.store import StateStore
 
 _LOOK_SECONDS: Final = 0.02  # between two looks whether requests run
 _IDLE_SECONDS: Final = 0.5  # without a request, after which training has all the time
-_LIFE_SECONDS: Final = 10.0  # without an answer, until the next look at a process; one that did nothing hangs
 _STOP_SECONDS: Final = 20.0  # for a process to write its checkpoint and end
 _LOAD_SECONDS: Final = 600.0  # for a model that was unloaded, before a state of it is kept
 _RETRY_SECONDS: Final = 5.0  # after which a job that the disk had no room for goes on
 _TURN_SECONDS: Final = 300.0  # of a job while another owner's waits
 _MOST_STARTS: Final = 3  # of processes one after another that end early and get no further than the one before
-_MOST_LINE: Final = 1 << 20  # bytes of an answer
 _RETENTIONS: Final = (Retention(persistent=True), Retention(ttl=Quota().ttl), Retention())
 """How a state is kept: as the first of these that the server allows."""
 _log = logging.getLogger(__name__)
-
-
-def _activity(pid: int) -> object:
-    """Return what changes while a process computes or waits for a device: its processor time and its wake-ups."""
-    try:
-        process = psutil.Process(pid)
-        return process.cpu_times(), process.num_ctx_switches()
-    except psutil.Error:  # it has ended
-        return None
-
-
-@dataclass(slots=True)
-class TuningProcess:
-    """A process of `tuning_process.py`, as the server sees it."""
-
-    _process: asyncio.subprocess.Process
-
-    @classmethod
-    async def start(cls, what: Literal["check", "tune"], order: TuningOrder) -> TuningProcess:
-        """Start a process, and give it its order. Raises OSError."""
-        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "rnn_engine_server.jobs.tuning_process", what),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-            limit=_MOST_LINE,
-        )
-        assert process.stdin is not None
-        process.stdin.write(pickle.dumps(order))
-        return cls(process)
-
-    def say(self, word: Word) -> None:
-        """Send a word, unless the process has ended."""
-        assert self._process.stdin is not None
-        if self._process.returncode is None:
-            self._process.stdin.write(f"{word}\n".encode())
-
-    async def answers(self) -> AsyncIterator[Answer]:
-        """Yield the answers of the process, until it has none any more. One that hangs is killed."""
-        assert self._process.stdout is not None
-        seen = None
-        while True:
-            try:
-                line = await asyncio.wait_for(self._process.stdout.readline(), _LIFE_SECONDS)
-            except TimeoutError:
-                seen, before = _activity(self._process.pid), seen
-                if seen is not None and seen == before:  # it has not ended
-                    _log.warning("a process of a tuning job hangs, and is killed")
-                    with suppress(ProcessLookupError):
-                        self._process.kill()
-                    return
-                continue
-            if not line:
-                return
-            yield parse_answer(line)
-
-    async def end(self, seconds: float) -> None:
-        """Have the process end, and kill it if that takes longer than some seconds."""
-        self.say("stop")
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), seconds)
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
 
 
 def _report(error: Exception) -> None:

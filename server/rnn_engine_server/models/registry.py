@@ -15,6 +15,7 @@ from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.telemetry import Health
 from rnn_engine_server.core.routing import AppKey
+from rnn_engine_server.core.tasks import uninterrupted
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder, MakeLoad
 
 # One model of a server: loaded for the requests that name it, and freed when nothing uses it.
@@ -272,15 +273,13 @@ class ModelRegistry:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(tuple(self._models.values()))
 
+    @uninterrupted
     async def put(self, order: LoadOrder) -> ServedModel:
         """Load the model that `order` describes, and add it or replace the model of the same name by it.
 
         The first model becomes the default. Raises what loading raises; a new model is then not added. The load goes on
         if the caller is cancelled.
         """
-        return await asyncio.shield(self._put(order))
-
-    async def _put(self, order: LoadOrder) -> ServedModel:
         async with self._putting[order.name]:
             model = self._models.get(order.name)
             if model is not None:
@@ -295,14 +294,12 @@ class ModelRegistry:
                 raise
             return model
 
+    @uninterrupted
     async def replace_default(self, order: LoadOrder) -> ServedModel:
         """Load the model that `order` describes, and make it the default; the previous default is then unloaded.
 
         Raises what loading raises; the default then stays. All that is done also if the caller is cancelled.
         """
-        return await asyncio.shield(self._replace_default(order))
-
-    async def _replace_default(self, order: LoadOrder) -> ServedModel:
         before = self.default
         model = await self.put(order)
         self.set_default(model.name)

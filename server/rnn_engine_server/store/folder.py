@@ -24,12 +24,10 @@ from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.jobs.lines import LineCounts
 from rnn_engine_server.store import batches, tunings
 from rnn_engine_server.store.batches import BATCHES, Batches
-from rnn_engine_server.store.blobs import Blobs
-from rnn_engine_server.store.conversations import Conversations
-from rnn_engine_server.store.files import FILES, Files
+from rnn_engine_server.store.files import FILES, Blobs, Files
 from rnn_engine_server.store.histories import EVENTS, HistoryRoom
 from rnn_engine_server.store.owners import Room, ended_in
-from rnn_engine_server.store.responses import RESPONSES, Responses
+from rnn_engine_server.store.responses import RESPONSES, Conversations, Responses
 from rnn_engine_server.store.tunings import TUNINGS, Tunings
 from rnn_engine_states.files.exchange import OwnedFolder
 

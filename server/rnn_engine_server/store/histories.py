@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 from rnn_engine.database import Database, Transaction
 from rnn_engine_server.core.kept import KeptUsage
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.store.blobs import Blobs
+from rnn_engine_server.store.files import Blobs
 from rnn_engine_server.store.owners import Cursor, Expiry, Page, Table, Thing
 from rnn_engine_server.store.turns import History, Turns, history
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine_server.core.settings import BOUNDS, Limits
-from rnn_engine_server.core.streams import uninterrupted
+from rnn_engine_server.core.tasks import uninterrupted
 from rnn_engine_server.store.files import Files
 from rnn_engine_server.store.owners import Cursor, Page, Table, Thing, ended_in
 

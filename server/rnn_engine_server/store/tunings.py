@@ -17,8 +17,8 @@ from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.training.tuner import TunerSettings
-from rnn_engine_server.core.bodies import on_thread
 from rnn_engine_server.core.settings import Limits
+from rnn_engine_server.core.tasks import on_thread
 from rnn_engine_server.store import events
 from rnn_engine_server.store.events import Event, EventKind, Level, Number
 from rnn_engine_server.store.files import FILES, Files, lora_file_id

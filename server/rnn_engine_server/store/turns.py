@@ -21,7 +21,7 @@ from pydantic_core import from_json, to_json
 
 from rnn_engine.database import Database, Transaction
 from rnn_engine.errors import InvalidRequestError, StorageError
-from rnn_engine_server.core.memory import parsed_bytes
+from rnn_engine_server.core.call import parsed_bytes
 from rnn_engine_server.store.owners import Cursor, Page
 
 Item: TypeAlias = dict[str, Any]

@@ -25,9 +25,9 @@ from prometheus_client.registry import Collector
 
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.telemetry import EngineCounters, Health, HealthStatus, Histogram
-from rnn_engine_server.connections.connection import ConnectionCounters
+from rnn_engine_server.connections import ConnectionCounters
+from rnn_engine_server.core.call import MemoryBudget
 from rnn_engine_server.core.kept import KeptUsage
-from rnn_engine_server.core.memory import MemoryBudget
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.models.registry import ModelRegistry
 from rnn_engine_server.store.folder import StoreReadings

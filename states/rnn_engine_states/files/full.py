@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError, StateError
 from rnn_engine.files import atomic_file
-from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource, MemoryFile
 from rnn_engine.tensor_files.formats import read_source
 from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile, encode_header
-from rnn_engine.tensor_files.source import TensorSource, show
+from rnn_engine.tensor_files.source import BinaryFile, ByteSource, MemoryFile, TensorSource, show
 from rnn_engine.types import LoraPairs, ModelShape
 from rnn_engine_states.frozen import Payload, check_array, check_fields, check_shape, check_state, freeze_lora
 

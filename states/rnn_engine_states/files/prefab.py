@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
-from rnn_engine.tensor_files.binary_file import ByteSource
-from rnn_engine.tensor_files.cbor import ByteString, read_items
-from rnn_engine.tensor_files.source import show
+from rnn_engine.tensor_files.prefab_file import ByteString, read_items
+from rnn_engine.tensor_files.source import ByteSource, show
 from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
 from rnn_engine_states.frozen import check_array
 

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
-from rnn_engine.tensor_files.binary_file import BinaryFile
-from rnn_engine.tensor_files.source import TensorSource, show, show_all
+from rnn_engine.tensor_files.source import BinaryFile, TensorSource, show, show_all
 from rnn_engine.types import F32, FieldKind, LoraPairs, ModelShape, State, StateField
 from rnn_engine_states.files.full import (
     SavedState,

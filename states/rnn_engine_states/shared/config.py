@@ -1,17 +1,28 @@
-"""Settings and counters of the shared store (Valkey or Redis)."""
+"""Settings and counters of the shared store (Valkey or Redis), and its opening. Its client library is an extra."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from rnn_engine.bounds import Kind, Settings, described, setting
-from rnn_engine.errors import InvalidRequestError, without_credentials
+from rnn_engine.errors import (
+    InvalidRequestError,
+    RnnEngineError,
+    StateError,
+    UnavailableError,
+    needs_extra,
+    without_credentials,
+)
 
 if TYPE_CHECKING:
     from rnn_engine_states.frozen import Precision
+    from rnn_engine_states.shared.client import StoreClient
 
 MOST_TTL = 366 * 86400  # seconds
 
@@ -22,6 +33,7 @@ _FORM = (
 _TLS = ("valkeys", "rediss")
 _SCHEMES = ("valkey", "redis", "unix", *_TLS)
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +153,36 @@ class StoreCounters:
     circuit_open: bool = False  # operations of some kind are not tried for a while
     circuit_openings: int = 0
     unreadable: int = 0  # values that could not be parsed, and were treated as missing
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """An open shared store: its settings, its client and its bound."""
+
+    config: StoreConfig
+    client: StoreClient
+    capacity: int | None  # bytes that states may take in all; None if there is no bound or it is not known
+
+    def close(self) -> None:
+        """Close all connections to the store. Idempotent."""
+        self.client.close()
+
+
+def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic) -> OpenStore:
+    """Open the shared store of `config`, and check that it can be used. If it does not answer now, only log a warning.
+
+    `clock` returns seconds and never goes back. Raises StateError if the store denies access or can't be used, or if
+    the packages of the extra are missing.
+    """
+    with needs_extra("store", "a shared store", StateError):
+        from rnn_engine_states.shared.client import StoreClient
+    client = StoreClient(config.url, config.timeout, clock)
+    try:
+        capacity = client.submit(client.check()).result()
+    except UnavailableError as error:
+        _log.warning("%s: %s; going on without it until it answers", config.url.shown, error)
+        capacity = None
+    except RnnEngineError:
+        client.close()
+        raise
+    return OpenStore(config, client, capacity)

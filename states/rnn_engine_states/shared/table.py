@@ -13,19 +13,24 @@ from weakref import WeakValueDictionary
 from rnn_engine.errors import InvalidRequestError, NotFoundError, RnnEngineError, StorageError, UnavailableError
 from rnn_engine_states.frozen import FrozenState
 from rnn_engine_states.named.entry import NamedState, check_full_name
-from rnn_engine_states.named.local import LocalTable
 from rnn_engine_states.named.quota import Quota
+from rnn_engine_states.named.store import LocalTable
 from rnn_engine_states.named.table import NamedStateTable, StateUsage
 from rnn_engine_states.shared.client import StoreClient
-from rnn_engine_states.shared.entries import (
+from rnn_engine_states.shared.names import (
     Change,
+    Commit,
+    NamesRead,
+    Pending,
+    Revision,
+    SharedNames,
+    SharedValues,
     StoredEntry,
     StoredLease,
     UnreadState,
     ValueKey,
     key_of,
 )
-from rnn_engine_states.shared.names import Commit, NamesRead, Pending, Revision, SharedNames, SharedValues
 
 T = TypeVar("T")
 

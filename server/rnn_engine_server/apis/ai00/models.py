@@ -23,10 +23,9 @@ from rnn_engine.model import LoraChoice
 from rnn_engine_server.apis.openai.models import ModelEntry, model_entry
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.handlers import Answer, RouteTable
+from rnn_engine_server.core.handlers import Answer, RouteTable, repeated
 from rnn_engine_server.core.routing import EVENTS, MODEL_QUERY, SETTINGS
 from rnn_engine_server.core.schema import RefusedError, RequestBody
-from rnn_engine_server.core.streams import repeated
 from rnn_engine_server.models.files import ModelFileEntry, describe_file
 from rnn_engine_server.models.orders import LoadOrder, ModelFolder, folder_of
 from rnn_engine_server.models.registry import MODELS, ServedModel

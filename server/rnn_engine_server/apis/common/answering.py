@@ -26,11 +26,10 @@ from rnn_engine.requests import (
 from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.common.states import EndSaver, ResolvedState
 from rnn_engine_server.core import handlers
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import SHORT_WORK, Call
 from rnn_engine_server.core.errors import Failure
 from rnn_engine_server.core.handlers import SSE, Long, Piece, Stream, StreamForm
 from rnn_engine_server.core.schema import Timings, Usage
-from rnn_engine_server.core.workers import SHORT_WORK
 
 
 def usage_of(costs: Sequence[Cost]) -> Usage:

@@ -16,7 +16,7 @@ from rnn_engine.loading.parts import MAX_LOGPROBS
 from rnn_engine.requests import MAX_PRIORITY, GenerateRequest, TokenInfo
 from rnn_engine_server.apis.common.sampling import GrammarBody
 from rnn_engine_server.apis.common.states import SaveAs
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import Call, work
 from rnn_engine_server.core.kept import SLOT_PROMPTS
 from rnn_engine_server.core.schema import (
     INTEGER,
@@ -32,7 +32,6 @@ from rnn_engine_server.core.schema import (
     is_integers,
 )
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.core.workers import work
 from rnn_engine_states.named.entry import NamedState
 from rnn_engine_states.tokens import pack
 

@@ -17,8 +17,7 @@ from rnn_engine.operations.relevance import (
     score_relevance,
 )
 from rnn_engine_server.apis.common.states import ModelBody, ResolvedState, resolve_state
-from rnn_engine_server.core.call import Call
-from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
+from rnn_engine_server.core.call import CALL_WORK, SHORT_WORK, Call, work
 
 
 class RelevanceBody(ModelBody):

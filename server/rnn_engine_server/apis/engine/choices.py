@@ -17,7 +17,7 @@ from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import ONE_PROMPT, Prompt, check_prompts, text_of
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.apis.openai.dialect import token_text
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import CALL_WORK, Call, work
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import (
     INTEGERS,
@@ -31,7 +31,6 @@ from rnn_engine_server.core.schema import (
     is_integers,
 )
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.core.workers import CALL_WORK, work
 
 Figure: TypeAlias = Literal["total", "mean", "per_byte"]
 

@@ -31,12 +31,11 @@ from rnn_engine_server.apis.common.owned import ALL_OWNERS, OWNER_QUERY, PageOf,
 from rnn_engine_server.apis.common.states import ModelNameBody
 from rnn_engine_server.auth.keys import Scope
 from rnn_engine_server.core.bodies import query_count
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import CALL_WORK, SHORT_WORK, Call, work
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import STRING, Bounded, Parsed, RefusedError, RequestBody, Usage, described
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 from rnn_engine_server.store.owners import Page
 from rnn_engine_states.documents import Document, DocumentStore, StoredCollection
 

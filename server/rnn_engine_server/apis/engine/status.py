@@ -20,15 +20,13 @@ from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.engine.cache import CacheTier, CacheTotals, cache_totals
 from rnn_engine_server.apis.openai.models import HealthBody, Readiness, device_parts
 from rnn_engine_server.auth.engine import open_engines_of
-from rnn_engine_server.connections.connection import CONNECTIONS
+from rnn_engine_server.connections import CONNECTIONS
 from rnn_engine_server.core.bodies import query_seconds
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import BUDGET, Call
 from rnn_engine_server.core.errors import retry_headers
-from rnn_engine_server.core.handlers import Answer, Encoded, RouteTable
-from rnn_engine_server.core.memory import BUDGET
+from rnn_engine_server.core.handlers import Answer, Encoded, RouteTable, repeated
 from rnn_engine_server.core.routing import EVENTS, LIFECYCLE, SETTINGS
 from rnn_engine_server.core.schema import described
-from rnn_engine_server.core.streams import repeated
 from rnn_engine_server.models.registry import MODELS, ModelStatus, ServedModel
 from rnn_engine_server.telemetry.metrics import METRICS
 from rnn_engine_states.cache.config import CacheStats

@@ -25,12 +25,11 @@ from rnn_engine.files import append
 from rnn_engine.requests import Client
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.core.bodies import storage_errors, to_json
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import Call, parsed_bytes
 from rnn_engine_server.core.handlers import SSE, TYPED_SSE, Event, Piece, Stream
-from rnn_engine_server.core.memory import parsed_bytes
 from rnn_engine_server.core.performing import InnerCalls
 from rnn_engine_server.core.routing import AppKey
-from rnn_engine_server.core.streams import cancel_tasks, uninterrupted
+from rnn_engine_server.core.tasks import cancel_tasks, uninterrupted
 from rnn_engine_server.store.histories import EVENTS
 from rnn_engine_server.store.responses import Responses, StoredResponse
 from rnn_engine_server.store.turns import History, StoredItem

@@ -37,11 +37,10 @@ from rnn_engine_server.apis.openai.schemas import (
     FinishWord,
     InputTokens,
 )
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import CALL_WORK, SHORT_WORK, Call, work
 from rnn_engine_server.core.handlers import Answer, Long, RouteTable
 from rnn_engine_server.core.routing import SETTINGS
 from rnn_engine_server.core.settings import Limits, ServerSettings
-from rnn_engine_server.core.workers import CALL_WORK, SHORT_WORK, work
 
 
 class ChatDialect(ChoicesDialect[ChatRequest]):

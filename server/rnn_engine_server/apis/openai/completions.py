@@ -15,10 +15,9 @@ from rnn_engine_server.apis.common.generation import AnyPrompt, prompt_logprobs,
 from rnn_engine_server.apis.common.states import WeightedState, mix_calls, resolve_starts
 from rnn_engine_server.apis.openai.dialect import ChoicesDialect, CompletionTokens
 from rnn_engine_server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import CALL_WORK, Call, work
 from rnn_engine_server.core.handlers import Answer, RouteTable
 from rnn_engine_server.core.settings import Limits
-from rnn_engine_server.core.workers import CALL_WORK, work
 
 
 class CompletionDialect(ChoicesDialect[CompletionRequest]):

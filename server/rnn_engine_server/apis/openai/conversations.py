@@ -32,9 +32,9 @@ from rnn_engine_server.core.call import Call
 from rnn_engine_server.core.handlers import JSON_TEXT, Encoded, RouteTable, Stream
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import described
-from rnn_engine_server.store.conversations import Conversation
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.store.owners import Page
+from rnn_engine_server.store.responses import Conversation
 from rnn_engine_server.store.turns import Place, StoredItem, piece_bytes
 
 STORE = AppKey("store", Store)

@@ -26,10 +26,9 @@ from rnn_engine_server.apis.common.generation import (
 )
 from rnn_engine_server.apis.common.messages import TEXT_PART, parse_content
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
-from rnn_engine_server.core.call import Call
+from rnn_engine_server.core.call import CALL_WORK, Call, work
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import INTEGER, INTEGERS, Parsed, RefusedError, Schema, Usage, is_integers
-from rnn_engine_server.core.workers import CALL_WORK, work
 
 Encoding: TypeAlias = Literal["float", "base64"]
 

@@ -21,8 +21,7 @@ from rnn_engine.files import TEMPORARY_SUFFIX
 from rnn_engine.types import ModelShape
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind
 from rnn_engine_states.cache.config import DiskConfig
-from rnn_engine_states.cache.tiers.slow import SlowTier
-from rnn_engine_states.cache.tiers.tier import FoundCopy
+from rnn_engine_states.cache.tiers.tier import FoundCopy, SlowTier
 from rnn_engine_states.files.full import (
     Origin,
     SavedState,

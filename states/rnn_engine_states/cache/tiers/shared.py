@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rnn_engine.errors import RnnEngineError, StateError
 from rnn_engine.types import ModelShape
 from rnn_engine_states.cache.checkpoint import Checkpoint
-from rnn_engine_states.cache.tiers.slow import SlowTier
+from rnn_engine_states.cache.tiers.tier import SlowTier
 from rnn_engine_states.files.full import SavedState, file_parts, full_state_file, parse_full_state
 from rnn_engine_states.frozen import Payload
 from rnn_engine_states.shared.config import StoreCounters
@@ -28,7 +28,7 @@ from rnn_engine_states.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from rnn_engine_states.shared.checkpoints import CheckpointStore, StoreAnswer
-    from rnn_engine_states.shared.opening import OpenStore
+    from rnn_engine_states.shared.config import OpenStore
 
 CLOSE_SECONDS = 10.0  # to wait at the end for copies that are being written
 

@@ -19,12 +19,12 @@ from rnn_engine.errors import StateError
 from rnn_engine.types import F32
 from rnn_engine_states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from rnn_engine_states.cache.config import CacheConfig, CacheStats
-from rnn_engine_states.cache.tiers.device import DeviceTier
 from rnn_engine_states.cache.tiers.fetches import Fetch, Fetches
 from rnn_engine_states.cache.tiers.tier import (
     Access,
     CopySource,
     DevicePayload,
+    DeviceTier,
     FoundCopy,
     LiveStates,
     Move,

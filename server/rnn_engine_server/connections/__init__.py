@@ -1,1 +1,0 @@
-"""Connections of clients: how many there may be, their time limits, and when the server closes them."""
