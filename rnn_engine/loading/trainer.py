@@ -27,7 +27,7 @@ from rnn_engine.loading.memory import check_cpu_weights, check_unknown_memory, f
 from rnn_engine.loading.placement import is_placement
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.model import ModelFile
-from rnn_engine.model.lora import projection
+from rnn_engine.model.lora import is_shift_or_gate, projection
 from rnn_engine.types import DeviceMemory, ModelShape
 from rnn_engine.versions.table import VERSIONS
 
@@ -80,7 +80,10 @@ class Shaped(Protocol):
 
 
 def find_pairs(settings: LoraSettings, tensors: Mapping[str, Shaped]) -> Pairs:
-    """Return the pairs for a model with `tensors`. Raises InvalidRequestError for a target that it does not have."""
+    """Return the pairs for a model with `tensors`, and any vectors beside them.
+
+    Raises InvalidRequestError for a target that the model does not have, and for vectors that can't be trained.
+    """
     projections = {name: matrix for name in tensors if (matrix := projection(name)) is not None}
     matrices = sorted(set(projections.values()))
     known = [*sorted({matrix.partition(".")[0] for matrix in matrices}), *matrices]
@@ -95,7 +98,12 @@ def find_pairs(settings: LoraSettings, tensors: Mapping[str, Shaped]) -> Pairs:
     total = settings.result.rank
     if settings.init == "pissa" and settings.rank > (most := min(map(min, shapes.values()))):
         raise InvalidRequestError("rank", settings.rank, f"at most {most}, as many singular values as each matrix has")
-    return Pairs(shapes, total, settings.alpha / settings.rank, total - settings.rank)
+    vectors: dict[str, tuple[int, ...]] = {}
+    if settings.train_vectors:
+        if "blocks.0.att.time_mix_k" in tensors:
+            raise InvalidRequestError("train_vectors", True, "false for RWKV-5; vectors of RWKV-6 and 7 can be trained")
+        vectors = {name: tensor.shape for name, tensor in tensors.items() if is_shift_or_gate(name)}
+    return Pairs(shapes, total, settings.alpha / settings.rank, total - settings.rank, vectors)
 
 
 def load_trainer(

@@ -300,6 +300,11 @@ def projection(name: str) -> str | None:
     return None if match is None else match[1]
 
 
+def is_shift_or_gate(name: str) -> bool:
+    """Return True if `name` is a vector of a token shift, or one to which an adapter of a time mix adds."""
+    return _SHIFT_OR_GATE.fullmatch(name) is not None
+
+
 def refuse_unknown(names: Sequence[str]) -> None:
     """Raise ModelError if there are `names`: tensors of a LoRA for which the model has no tensor."""
     if names:
@@ -360,6 +365,10 @@ _PEFT_PAIR: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<hal
 _OTHER_HALF: Final = {"0": "1", "1": "0", "A": "B", "B": "A"}  # ai00's two halves, and those of all others
 _PEFT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 _PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.((?:att|ffn)\.(?:key|value|receptance|gate|output))\.weight")
+
+_SHIFT_OR_GATE: Final = re.compile(
+    r"blocks\.(?!0\.att\.v0)[0-9]+\.(att\.(x_[rwkvag]|[wav]0|time_maa_[xwkvrg]|time_decay)|ffn\.(x_k|time_maa_[kr]))"
+)  # of RWKV-7, whose first layer does not use its v0, and of RWKV-6
 
 
 @dataclass(frozen=True, slots=True)
