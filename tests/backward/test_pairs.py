@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ from rnn_engine.backward.contract import state_shapes, trained_fields
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.pairs import Pairs, half_names
 from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import TrainerSize, find_pairs
+from rnn_engine.model import LoraChoice
+from rnn_engine.model.lora import write_lora
 from rnn_engine.types import ModelShape
 from tests.backward.test_gradients import ODD_RANKS, make_documents
-from tests.support.models import TensorModel, random_model, tiny_shape
+from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import tiny_v5, tiny_v6
 from tests.support.quantised import rounded
 from tests.support.reference import relative_error
@@ -183,17 +187,42 @@ def check(shape: ModelShape, settings: LoraSettings, weights: str = "f32", kind:
             assert relative_error(getattr(after, part)[name], values) < 1e-3, name
 
 
+@pytest.mark.parametrize(
+    ("name", "vectors"),
+    [
+        ("v7 with vectors", "att.x_r att.x_w att.x_k att.x_v att.x_a att.x_g att.w0 att.a0 att.v0 ffn.x_k"),
+        ("v6 with vectors", "".join(f"att.time_maa_{kind} " for kind in "xwkvrg") + "att.time_decay"),
+    ],
+)
+def test_a_file_with_vectors_merges_into_the_model_that_was_trained(name: str, vectors: str, tmp_path: Path) -> None:
+    shape, settings = SIZES[name]
+    model = random_model(shape, seed=51)
+    pairs = find_pairs(settings, model.tensors)
+    expected = {f"blocks.{layer}.{vector}" for layer in range(2) for vector in vectors.split()}
+    if shape.version == "v6":
+        expected |= {f"blocks.{layer}.ffn.time_maa_{kind}" for layer in range(2) for kind in "kr"}
+    assert pairs.vectors.keys() == expected - {"blocks.0.att.v0"}
+    start = random_pairs(pairs)
+    path = save_safetensors(model, tmp_path / "m.safetensors")
+    for file in (tmp_path / "lora.pth", tmp_path / "lora.safetensors"):
+        write_lora(file, start.state, settings.alpha, {})
+        with open_model(path, [LoraChoice(file, settings.alpha)]) as opened:
+            for tensor, values in merged(model, pairs, dict(start.state)).tensors.items():
+                assert relative_error(opened.tensor(tensor), values) < 1e-6, tensor
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_a_device_agrees_with_numpy(name: str) -> None:
     check(*SIZES[name])
 
 
 def test_the_kernels_of_hardware() -> None:
-    check(*SIZES["v7"], kind="discrete")
+    shape, settings = SIZES["v7"]
+    check(shape, replace(settings, train_vectors=True), kind="discrete")
 
 
 def test_rounded_weights() -> None:
-    check(tiny_shape(), LoraSettings(4, 8.0), "f16,att=int8,ffn=int4")
+    check(tiny_shape(), LoraSettings(4, 8.0, train_vectors=True), "f16,att=int8,ffn=int4")
 
 
 def test_pairs_that_fit_no_binding_are_refused() -> None:
