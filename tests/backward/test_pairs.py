@@ -57,7 +57,9 @@ def random_pairs(pairs: Pairs, shape: ModelShape | None = None) -> TrainingState
     """Return pairs whose product matters beside the matrices, perhaps a state, too, and moments of zero."""
     chance = np.random.default_rng(8)
     shapes = {**({} if shape is None else state_shapes(shape)), **pairs.shapes}
-    halves = {name: chance.normal(0, 0.2, size).astype(np.float32) for name, size in shapes.items()}
+    halves = {
+        name: chance.normal(0.5 * (len(size) == 1), 0.2, size).astype(np.float32) for name, size in shapes.items()
+    }
     fields = () if shape is None else trained_fields(shape, trains_shifts=False)
     zeros = {name: np.zeros_like(halves[name]) for name in (*fields, *pairs.shapes)}
     return TrainingState(halves, zeros, zeros, 0)
@@ -221,8 +223,9 @@ def test_the_kernels_of_hardware() -> None:
     check(shape, replace(settings, train_vectors=True), kind="discrete")
 
 
-def test_rounded_weights() -> None:
-    check(tiny_shape(), LoraSettings(4, 8.0, train_vectors=True), "f16,att=int8,ffn=int4")
+@pytest.mark.parametrize("case", [(tiny_shape(), LoraSettings(4, 8.0)), SIZES["v6 with vectors"]], ids=["v7", "v6"])
+def test_rounded_weights(case: tuple[ModelShape, LoraSettings]) -> None:
+    check(*case, "f16,att=int8,ffn=int4")
 
 
 def test_pairs_that_fit_no_binding_are_refused() -> None:
