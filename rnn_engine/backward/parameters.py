@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 
 from rnn_engine.backward.contract import state_shapes
-from rnn_engine.forward.context import PackedVectors
 from rnn_engine.forward.matmul import LoadedPart
 from rnn_engine.forward.pairs import Pairs
 from rnn_engine.forward.segments import SegmentPlace
@@ -132,16 +131,14 @@ class VectorParameters:
         self._starts: list[dict[str, int]] = []  # of the vectors in each buffer
         self._memory = memory
 
-    def train(self, layer: int, vectors: PackedVectors) -> TrainedBuffer:
-        """Train those of a layer's vectors that have a shape, and return their buffer."""
+    def train(self, layer: int, starts: Mapping[str, int], values: Buffer) -> TrainedBuffer:
+        """Train those vectors of a layer that have a shape; `starts` has their first floats in `values` by name."""
         if layer == len(self.buffers):
-            named = {f"blocks.{layer}.{name}": start for name, start in vectors.starts.items()}
-            starts = {name: start for name, start in named.items() if name in self.shapes}
-            count = sum(math.prod(self.shapes[name]) for name in starts)
-            assert all(start < count for start in starts.values())
-            self._starts.append(starts)
-            label = f"layer {layer} vectors"
-            self.buffers.append(TrainedBuffer.create(label, vectors.buffer, self._memory, num_floats=count))
+            own = {name: start for name, start in starts.items() if name in self.shapes}
+            count = sum(math.prod(self.shapes[name]) for name in own)
+            assert all(start < count for start in own.values())
+            self._starts.append(own)
+            self.buffers.append(TrainedBuffer.create(f"layer {layer} vectors", values, self._memory, num_floats=count))
         return self.buffers[layer]
 
     def pack(self, arrays: State) -> list[F32]:

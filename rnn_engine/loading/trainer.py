@@ -27,7 +27,7 @@ from rnn_engine.loading.memory import check_cpu_weights, check_unknown_memory, f
 from rnn_engine.loading.placement import is_placement
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.model import ModelFile
-from rnn_engine.model.lora import is_shift_or_gate, projection
+from rnn_engine.model.lora import projection, shifts_and_gates
 from rnn_engine.types import DeviceMemory, ModelShape
 from rnn_engine.versions.table import VERSIONS
 
@@ -100,9 +100,9 @@ def find_pairs(settings: LoraSettings, tensors: Mapping[str, Shaped]) -> Pairs:
         raise InvalidRequestError("rank", settings.rank, f"at most {most}, as many singular values as each matrix has")
     vectors: dict[str, tuple[int, ...]] = {}
     if settings.train_vectors:
-        if "blocks.0.att.time_mix_k" in tensors:
-            raise InvalidRequestError("train_vectors", True, "false for RWKV-5; vectors of RWKV-6 and 7 can be trained")
-        vectors = {name: tensor.shape for name, tensor in tensors.items() if is_shift_or_gate(name)}
+        vectors = {name: tensors[name].shape for name in shifts_and_gates(tensors)}
+        if not vectors:
+            raise InvalidRequestError("train_vectors", True, "false; only vectors of RWKV-6 and 7 can be trained")
     return Pairs(shapes, total, settings.alpha / settings.rank, total - settings.rank, vectors)
 
 

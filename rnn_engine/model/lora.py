@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -300,9 +300,13 @@ def projection(name: str) -> str | None:
     return None if match is None else match[1]
 
 
-def is_shift_or_gate(name: str) -> bool:
-    """Return True if `name` is a vector of a token shift, or one to which an adapter of a time mix adds."""
-    return _SHIFT_OR_GATE.fullmatch(name) is not None
+def shifts_and_gates(names: Collection[str]) -> list[str]:
+    """Return the vectors of RWKV-6 or 7 of token shifts, and those to which an adapter of a time mix adds."""
+    return [
+        name
+        for name in names
+        if _SHIFT_OR_GATE.fullmatch(name) and (not name.endswith(".time_decay") or f"{name}_w1" in names)
+    ]
 
 
 def refuse_unknown(names: Sequence[str]) -> None:

@@ -142,7 +142,9 @@ def test_versions_that_can_not_be_trained_are_refused(shape: ModelShape, device:
 def test_vectors_of_rwkv_5_are_refused(device: str, tmp_path: Path) -> None:
     with (
         open_model(save_safetensors(random_model(tiny_v5(), seed=1), tmp_path / "m.st")) as opened,
-        pytest.raises(InvalidRequestError, match="train_vectors: True is not allowed; expected false for RWKV-5; vec"),
+        pytest.raises(
+            InvalidRequestError, match="train_vectors: True is not allowed; expected false; only vectors of RWKV-6"
+        ),
     ):
         load_trainer(opened, device, TrainerSize(lora=LoraSettings(train_vectors=True)))
 

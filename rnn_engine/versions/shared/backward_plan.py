@@ -72,7 +72,8 @@ def vectors_backward(
     """
     if context.vectors is None:
         return
-    trained = context.vectors.train(builder.layer, builder.vectors)
+    starts = {f"blocks.{builder.layer}.{name}": start for name, start in builder.vectors.starts.items()}
+    trained = context.vectors.train(builder.layer, starts, builder.vectors.buffer)
     places = {"START": builder.vectors.starts[names[0]], "PLANE": plane, "MIXES": difference is not None}
     buffers = {"gradients": gradients, "difference": difference or gradients, "gradient": trained.gradient}
     groups = -(-builder.width // _VECTOR_THREADS), len(names)
