@@ -421,11 +421,13 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
 def write_lora(path: Path, tensors: Mapping[str, F32], alpha: float, metadata: Mapping[str, str]) -> None:
     """Write low-rank pairs to a file, atomically: to a .pth as RWKV-PEFT does, or to safetensors with the metadata.
 
+    Vectors [D] beside them become [1, 1, D], as in BlinkDL's files.
     Only safetensors hold `alpha`; who loads a .pth gives it to `LoraChoice`. Raises OSError.
     """
     entries = [
         TensorEntry(name, TensorInfo(values.shape, values.dtype), partial(np.asarray, values))
-        for name, values in sorted(tensors.items())
+        for name, tensor in sorted(tensors.items())
+        for values in (tensor if tensor.ndim > 1 else tensor.reshape(1, 1, -1),)
     ]
     with output_file(path) as file:
         if path.suffix == ".pth":

@@ -1,5 +1,6 @@
-// Add the gradients of vectors that lie side by side, times a scale, to what is there:
-//   gradient[START + v * WIDTH + d] += scale * sum over the tokens t of gradients[PLANE + v][t, d]
+// Add the gradients of vectors that lie side by side, times a scale, to `gradient`:
+//   gradient[START + v * WIDTH + d] += scale * sum over the tokens t of gradients[PLANE + v][t, d].
+//
 // If MIXES, the vectors mix each token with the one before it, and the gradients are multiplied with the difference.
 // A thread owns a number of a vector, and adds up the tokens in their order.
 // Workgroups: (ceil(WIDTH / THREADS), vectors).

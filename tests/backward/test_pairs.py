@@ -21,6 +21,7 @@ from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import TrainerSize, find_pairs
 from rnn_engine.model import LoraChoice
 from rnn_engine.model.lora import write_lora
+from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.types import ModelShape
 from tests.backward.test_gradients import ODD_RANKS, make_documents
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
@@ -208,6 +209,8 @@ def test_a_file_with_vectors_merges_into_the_model_that_was_trained(name: str, v
     path = save_safetensors(model, tmp_path / "m.safetensors")
     for file in (tmp_path / "lora.pth", tmp_path / "lora.safetensors"):
         write_lora(file, start.state, settings.alpha, {})
+        with closing(open_source(file)) as source:
+            assert {source.tensors[vector].shape for vector in pairs.vectors} == {(1, 1, shape.width)}
         with open_model(path, [LoraChoice(file, settings.alpha)]) as opened:
             for tensor, values in merged(model, pairs, dict(start.state)).tensors.items():
                 assert relative_error(opened.tensor(tensor), values) < 1e-6, tensor
