@@ -16,7 +16,7 @@ import numpy as np
 from rnn_engine.backward.context import BackwardContext, BackwardLayer, LoadBackward
 from rnn_engine.backward.contract import trained_fields
 from rnn_engine.backward.matmul import TransposedMatMul
-from rnn_engine.backward.parameters import PairParameters, Parameters, StateParameters, TrainedBuffer
+from rnn_engine.backward.parameters import PairParameters, Parameters, StateParameters, TrainedBuffer, VectorParameters
 from rnn_engine.forward.context import BuildContext
 from rnn_engine.forward.forward_pass import Embedding, Head, Progress, check_width
 from rnn_engine.forward.matmul import MatMulKernels
@@ -89,10 +89,14 @@ class BackwardPass:
         self.buffers = TrainBuffers.create(shape, limits, memory)
         trained = trained_fields(shape, trains_shifts=trains_shifts)
         pairs = None if matmuls.pairs is None else PairParameters(matmuls.pairs, self.buffers.settings, memory)
+        vectors = None
+        if pairs is not None and pairs.pairs.vectors:
+            difference = memory.create_buffer("difference to the token before", 8 * limits.max_tokens * shape.width)
+            vectors = VectorParameters(pairs.pairs.vectors, self.buffers.settings, difference, memory)
         self._state = None
         if pairs is None or state_rate is not None:
             self._state = StateParameters(shape, layout, self._initial, trained, state_rate or 1.0, memory)
-        self.parameters = Parameters([each for each in (self._state, pairs) if each is not None])
+        self.parameters = Parameters([each for each in (self._state, pairs, vectors) if each is not None])
         state_bytes = 4 * limits.num_slots * layout.stride
         states = memory.create_buffer("states of documents", state_bytes, use="states")
         self._context = BackwardContext(
@@ -110,6 +114,7 @@ class BackwardPass:
             state_gradients=memory.create_buffer("state gradients of documents", state_bytes),
             trains_shifts=trains_shifts,
             pairs=pairs,
+            vectors=vectors,
         )
         self._is_trained = memory.create_buffer("which numbers are trained", 4 * layout.stride)
         marks = {name: np.full_like(values, name in trained) for name, values in shape.initial_state().items()}

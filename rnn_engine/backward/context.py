@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rnn_engine.backward.parameters import PairParameters
+from rnn_engine.backward.parameters import PairParameters, VectorParameters
 from rnn_engine.forward.context import BuildContext
 from rnn_engine.forward.stages import Stage
 from rnn_engine.gpu import Buffer
@@ -25,6 +25,7 @@ class BackwardContext:
     state_gradients: Buffer  # [documents, stride] f32 in the layout of `forward.state_layout`, side 0 of the shifts
     trains_shifts: bool  # if the gradients of the token shifts are wanted, too
     pairs: PairParameters | None = None  # that are trained in place of the state
+    vectors: VectorParameters | None = None  # that are trained beside pairs
 
     @property
     def needs_first_inputs(self) -> bool:

@@ -44,7 +44,7 @@ class CpuTrainer:
         max_tokens: int = 256,
         dtype: DTypeLike = np.float32,
     ) -> None:
-        """Prepare to train `model`, its initial state or the low-rank `pairs` beside its matrices.
+        """Prepare to train `model`: its initial state, or the low-rank `pairs` with any vectors that they name.
 
         Beside pairs, the state is trained only if `state_rate` says at how many times their rate.
         Raises InvalidRequestError for settings of the optimizer that are out of range.
@@ -159,33 +159,40 @@ class CpuTrainer:
 
 
 class PairedWeights(Weights):
-    """Weights in numpy with low-rank pairs beside some matrices.
+    """Weights in numpy with low-rank pairs beside some matrices, and vectors that are trained with these.
 
-    The backward pass adds up the gradients of the pairs, if the weights are `learning`.
+    The backward pass adds up the gradients of the pairs and the vectors, if the weights are `learning`.
     """
 
     _pairs: Pairs | None = None
-    _halves: Mapping[str, Array]
+    _trained: Mapping[str, Array] = {}  # A, B and vectors by their names
     _inputs: dict[str, Array] | None = None  # of the matmuls since `learning`
     gradients: dict[str, Array]
 
-    def with_pairs(self, pairs: Pairs, halves: Mapping[str, Array]) -> Self:
-        """Return a copy with pairs, whose arrays A and B are among `halves`."""
+    def with_pairs(self, pairs: Pairs, arrays: Mapping[str, Array]) -> Self:
+        """Return a copy with pairs, whose arrays A, B and vectors are among `arrays`."""
         paired = copy(self)
         paired._pairs = pairs
-        paired._halves = {name: halves[name].astype(self.dtype) for name in pairs.shapes}
+        paired._trained = {name: arrays[name].astype(self.dtype) for name in pairs.shapes}
         return paired
 
     def learning(self) -> Self:
-        """Return a copy that adds the gradients of the pairs up in `gradients`, which begin at nothing."""
+        """Return a copy that keeps the gradients of pairs and vectors in `gradients`, which begin at nothing."""
         learning = copy(self)
         learning._inputs, learning.gradients = {}, {}
         return learning
 
+    def __call__(self, name: str) -> Array:
+        return self._trained[name] if name in self._trained else super().__call__(name)
+
+    def learn(self, name: str, gradients: Array) -> None:
+        if name in self._trained:
+            self.gradients[name] = gradients.sum(axis=0)
+
     def matmul(self, x: Array, name: str) -> Array:
         y = super().matmul(x, name)
         if self._pairs is not None and name in self._pairs.matrices:
-            down, up = (self._halves[half] for half in half_names(name))
+            down, up = (self._trained[half] for half in half_names(name))
             y += (self._pairs.scale * (x @ down.T)) @ up.T
             if self._inputs is not None:
                 self._inputs[name] = x
@@ -195,7 +202,7 @@ class PairedWeights(Weights):
         dx = super().matmul_transposed(dy, name)
         if self._pairs is not None and name in self._pairs.matrices:
             down_name, up_name = half_names(name)
-            down, up = self._halves[down_name], self._halves[up_name]
+            down, up = self._trained[down_name], self._trained[up_name]
             d_hidden = self._pairs.scale * (dy @ up)
             dx += d_hidden @ down
             if self._inputs is not None:

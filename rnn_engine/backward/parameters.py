@@ -1,8 +1,9 @@
-"""What a trainer on a device trains, in its buffers: an initial state, or low-rank pairs beside matrices."""
+"""What a trainer on a device trains, in its buffers: an initial state, or low-rank pairs and vectors of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -23,7 +24,7 @@ _BLOCK: Final = COLUMNS_AT_ONCE  # floats of a block of weights in f32
 
 @dataclass(frozen=True, slots=True)
 class TrainedBuffer:
-    """The device buffers of numbers that are trained, [n] f32 each, in one layout."""
+    """The device buffers of numbers that are trained, [n] f32 each, in one layout. `values` may be longer."""
 
     label: str
     values: Buffer
@@ -33,14 +34,18 @@ class TrainedBuffer:
     second: Buffer  # the same of their squares
 
     @classmethod
-    def create(cls, label: str, values: Buffer, memory: Memory, rate_factor: float = 1.0) -> TrainedBuffer:
+    def create(
+        cls, label: str, values: Buffer, memory: Memory, rate_factor: float = 1.0, num_floats: int | None = None
+    ) -> TrainedBuffer:
+        """Train the first `num_floats` of `values`, by default all of them."""
+        num_bytes = int(values.size) if num_floats is None else 4 * num_floats
         names = ("gradient", "first moments", "second moments")
-        buffers = (memory.create_buffer(f"{label} {name}", values.size, use="states") for name in names)
+        buffers = (memory.create_buffer(f"{label} {name}", num_bytes, use="states") for name in names)
         return cls(label, values, rate_factor, *buffers)
 
     @property
     def num_floats(self) -> int:
-        return int(self.values.size) // 4
+        return int(self.gradient.size) // 4
 
 
 class StateParameters:
@@ -78,7 +83,7 @@ class PairParameters:
         """Prepare for `train`. `settings` holds struct TrainSettings of train_settings.wgsl."""
         self.pairs = pairs
         self.settings = settings
-        self.shapes: Mapping[str, tuple[int, ...]] = pairs.shapes
+        self.shapes: Mapping[str, tuple[int, ...]] = pairs.halves
         self.trained = tuple(self.shapes)
         self.buffers: list[TrainedBuffer] = []
         self._places: list[dict[str, SegmentPlace]] = []  # of the arrays in each buffer
@@ -108,11 +113,57 @@ class PairParameters:
         return {name: found[name] for name in self.shapes}
 
 
+class VectorParameters:
+    """Vectors of the model, which are trained in the buffers from which its layers read them.
+
+    In the buffer of each layer, those that are trained must come before all others.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], settings: Buffer, difference: Buffer, memory: Memory
+    ) -> None:
+        """Prepare for `train`. `settings` holds struct TrainSettings of train_settings.wgsl."""
+        self.shapes = shapes
+        self.settings = settings
+        self.difference = difference  # [2, T, D], for the second plane of a token shift without mixes
+        self.trained = tuple(shapes)
+        self.buffers: list[TrainedBuffer] = []
+        self._starts: list[dict[str, int]] = []  # of the vectors in each buffer
+        self._memory = memory
+
+    def train(self, layer: int, starts: Mapping[str, int], values: Buffer) -> TrainedBuffer:
+        """Train those vectors of a layer that have a shape; `starts` has their first floats in `values` by name."""
+        if layer == len(self.buffers):
+            own = {name: start for name, start in starts.items() if name in self.shapes}
+            count = sum(math.prod(self.shapes[name]) for name in own)
+            assert all(start < count for start in own.values())
+            self._starts.append(own)
+            self.buffers.append(TrainedBuffer.create(f"layer {layer} vectors", values, self._memory, num_floats=count))
+        return self.buffers[layer]
+
+    def pack(self, arrays: State) -> list[F32]:
+        contents = [np.zeros(buffer.num_floats, np.float32) for buffer in self.buffers]
+        for name, view in self._views(contents):
+            if name in arrays:
+                view[...] = arrays[name]
+        return contents
+
+    def unpack(self, contents: Sequence[F32]) -> dict[str, F32]:
+        found = dict(self._views(contents))
+        return {name: found[name].copy() for name in self.shapes}
+
+    def _views(self, contents: Sequence[F32]) -> Iterator[tuple[str, F32]]:
+        for content, starts in zip(contents, self._starts, strict=True):
+            for name, start in starts.items():
+                shape = self.shapes[name]
+                yield name, content[start : start + math.prod(shape)].reshape(shape)
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """All that is trained on a device, as named arrays on the host: an initial state, pairs, or both."""
+    """All that is trained on a device, as named arrays on the host: an initial state, pairs, vectors."""
 
-    parts: Sequence[StateParameters | PairParameters]
+    parts: Sequence[StateParameters | PairParameters | VectorParameters]
 
     @property
     def buffers(self) -> list[TrainedBuffer]:

@@ -36,7 +36,8 @@ class Optimizer:
 class TrainingState:
     """What a trainer continues from: its parameters, Adam's moments, and the number of updates so far.
 
-    The parameters are the fields of an initial state {field: [L, ...]}, or low-rank pairs {name of A or B: matrix}.
+    The parameters are the fields of an initial state {field: [L, ...]}, or low-rank pairs {name of A or B: matrix} and
+    vectors of the model by their names.
     """
 
     state: State  # the parameters, with those that are not trained

@@ -27,6 +27,7 @@ from rnn_engine.llm.results import SamplingParams
 from rnn_engine.llm.state import State
 from rnn_engine.llm.tuner import Tuner
 from rnn_engine.loading.settings import LoadSettings, LoraSettings
+from rnn_engine.model import LoraChoice
 from rnn_engine.training.data import DataReport, Oddities, TextMaker
 from rnn_engine.training.tuner import Judged, Progress, RateTried, TunerSettings, Updated
 
@@ -136,7 +137,7 @@ def tune(
     assert rate is not None
     samples: list[Sample] = []
     try:
-        samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, states, lora)
+        samples = _make_samples(model, loading, tuner.maker, tuner.data.held_out, states, lora, output)
     except RnnEngineError as error:
         click.echo(f"there are no sample answers: {error}", err=True)
     name = "state" if lora is None else "LoRA"
@@ -153,6 +154,8 @@ def _uses(lora: LoraSettings, output: Path) -> str:
     """Return how to use a LoRA's file, for a message."""
     rank, alpha = lora.result.rank, lora.result.alpha
     file = f"{output}:{alpha:g}" if output.suffix == ".pth" else str(output)
+    if lora.train_vectors:
+        return f"; use it with --lora {file}"
     room = f"--max-loras 4{f' --max-lora-rank {rank}' if rank > LoadSettings().max_lora_rank else ''}"
     merged = "" if lora.train_state else f"--lora {file}, or beside others with "
     return f"; use it with {merged}{room} --state {file}"
@@ -203,28 +206,39 @@ def _make_samples(
     loading: LoadSettings,
     maker: TextMaker,
     documents: Sequence[TrainingDocument],
-    states: tuple[State, State],
+    states: Sequence[State],
     lora: LoraSettings | None,
+    output: Path,
 ) -> list[Sample]:
-    """Return the model's answers to the first questions of `documents` from both states, which may have a `lora`."""
+    """Return the model's answers to the first questions of `documents` from both states, which may have a `lora`.
+
+    A LoRA with vectors is merged from `output`, and then there is no second state.
+    """
     chosen = [_divide_document(document) for document in documents[:_NUM_SAMPLES]]
     prompts = [prompt for prompt, _ in chosen]
     stop, stop_tokens = _ends(maker)
     params = SamplingParams(temperature=0.0, max_tokens=_SAMPLE_TOKENS, stop=stop, stop_token_ids=(0, *stop_tokens))
-    with LLM(
-        model,
-        device=loading.device,
-        weights=loading.weights,
-        device_memory=loading.device_memory,
-        num_slots=_NUM_SAMPLES,
-        tokenizer=loading.tokenizer,
-        chat_template=loading.chat_template,
-        loras=loading.loras,
-        max_loras=0 if lora is None else 1,
-        max_lora_rank=1 if lora is None else lora.result.rank,
-        cache=None,
-    ) as llm:
-        before, after = (llm.generate(prompts, params, state=state, progress=False) for state in states)
+    runs: list[tuple[Sequence[State | None], Sequence[LoraChoice]]] = [(states, loading.loras)]
+    if lora is not None and lora.train_vectors:
+        merged = LoraChoice(output, lora.result.alpha)
+        runs = [(states[:1], loading.loras), ([None], [*loading.loras, merged])]
+    answers = []
+    for starts, loras in runs:
+        with LLM(
+            model,
+            device=loading.device,
+            weights=loading.weights,
+            device_memory=loading.device_memory,
+            num_slots=_NUM_SAMPLES,
+            tokenizer=loading.tokenizer,
+            chat_template=loading.chat_template,
+            loras=loras,
+            max_loras=0 if lora is None else 1,
+            max_lora_rank=1 if lora is None else lora.result.rank,
+            cache=None,
+        ) as llm:
+            answers += [llm.generate(prompts, params, state=state, progress=False) for state in starts]
+    before, after = answers
     return [
         Sample(_text(maker, prompt), _text(maker, answer), one.text.strip(), two.text.strip())
         for (prompt, answer), one, two in zip(chosen, before, after, strict=True)

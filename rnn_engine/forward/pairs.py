@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -24,10 +24,16 @@ class Pairs:
     rank: int  # R
     scale: float | None  # alpha / R; None if each token has its own, 0 or 1, for each of the ranks: see `DeviceLoras`
     num_fixed: int = 0  # of the ranks, the last ones, which training does not change
+    vectors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of the model, that are trained along
 
     @property
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of all A and B by their names, which are RWKV-PEFT's."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all that is trained: A and B by their names, which are RWKV-PEFT's, then the vectors."""
+        return {**self.halves, **self.vectors}
+
+    @property
+    def halves(self) -> dict[str, tuple[int, int]]:
+        """The shapes of all A and B."""
         return {
             name: shape
             for matrix, (outer, inner) in self.matrices.items()

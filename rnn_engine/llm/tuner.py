@@ -10,6 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final, Self, TypeAlias
 
+import numpy as np
+
 from rnn_engine.backward import Optimizer
 from rnn_engine.demo import DEMO
 from rnn_engine.errors import InvalidRequestError, StateError, check_finite
@@ -142,6 +144,7 @@ class Tuner:
                 seed = settings.seed
                 is_drawn = resume or not pairs.num_fixed  # the checkpoint of a run has its start
                 start |= pairs.draw(seed) if is_drawn else pairs.decompose(opened.tensor, seed)
+                start |= {name: opened.tensor(name).astype(np.float32) for name in pairs.vectors}
             self._trainer = load_trainer(
                 opened,
                 device,
@@ -172,7 +175,8 @@ class Tuner:
     def best(self) -> State:
         """The state with the least loss on the held-out examples so far, at first that of the start.
 
-        In a run of a LoRA it has the LoRA, with which an `LLM` with room for it (`max_loras`) runs.
+        In a run of a LoRA it has the LoRA, with which an `LLM` with room for it (`max_loras`) runs. It lacks a LoRA
+        with vectors, whose file can only be merged.
         """
         return self._as_state(self._tuning.best)
 
@@ -183,7 +187,7 @@ class Tuner:
 
     @property
     def pairs(self) -> Arrays:
-        """The best pairs of a LoRA so far, A [R, in] and B [out, R] by their names; empty in a run of a state."""
+        """The best LoRA so far: A [R, in], B [out, R] and any vectors by their names; empty in a run of a state."""
         return {} if self._pairs is None else {name: self._tuning.best[name] for name in self._pairs.shapes}
 
     @property
@@ -309,7 +313,8 @@ class Tuner:
         start, files = self._start, self.state_files
         state = {name: arrays.get(name, values) for name, values in start.state.items()}
         tokens, last = start.num_tokens or 0, start.last_tokens
-        lora = None if self._pairs is None else freeze_lora(self._pairs.scaled(arrays), "LoRA")
+        pairs = self._pairs
+        lora = None if pairs is None or pairs.vectors else freeze_lora(pairs.scaled(arrays), "LoRA")
         frozen = freeze_state(state, files.shape, "state", num_tokens=tokens, last_tokens=last, lora=lora)
         return State.of(frozen, files)
 

@@ -211,6 +211,9 @@ class LoraSettings:
     state_rate: float = setting(100.0, Kind(float, "NUMBER", low=0, is_open=True)).help(
         "With --train-state, how many times the learning rate is that of the state."
     )
+    train_vectors: bool = setting(False).help(
+        "Also train the vectors of the token shifts and the gates. FILE replaces the model's, so it can only be merged."
+    )
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is out of range."""
@@ -220,6 +223,8 @@ class LoraSettings:
         for name in ("alpha", "state_rate"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise InvalidRequestError(name, value, "a finite number greater than 0")
+        if self.train_vectors and self.train_state:
+            raise InvalidRequestError("train_vectors", True, "false with train_state: a .state has no vectors")
 
     @property
     def result(self) -> LoraSettings:

@@ -26,7 +26,7 @@ from rnn_engine.loading.memory import check_cpu_weights, check_unknown_memory, f
 from rnn_engine.loading.placement import is_placement
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.model import ModelFile
-from rnn_engine.model.lora import projection
+from rnn_engine.model.lora import projection, shifts_and_gates
 from rnn_engine.model.model_file import UnreadModel
 from rnn_engine.types import DeviceMemory, ModelShape
 from rnn_engine.versions.table import VERSIONS
@@ -80,7 +80,10 @@ class Shaped(Protocol):
 
 
 def find_pairs(settings: LoraSettings, tensors: Mapping[str, Shaped]) -> Pairs:
-    """Return the pairs for a model with `tensors`. Raises InvalidRequestError for a target that it does not have."""
+    """Return the pairs for a model with `tensors`, and any vectors beside them.
+
+    Raises InvalidRequestError for a target that the model does not have, and for vectors that can't be trained.
+    """
     projections = {name: matrix for name in tensors if (matrix := projection(name)) is not None}
     matrices = sorted(set(projections.values()))
     known = [*sorted({matrix.partition(".")[0] for matrix in matrices}), *matrices]
@@ -95,7 +98,12 @@ def find_pairs(settings: LoraSettings, tensors: Mapping[str, Shaped]) -> Pairs:
     total = settings.result.rank
     if settings.init == "pissa" and settings.rank > (most := min(map(min, shapes.values()))):
         raise InvalidRequestError("rank", settings.rank, f"at most {most}, as many singular values as each matrix has")
-    return Pairs(shapes, total, settings.alpha / settings.rank, total - settings.rank)
+    vectors: dict[str, tuple[int, ...]] = {}
+    if settings.train_vectors:
+        vectors = {name: tensors[name].shape for name in shifts_and_gates(tensors)}
+        if not vectors:
+            raise InvalidRequestError("train_vectors", True, "false; only vectors of RWKV-6 and 7 can be trained")
+    return Pairs(shapes, total, settings.alpha / settings.rank, total - settings.rank, vectors)
 
 
 def load_trainer(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -300,6 +300,15 @@ def projection(name: str) -> str | None:
     return None if match is None else match[1]
 
 
+def shifts_and_gates(names: Collection[str]) -> list[str]:
+    """Return the vectors of RWKV-6 or 7 of token shifts, and those to which an adapter of a time mix adds."""
+    return [
+        name
+        for name in names
+        if _SHIFT_OR_GATE.fullmatch(name) and (not name.endswith(".time_decay") or f"{name}_w1" in names)
+    ]
+
+
 def refuse_unknown(names: Sequence[str]) -> None:
     """Raise ModelError if there are `names`: tensors of a LoRA for which the model has no tensor."""
     if names:
@@ -361,6 +370,10 @@ _OTHER_HALF: Final = {"0": "1", "1": "0", "A": "B", "B": "A"}  # ai00's two halv
 _PEFT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 _PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.((?:att|ffn)\.(?:key|value|receptance|gate|output))\.weight")
 
+_SHIFT_OR_GATE: Final = re.compile(
+    r"blocks\.(?!0\.att\.v0)[0-9]+\.(att\.(x_[rwkvag]|[wav]0|time_maa_[xwkvrg]|time_decay)|ffn\.(x_k|time_maa_[kr]))"
+)  # of RWKV-7, whose first layer does not use its v0, and of RWKV-6
+
 
 @dataclass(frozen=True, slots=True)
 class _Target:
@@ -408,11 +421,13 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
 def write_lora(path: Path, tensors: Mapping[str, F32], alpha: float, metadata: Mapping[str, str]) -> None:
     """Write low-rank pairs to a file, atomically: to a .pth as RWKV-PEFT does, or to safetensors with the metadata.
 
+    Vectors [D] beside them become [1, 1, D], as in BlinkDL's files.
     Only safetensors hold `alpha`; who loads a .pth gives it to `LoraChoice`. Raises OSError.
     """
     entries = [
         TensorEntry(name, TensorInfo(values.shape, values.dtype), partial(np.asarray, values))
-        for name, values in sorted(tensors.items())
+        for name, tensor in sorted(tensors.items())
+        for values in (tensor if tensor.ndim > 1 else tensor.reshape(1, 1, -1),)
     ]
     with output_file(path) as file:
         if path.suffix == ".pth":

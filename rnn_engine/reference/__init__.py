@@ -93,6 +93,9 @@ class Weights:
         """
         return dy @ self._matrix(name).T
 
+    def learn(self, name: str, gradients: Array) -> None:
+        """Take the gradients [T, D] of the vector called `name` for each token; only a trainer's weights keep them."""
+
     def _matrix(self, name: str) -> Array:
         """Return the matrix called `name` as [in, out]."""
         if name not in self._transposed:
@@ -170,6 +173,9 @@ class Block:
 
     def matmul_transposed(self, dy: Array, name: str, x: Array | None = None) -> Array:
         return self._weights.matmul_transposed(dy, self._prefix + name, x)
+
+    def learn(self, name: str, gradients: Array) -> None:
+        self._weights.learn(self._prefix + name, gradients)
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
         return self._weights.rows(self._prefix + name, ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,15 @@ from rnn_engine.backward.contract import state_shapes, trained_fields
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.pairs import Pairs, half_names
 from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoraSettings
 from rnn_engine.loading.trainer import TrainerSize, find_pairs
+from rnn_engine.model import LoraChoice
+from rnn_engine.model.lora import write_lora
+from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.types import ModelShape
 from tests.backward.test_gradients import ODD_RANKS, make_documents
-from tests.support.models import TensorModel, random_model, tiny_shape
+from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import tiny_v5, tiny_v6
 from tests.support.quantised import rounded
 from tests.support.reference import relative_error
@@ -36,6 +41,8 @@ SIZES: dict[str, tuple[ModelShape, LoraSettings]] = {
         LoraSettings(3, 4.0, train_state=True),
     ),
     "v6": (tiny_v6(layers=2, width=48, head_size=24, ffn=53, vocab=97), LoraSettings(rank=3, alpha=4.0)),
+    "v7 with vectors": (V7, LoraSettings(4, 7.0, ("att.key",), train_vectors=True)),
+    "v6 with vectors": (tiny_v6(layers=2, width=72, head_size=24), LoraSettings(1, 2.0, ("ffn",), train_vectors=True)),
     "v5.0": (tiny_v5("v5.0", layers=1, width=80, head_size=40, ffn=53, vocab=12), LoraSettings(rank=17, alpha=4.0)),
 }
 LENGTHS = (17, 1, 9)
@@ -51,7 +58,9 @@ def random_pairs(pairs: Pairs, shape: ModelShape | None = None) -> TrainingState
     """Return pairs whose product matters beside the matrices, perhaps a state, too, and moments of zero."""
     chance = np.random.default_rng(8)
     shapes = {**({} if shape is None else state_shapes(shape)), **pairs.shapes}
-    halves = {name: chance.normal(0, 0.2, size).astype(np.float32) for name, size in shapes.items()}
+    halves = {
+        name: chance.normal(0.5 * (len(size) == 1), 0.2, size).astype(np.float32) for name, size in shapes.items()
+    }
     fields = () if shape is None else trained_fields(shape, trains_shifts=False)
     zeros = {name: np.zeros_like(halves[name]) for name in (*fields, *pairs.shapes)}
     return TrainingState(halves, zeros, zeros, 0)
@@ -62,7 +71,7 @@ def merged(model: TensorModel, pairs: Pairs, halves: dict[str, Any]) -> TensorMo
     for name in pairs.matrices:
         down, up = (halves[half].astype(np.float64) for half in half_names(name))
         tensors[name] = tensors[name].astype(np.float64) + pairs.scale * (up @ down)
-    return TensorModel(model.shape, tensors)
+    return TensorModel(model.shape, {**tensors, **{name: halves[name] for name in pairs.vectors}})
 
 
 def gradients(trainer: Trainer, start: TrainingState, calls: Sequence[Sequence[int]]) -> tuple[list[float], Any]:
@@ -74,7 +83,7 @@ def gradients(trainer: Trainer, start: TrainingState, calls: Sequence[Sequence[i
     return losses, trainer.gradient()
 
 
-@pytest.mark.parametrize("name", ["v7", "v7, PiSSA", "v6", "v5.0"])
+@pytest.mark.parametrize("name", ["v7", "v7, PiSSA", "v6", "v5.0", "v7 with vectors", "v6 with vectors"])
 def test_the_gradient_is_the_slope_of_the_loss_of_the_merged_model(name: str) -> None:
     shape, settings = SIZES[name]
     model = random_model(shape, seed=51)
@@ -92,9 +101,10 @@ def test_the_gradient_is_the_slope_of_the_loss_of_the_merged_model(name: str) ->
     trained = settings.rank
     for half, values in gradient.items():
         direction = chance.normal(size=values.shape)
-        fixed = np.s_[trained:] if half.endswith("lora_A") else np.s_[:, trained:]
-        direction[fixed] = 0
-        assert not values[fixed].any()
+        if half in pairs.halves:
+            fixed = np.s_[trained:] if half.endswith("lora_A") else np.s_[:, trained:]
+            direction[fixed] = 0
+            assert not values[fixed].any()
         sides = [
             make(merged(model, pairs, {**start.state, half: start.state[half] + step * direction})).loss(documents)
             for step in (1e-5, -1e-5)
@@ -180,17 +190,45 @@ def check(shape: ModelShape, settings: LoraSettings, weights: str = "f32", kind:
             assert relative_error(getattr(after, part)[name], values) < 1e-3, name
 
 
+@pytest.mark.parametrize(
+    ("name", "vectors"),
+    [
+        ("v7 with vectors", "att.x_r att.x_w att.x_k att.x_v att.x_a att.x_g att.w0 att.a0 att.v0 ffn.x_k"),
+        ("v6 with vectors", "".join(f"att.time_maa_{kind} " for kind in "xwkvrg") + "att.time_decay"),
+    ],
+)
+def test_a_file_with_vectors_merges_into_the_model_that_was_trained(name: str, vectors: str, tmp_path: Path) -> None:
+    shape, settings = SIZES[name]
+    model = random_model(shape, seed=51)
+    pairs = find_pairs(settings, model.tensors)
+    expected = {f"blocks.{layer}.{vector}" for layer in range(2) for vector in vectors.split()}
+    if shape.version == "v6":
+        expected |= {f"blocks.{layer}.ffn.time_maa_{kind}" for layer in range(2) for kind in "kr"}
+    assert pairs.vectors.keys() == expected - {"blocks.0.att.v0"}
+    start = random_pairs(pairs)
+    path = save_safetensors(model, tmp_path / "m.safetensors")
+    for file in (tmp_path / "lora.pth", tmp_path / "lora.safetensors"):
+        write_lora(file, start.state, settings.alpha, {})
+        with closing(open_source(file)) as source:
+            assert {source.tensors[vector].shape for vector in pairs.vectors} == {(1, 1, shape.width)}
+        with open_model(path, [LoraChoice(file, settings.alpha)]) as opened:
+            for tensor, values in merged(model, pairs, dict(start.state)).tensors.items():
+                assert relative_error(opened.tensor(tensor), values) < 1e-6, tensor
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_a_device_agrees_with_numpy(name: str) -> None:
     check(*SIZES[name])
 
 
 def test_the_kernels_of_hardware() -> None:
-    check(*SIZES["v7"], kind="discrete")
+    shape, settings = SIZES["v7"]
+    check(shape, replace(settings, train_vectors=True), kind="discrete")
 
 
-def test_rounded_weights() -> None:
-    check(tiny_shape(), LoraSettings(4, 8.0), "f16,att=int8,ffn=int4")
+@pytest.mark.parametrize("case", [(tiny_shape(), LoraSettings(4, 8.0)), SIZES["v6 with vectors"]], ids=["v7", "v6"])
+def test_rounded_weights(case: tuple[ModelShape, LoraSettings]) -> None:
+    check(*case, "f16,att=int8,ffn=int4")
 
 
 def test_pairs_that_fit_no_binding_are_refused() -> None:
@@ -200,7 +238,7 @@ def test_pairs_that_fit_no_binding_are_refused() -> None:
         make_gpu_trainer(model, pairs=pairs, max_binding_bytes=250_000, **LIMITS)
 
 
-@pytest.mark.parametrize("name", ["v7", "v7, PiSSA and the state"])
+@pytest.mark.parametrize("name", ["v7", "v7, PiSSA and the state", "v6 with vectors"])
 @pytest.mark.parametrize("make", [make_cpu_trainer, make_gpu_trainer])
 def test_what_was_read_goes_on_with_the_same_bits(make: Callable[..., Trainer], name: str) -> None:
     shape, settings = SIZES[name]

@@ -49,6 +49,14 @@ def test_a_state_beside_a_lora_of_singular_values(rnn_engine: Command, data: Pat
     rnn_engine("generate", "Hi", "--device", "cpu", "--state", output, "--max-tokens", 2, *room)
 
 
+def test_a_lora_with_vectors_is_merged_for_the_samples(rnn_engine: Command, data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "a.pth"
+    said = rnn_engine("tune-lora", data, "-o", output, *SHORT, "--train-vectors")
+    assert f"the LoRA is in {output}; use it with --lora {output}:32\n" in said
+    assert [line.split() for line in said.splitlines()].count(["wanted", "Arr!", "Aye."]) == 2
+    rnn_engine("generate", "Hi", "--device", "cpu", "--lora", f"{output}:32", "--max-tokens", 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -61,6 +69,7 @@ def test_a_state_beside_a_lora_of_singular_values(rnn_engine: Command, data: Pat
         (["--init", "svd"], "'svd' is not one of 'lora', 'pissa'"),
         (["--init", "pissa", "--rank", "129"], "rank: 129 is not allowed; expected at most 128, as many singular"),
         (["--train-state"], "output: 'a.pth' is not allowed; expected a name that ends in .state"),
+        (["--train-state", "--train-vectors"], "train_vectors: True is not allowed; expected false with train_state"),
         (["-o", "a.st"], "output: 'a.st' is not allowed; expected a name that ends in .safetensors, .pth"),
     ],
 )

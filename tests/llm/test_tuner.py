@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rnn_engine import LLM, State, Tuner, TunerSettings
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
@@ -158,15 +159,16 @@ def test_a_run_without_a_checkpoint_does_not_go_on(data: Path) -> None:
 LORA = LoraSettings(rank=3, alpha=5.0, targets=("att", "ffn.value"))
 PISSA = replace(LORA, init="pissa")
 BOTH = replace(PISSA, train_state=True)
+VECTORS = replace(LORA, train_vectors=True)
 LORA_SETTINGS = replace(SETTINGS, rate=0.01)
 
 
-@pytest.mark.parametrize("settings", [LORA, PISSA])
+@pytest.mark.parametrize("settings", [LORA, PISSA, VECTORS])
 def test_a_lora_is_trained_and_its_file_gives_the_model_the_loss_of_the_run(
     data: Path, tmp_path: Path, settings: LoraSettings
 ) -> None:
     paths = tmp_path / "a.safetensors", tmp_path / "a.pth"
-    rank, alpha = (3, 5.0) if settings is LORA else (6, 10.0)
+    rank, alpha = (6, 10.0) if settings is PISSA else (3, 5.0)
     with tuner(data, LORA_SETTINGS, lora=settings) as running:
         state = running.run()
         assert not any(values.any() for values in state.values())
@@ -176,6 +178,7 @@ def test_a_lora_is_trained_and_its_file_gives_the_model_the_loss_of_the_run(
             running.save(path)
         assert running.pairs["blocks.0.att.key.lora_A"].shape == (rank, state.shape.width)
         assert "blocks.0.ffn.key.lora_A" not in running.pairs
+        assert running.pairs.keys() == load_file(paths[0]).keys()
     [document] = running.data.held_out
     prompt, answer = np.split(document.tokens, [int(np.argmax(document.weights > 0))])
     texts = [(prompt.tolist(), answer.tolist())]
@@ -184,6 +187,11 @@ def test_a_lora_is_trained_and_its_file_gives_the_model_the_loss_of_the_run(
             [score] = merged.score(texts)
         assert -score.total / len(answer) == pytest.approx(min(losses), rel=1e-4)
     with LLM(device="cpu", num_slots=1, max_loras=1, max_lora_rank=rank, cache=None) as beside:
+        if settings.train_vectors:
+            assert state.lora is None
+            with pytest.raises(StateError, match=r"it changes .*\.\w+; expected only pairs .*, or --lora to merge it"):
+                beside.load_state(paths[0])
+            return
         scores = [*beside.score(texts), *beside.score(texts, state=state)]
         assert beside.load_state(paths[0]) == state
     found = [-score.total / len(answer) for score in scores]
@@ -223,7 +231,7 @@ def test_the_state_beside_a_lora_may_start_from_a_text(data: Path) -> None:
         assert np.array_equal(running.best["wkv"], running.start["wkv"])
 
 
-@pytest.mark.parametrize("settings", [LORA, PISSA])
+@pytest.mark.parametrize("settings", [LORA, PISSA, VECTORS])
 def test_a_lora_goes_on_from_its_checkpoint_and_only_with_its_model(
     data: Path, tmp_path: Path, settings: LoraSettings
 ) -> None:
@@ -259,6 +267,7 @@ def test_a_lora_has_no_settings_of_a_state(data: Path) -> None:
         {"rank": 257, "init": "pissa"},
         {"state_rate": 0.0},
         {"alpha": math.nan},
+        {"train_vectors": True, "train_state": True},
     ):
         with pytest.raises(InvalidRequestError):
             LoraSettings(**settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import ml_dtypes
@@ -26,7 +26,7 @@ from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
 from rnn_engine.versions.v7.layout import ShapeV7
 from tests.support.models import deep_embedded, random_model, save_safetensors, tiny_shape
-from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES, tiny_v4
+from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES, tiny_v4, tiny_v5
 from tools.bench.peers import SHAPES as PUBLISHED
 
 SHAPES = [
@@ -69,11 +69,14 @@ def test_the_name_of_a_device_may_have_a_comma(opened: ModelFile) -> None:
         ("f16", None),
         ("int4,emb=int8,adapters=q8_0,layers=1", LoraSettings(rank=3)),
         ("f16", LoraSettings(rank=3, init="pissa", train_state=True)),
+        ("int8", LoraSettings(rank=3, train_vectors=True)),
     ],
 )
 def test_the_estimate_is_what_is_allocated(
     shape: ModelShape, weights: str, lora: LoraSettings | None, tmp_path: Path
 ) -> None:
+    if lora is not None and lora.train_vectors and shape.version.startswith("v5"):
+        lora = replace(lora, train_vectors=False)
     size = TrainerSize(max_tokens=40, max_documents=3, lora=lora)
     with open_model(save_safetensors(random_model(shape, seed=1), tmp_path / "m.st")) as opened:
         unread = UnreadModel(shape, opened.tensors)
@@ -133,6 +136,17 @@ def test_versions_that_can_not_be_trained_are_refused(shape: ModelShape, device:
         pytest.raises(ModelError, match=r"initial states of .* can't be trained; expected RWKV-5, 6 or 7"),
     ):
         load_trainer(opened, device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "0"])
+def test_vectors_of_rwkv_5_are_refused(device: str, tmp_path: Path) -> None:
+    with (
+        open_model(save_safetensors(random_model(tiny_v5(), seed=1), tmp_path / "m.st")) as opened,
+        pytest.raises(
+            InvalidRequestError, match="train_vectors: True is not allowed; expected false; only vectors of RWKV-6"
+        ),
+    ):
+        load_trainer(opened, device, TrainerSize(lora=LoraSettings(train_vectors=True)))
 
 
 def test_settings_that_mean_nothing_are_refused(opened: ModelFile) -> None:

@@ -405,6 +405,7 @@ class TestLora:
             "init": "lora",
             "train_state": False,
             "state_rate": 100.0,
+            "train_vectors": False,
         }
         assert job.fine_tuned_model is not None
         metrics, lora = [await client.files.retrieve(each) for each in job.result_files]
@@ -455,6 +456,20 @@ class TestLora:
         assert stored.filename == f"{job.fine_tuned_model.removeprefix('fake:')}.state"
         assert "--max-lora-rank 6" in (await messages(client, job))[-3]
 
+    async def test_with_vectors_it_is_only_a_file(
+        self, client: openai.AsyncOpenAI, server: JobServer, processes: FakeProcesses
+    ) -> None:
+        use_demo_file(server)
+        method = {"type": "lora", "lora": {"hyperparameters": {"rank": 3, "train_vectors": True}}}
+        job = await until(client, await begin(client, method=method))
+        assert (job.status, job.error) == ("succeeded", None)
+        assert processes.started[-1].order.lora == LoraSettings(3, train_vectors=True)
+        assert load((await client.files.content(job.result_files[1])).content)
+        said = "The LoRA is only a file, since its vectors replace the model's; merge it with --lora"
+        assert said in await messages(client, job)
+        states: Any = await client.get("/states", cast_to=object)
+        assert states["data"] == []
+
     @pytest.mark.parametrize(
         ("hyperparameters", "refused"),
         [
@@ -468,6 +483,10 @@ class TestLora:
             (
                 {"init": "svd"},
                 r"method.lora.hyperparameters.init: 'svd' is not allowed; expected 'lora' or 'pissa'",
+            ),
+            (
+                {"train_vectors": True, "train_state": True},
+                "train_vectors: True is not allowed; expected false with train_state",
             ),
             ({"rang": 4}, r"method.lora.hyperparameters.rang"),
         ],

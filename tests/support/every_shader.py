@@ -149,7 +149,8 @@ def shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> I
         for count in sorted(tuning.token_counts(_LIMITS.max_tokens)):
             for has_masks in (False, True):
                 runner.plan(count, 1, 1, has_masks=has_masks, has_draws=True, has_following=True)
-    for lora in (None, LoraSettings()) if version.load_backward is not None else ():
+    with_vectors = LoraSettings(train_vectors=not shape.version.startswith("v5"))
+    for lora in (None, with_vectors) if version.load_backward is not None else ():
         assert version.load_backward is not None
         pairs = None if lora is None else find_pairs(lora, tensors)
         with closing(device.allocate()) as memory:

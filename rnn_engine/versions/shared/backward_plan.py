@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rnn_engine.backward.context import BackwardContext, BackwardLayer
@@ -28,15 +28,21 @@ from rnn_engine_shaders import Constant
 
 _TRACED_PLANES: Final = 7  # of traced_planes.wgsl
 _KEPT_EVERY: Final = 16  # as in kept_gradients.wgsl
+_VECTOR_THREADS: Final = 64  # of a workgroup of vector_gradient.wgsl
 
 
 def norm_shift_backward(
     context: BackwardContext, builder: LayerBuilder, what: str, norm_shift: NormShift, x: Buffer, d_mixes: Buffer
-) -> KernelStage:
-    """Return the stage that adds the gradient through one of the layer's norms and its token shift to `context.dx`.
+) -> Iterator[KernelStage]:
+    """Yield the stages that add the gradient through one of the layer's norms and its token shift to `context.dx`.
 
-    `x` is the input of the norm; `d_mixes` has the gradients of its mixes, in the layout of the mixes.
+    `x` is the input of the norm; `d_mixes` has the gradients of its mixes, in the layout of the mixes. The vectors of
+    the mixes get their gradients, too, if they are trained.
     """
+    if context.vectors is not None:
+        difference = replace(norm_shift, mixes=(), keeps_difference=True)
+        yield builder.norm_shift(f"{what}, difference", difference, context.vectors.difference, x)
+        yield from vectors_backward(context, builder, norm_shift.mixes, d_mixes, difference=context.vectors.difference)
     constants = {**norm_shift.constants(context.forward, builder.vectors), "TRAINS_SHIFT": context.trains_shifts}
     buffers = {
         "x": x,
@@ -45,8 +51,38 @@ def norm_shift_backward(
         "dx": context.dx,
         "state_gradients": context.state_gradients,
     }
-    return context.forward.kernel_stage(
+    yield context.forward.kernel_stage(
         builder.label(f"{what}, backward"), "norm_shift_backward", constants, buffers, lambda step: (step.num_tokens, 1)
+    )
+
+
+def vectors_backward(
+    context: BackwardContext,
+    builder: LayerBuilder,
+    names: Sequence[str],
+    gradients: Buffer,
+    *,
+    plane: int = 0,
+    difference: Buffer | None = None,
+) -> Iterator[KernelStage]:
+    """Yield the stage that adds the gradients of the vectors `names`, side by side in the layer's, if they are trained.
+
+    `gradients` has those of each token, a plane [T, D] a vector from `plane` on. If the vectors are mixes, these are
+    the gradients of what they mix, and the second plane of `difference` is multiplied with them.
+    """
+    if context.vectors is None:
+        return
+    starts = {f"blocks.{builder.layer}.{name}": start for name, start in builder.vectors.starts.items()}
+    trained = context.vectors.train(builder.layer, starts, builder.vectors.buffer)
+    places = {"START": builder.vectors.starts[names[0]], "PLANE": plane, "MIXES": difference is not None}
+    buffers = {"gradients": gradients, "difference": difference or gradients, "gradient": trained.gradient}
+    groups = -(-builder.width // _VECTOR_THREADS), len(names)
+    yield context.forward.kernel_stage(
+        builder.label(f"{names[0]} to {names[-1]}, gradient"),
+        "vector_gradient",
+        {"THREADS": _VECTOR_THREADS, "WIDTH": builder.width, **places},
+        {"settings": context.vectors.settings, **buffers},
+        lambda _: groups,
     )
 
 
@@ -227,7 +263,7 @@ class GatedChannelMixBackward(GatedChannelMix):
                 matmul_backward(context, value, kept, self._d_hidden, self.hidden),
                 *mixes_again(*ffn, self._spare),
                 matmul_backward(context, key.matmul, self._d_hidden, self._d_mixes, self._spare),
-                norm_shift_backward(context, builder, "ffn norm", norm, middle, self._d_mixes),
+                *norm_shift_backward(context, builder, "ffn norm", norm, middle, self._d_mixes),
             ),
         )
 
@@ -305,7 +341,8 @@ class BonusLayersBackward:
         if builder.layer > 0 or context.needs_first_inputs:
             yield from recurrence.to_inputs(builder, heads)
             yield from mixes_backward
-            yield norm_shift_backward(context, builder, "att norm", norm, builder.context.buffers.x, self.d_mixes)
+            x = builder.context.buffers.x
+            yield from norm_shift_backward(context, builder, "att norm", norm, x, self.d_mixes)
 
 
 def on_tokens(

@@ -326,6 +326,13 @@ def static_mixes_backward(block: Block, part: str, d_mixed: Mapping[str, Array])
     return mixes_backward(d_mixed, {kind: 1 - mix for kind, mix in mixes.items()})
 
 
+def vector_mixes_backward(d_mixed: Mapping[str, Array], block: Block, prefix: str, delta: Array) -> tuple[Array, Array]:
+    """Return what `mixes_backward` does for vectors called `prefix` and their letter, which learn; delta [T, D]."""
+    for kind, d in d_mixed.items():
+        block.learn(f"{prefix}{kind}", d * delta)
+    return mixes_backward(d_mixed, {kind: block(f"{prefix}{kind}") for kind in d_mixed})
+
+
 def mixes_backward(d_mixed: Mapping[str, Array], mixes: Mapping[str, Array]) -> tuple[Array, Array]:
     """Return the gradients of x and previous [T, D] from those of x + (previous - x) * mix, by letter."""
     dx, d_previous = (np.zeros_like(next(iter(d_mixed.values()))) for _ in range(2))

@@ -34,7 +34,7 @@ from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
-from rnn_engine.versions.shared.backward_plan import BonusLayersBackward, on_tokens
+from rnn_engine.versions.shared.backward_plan import BonusLayersBackward, on_tokens, vectors_backward
 from rnn_engine.versions.shared.plan import (
     Decay,
     GatedChannelMix,
@@ -56,9 +56,9 @@ FFN_NORM: Final = NormShift("ln2", ("ffn.time_maa_k", "ffn.time_maa_r"), "ffn_sh
 BONUS: Final = "att.time_faaaa"
 _VECTORS: Final = (
     *_ATT_MIXES,
-    *("ffn.time_maa_k", "ffn.time_maa_r"),
+    *("ffn.time_maa_k", "ffn.time_maa_r", "att.time_decay"),  # these and those before them can be trained
     *("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias"),
-    *("att.time_decay", "att.time_faaaa", "att.ln_x.weight", "att.ln_x.bias"),
+    *("att.time_faaaa", "att.ln_x.weight", "att.ln_x.bias"),
     *("att.receptance.bias", "att.key.bias", "att.value.bias"),  # of QRWKV6
 )  # all of size D, except for the last two
 
@@ -279,6 +279,7 @@ class _Layers:
     def _mixes_backward(self, builder: LayerBuilder, forward: TimeMixStages) -> Iterator[Stage]:
         """Yield the stages from the gradients of r, k, v, the gate and the decay to those of the mixes."""
         context, scratch, shared = self._context, self._scratch, self._shared
+        yield from vectors_backward(context, builder, ("att.time_decay",), shared.d_decay)
         yield matmul_backward(context, forward.recurrence.gates, shared.d_decay, shared.d_projected, scratch.projected)
         yield matmul_backward(context, forward.projections, shared.d_projected, shared.d_mixes)
         yield self._mixes_stage(builder, "add_shifted_mixes_backward", {"d_mixes": shared.d_mixes})

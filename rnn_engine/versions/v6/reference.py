@@ -25,6 +25,7 @@ from rnn_engine.versions.shared.reference import (
     mixes_backward,
     run_blocks,
     run_blocks_backward,
+    vector_mixes_backward,
 )
 from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
 
@@ -127,19 +128,22 @@ def _time_mix_backward(
     shifted = forward.shifted
     d_mixed, d_decay, d_wkv = bonus_time_mix_backward(d_out, block, shape, forward.time_mix, wkv, runs)
     d_input = double_exp_decay_backward(d_decay.reshape(d_out.shape), shifted.decay_input)
+    block.learn("att.time_decay", d_input)
     d_hidden = tanh_backward(d_input @ block("att.time_decay_w2").T, shifted.decay_hidden)
     d_mixed["w"] = d_hidden @ block("att.time_decay_w1").T
 
     dx, d_previous = mixes_backward(d_mixed, shifted.mixes)
     d_mixes = np.stack([d_mixed[kind] * shifted.delta for kind in MIX_KINDS])  # [5, T, D]
+    for kind, d in zip(MIX_KINDS, d_mixes, strict=True):
+        block.learn(f"att.time_maa_{kind}", d)
     d_hidden = np.swapaxes(d_mixes @ np.swapaxes(block("att.time_maa_w2"), -1, -2), 0, 1)  # [T, 5, R_mix]
     d_hidden = tanh_backward(d_hidden, shifted.mix_hidden).reshape(len(d_out), -1)
-    d_mixed_x = d_hidden @ block("att.time_maa_w1").T
-    dx_more, d_previous_more = mixes_backward({"x": d_mixed_x}, {"x": block("att.time_maa_x")})
+    d_mixed_x = {"x": d_hidden @ block("att.time_maa_w1").T}
+    dx_more, d_previous_more = vector_mixes_backward(d_mixed_x, block, "att.time_maa_", shifted.delta)
     return dx + dx_more, d_previous + d_previous_more, {"wkv": d_wkv}
 
 
 def channel_mix_backward(d_out: Array, block: Block, x: Array, previous: Array) -> tuple[Array, Array]:
     """Return the gradients of x and of previous from that of the channel mix of RWKV-6. All are [T, D]."""
     dk, dr = channel_mix_with_receptance_backward(d_out, block, *channel_mix_inputs(block, x, previous))
-    return mixes_backward({"k": dk, "r": dr}, {kind: block(f"ffn.time_maa_{kind}") for kind in "kr"})
+    return vector_mixes_backward({"k": dk, "r": dr}, block, "ffn.time_maa_", previous - x)

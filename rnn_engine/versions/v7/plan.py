@@ -39,6 +39,7 @@ from rnn_engine.versions.shared.backward_plan import (
     keep_x,
     mixes_again,
     norm_shift_backward,
+    vectors_backward,
 )
 from rnn_engine.versions.shared.plan import (
     Decay,
@@ -61,8 +62,8 @@ FFN_NORM: Final = NormShift("ln2", ("ffn.x_k",), "ffn_shift")
 _VECTORS: Final = (
     *_ATT_MIXES,
     "ffn.x_k",
+    *("att.w0", "att.a0", "att.v0"),  # these and those before them can be trained
     *("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias"),
-    *("att.w0", "att.a0", "att.v0"),
     *("att.k_k", "att.k_a", "att.r_k", "att.ln_x.weight", "att.ln_x.bias"),
 )  # all of size D
 
@@ -322,7 +323,7 @@ class _Layer(Layer):
         yield matmul_backward(context, forward.value, context.dx, d.ffn_hidden, hidden)
         yield from mixes_again(context, self, "ffn norm", FFN_NORM, self._middle, d.projected)
         yield matmul_backward(context, forward.key.matmul, d.ffn_hidden, d.mixes, d.projected)
-        yield norm_shift_backward(context, self, "ffn norm", FFN_NORM, self._middle, d.mixes)
+        yield from norm_shift_backward(context, self, "ffn norm", FFN_NORM, self._middle, d.mixes)
 
     def _time_mix_backward(self, forward: TimeMixStages) -> Iterator[Stage]:
         """Yield the stages of the time mix. The first layer's input needs no gradient, except for its token shift."""
@@ -333,9 +334,12 @@ class _Layer(Layer):
         if self.layer > 0 or context.needs_first_inputs:
             yield recurrence.to_decay(self, d.heads)
             yield self._inputs_backward()
+            yield from vectors_backward(context, self, ("att.w0", "att.a0"), d.gates)
+            if not self.is_first:
+                yield from vectors_backward(context, self, ("att.v0",), d.gates, plane=3)
             yield matmul_backward(context, forward.recurrence.gates, d.gates, d.projected, self._scratch.projected)
             yield matmul_backward(context, forward.projections.matmul, d.projected, d.mixes)
-            yield norm_shift_backward(context, self, "att norm", ATT_NORM, self.context.buffers.x, d.mixes)
+            yield from norm_shift_backward(context, self, "att norm", ATT_NORM, self.context.buffers.x, d.mixes)
 
     def _outputs_backward(self) -> KernelStage:
         scratch, d = self._scratch, self._gradients

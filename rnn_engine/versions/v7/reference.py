@@ -21,10 +21,10 @@ from rnn_engine.versions.shared.reference import (
     bonus,
     group_norm,
     group_norm_backward,
-    mixes_backward,
     run_blocks,
     run_blocks_backward,
     squared_relu_backward,
+    vector_mixes_backward,
 )
 from rnn_engine.versions.v7.layout import ShapeV7
 
@@ -208,10 +208,10 @@ class _TimeMix:
         """Compute a layer's time mix; see `rnn_engine.versions.shared.reference.DifferentiableTimeMix`."""
         v_first = self._v_first if block.layer > 0 else None
         activations = Activations.compute(self._shape, block, x, previous, v_first, state["wkv"], runs)
-        return activations.out, partial(self._backward, block, activations, state["wkv"], runs)
+        return activations.out, partial(self._backward, block, activations, previous - x, state["wkv"], runs)
 
     def _backward(
-        self, block: Block, forward: Activations, wkv: Array, runs: PackedRuns, d_out: Array
+        self, block: Block, forward: Activations, delta: Array, wkv: Array, runs: PackedRuns, d_out: Array
     ) -> tuple[Array, Array, dict[str, Array]]:
         inputs, heads = forward.inputs, forward.y.shape
         assert forward.gate is not None
@@ -231,8 +231,7 @@ class _TimeMix:
             "a": _learning_rate_backward(d_inputs, block, forward),
             "g": sigmoid_backward(d_gate_hidden, forward.gate_hidden) @ block("att.g1").T,
         }
-        dx, d_previous = mixes_backward(d_mixed, {kind: block(f"att.x_{kind}") for kind in d_mixed})
-        return dx, d_previous, {"wkv": d_wkv}
+        return *vector_mixes_backward(d_mixed, block, "att.x_", delta), {"wkv": d_wkv}
 
     def _value_backward(self, dv: Array, block: Block, forward: Activations) -> Array:
         """Return the gradient of the value's mixed input from that of the value after the value residual, [T, D]."""
@@ -240,6 +239,7 @@ class _TimeMix:
             return block.matmul_transposed(dv + self._dv_first, "att.value.weight")
         self._dv_first += dv * forward.v_rate
         d_rate = sigmoid_backward(dv * (self._v_first - forward.v), forward.v_rate)
+        block.learn("att.v0", d_rate)
         d_mixed: Array = d_rate @ block("att.v2").T @ block("att.v1").T
         return d_mixed + block.matmul_transposed(dv * (1 - forward.v_rate), "att.value.weight")
 
@@ -247,8 +247,9 @@ class _TimeMix:
 def _decay_backward(d_decay: Array, block: Block, forward: Activations) -> Array:
     """Return the gradient [T, D] of the decay's mixed input; decay = exp(DECAY_RATE * decay_rate)."""
     d_exponent = (d_decay * forward.inputs.decay).reshape(forward.decay_rate.shape)
-    d_hidden = sigmoid_backward(DECAY_RATE * d_exponent, forward.decay_rate) @ block("att.w2").T
-    d_mixed: Array = tanh_backward(d_hidden, forward.decay_hidden) @ block("att.w1").T
+    d_rate = sigmoid_backward(DECAY_RATE * d_exponent, forward.decay_rate)
+    block.learn("att.w0", d_rate)
+    d_mixed: Array = tanh_backward(d_rate @ block("att.w2").T, forward.decay_hidden) @ block("att.w1").T
     return d_mixed
 
 
@@ -266,7 +267,9 @@ def _learning_rate_backward(d_inputs: WkvInputs, block: Block, forward: Activati
     """Return the gradient [T, D] of the mixed input of the in-context learning rate, a part of k and b."""
     d_rate = d_inputs.k.reshape(forward.k.shape) * forward.k * block("att.k_a")
     d_rate -= (d_inputs.b * forward.inputs.a).reshape(forward.k.shape)  # the removal key is -inputs.a
-    d_mixed: Array = sigmoid_backward(d_rate, forward.a) @ block("att.a2").T @ block("att.a1").T
+    d_rate = sigmoid_backward(d_rate, forward.a)
+    block.learn("att.a0", d_rate)
+    d_mixed: Array = d_rate @ block("att.a2").T @ block("att.a1").T
     return d_mixed
 
 
@@ -302,11 +305,11 @@ def run_wkv_backward(dy: Array, inputs: WkvInputs, wkv: Array, runs: PackedRuns)
 
 def channel_mix_backward(d_out: Array, block: Block, x: Array, previous: Array) -> tuple[Array, Array]:
     """Return the gradients of x and of previous from that of the channel mix of RWKV-7. All are [T, D]."""
-    mix = block("ffn.x_k")
-    k = block.matmul(x + (previous - x) * mix, "ffn.key.weight")
+    delta = previous - x
+    k = block.matmul(x + delta * block("ffn.x_k"), "ffn.key.weight")
     hidden = np.square(np.maximum(k, 0))
     dk = squared_relu_backward(block.matmul_transposed(d_out, "ffn.value.weight", hidden), k)
-    return mixes_backward({"k": block.matmul_transposed(dk, "ffn.key.weight")}, {"k": mix})
+    return vector_mixes_backward({"k": block.matmul_transposed(dk, "ffn.key.weight")}, block, "ffn.x_", delta)
 
 
 def normalize_backward(d_unit: Array, x: Array) -> Array:

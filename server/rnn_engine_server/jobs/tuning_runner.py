@@ -480,8 +480,10 @@ class TuningRunner:
     async def _finish(self, job: TuningJob, run: _Run, finished: Finished) -> None:
         if not await self._keep(job, job.state) and job.lora is not None:
             room = f"--max-loras 1 and --max-lora-rank {job.lora.result.rank}"
-            message = f"The LoRA is only a file, since the server has no room to run it; it needs at least {room}"
-            await self._store.add_event(job, message, "warn", "room")
+            reason = f"the server has no room to run it; it needs at least {room}"
+            if job.lora.train_vectors:
+                reason = "its vectors replace the model's; merge it with --lora"
+            await self._store.add_event(job, f"The LoRA is only a file, since {reason}", "warn", "room")
         if run.num_steps is not None and run.step < run.num_steps:
             early = f"Training ended after step {run.step} of {run.num_steps}: the validation loss no longer falls"
             await self._store.add_event(job, early, kind="early_end")
@@ -515,11 +517,14 @@ class TuningRunner:
     async def _keep(self, job: TuningJob, name: str) -> bool:
         """Give the state or the LoRA that the process has written a name, unless it has that already.
 
-        A LoRA is kept as a file, too. If the model has no room to run it, it has no name, and the result is False.
+        A LoRA is kept as a file, too. If it has vectors, or the model no room to run it, it has no name, and the result
+        is False.
         """
         path = self._store.files.blobs.path(job.blobs[1])
         if job.lora is not None:
             await self._store.keep_lora(job, name)
+            if job.lora.train_vectors:
+                return False
         async with self._states(job) as (files, states):
             room = files.lora_room
             if job.lora is not None and not (room.places and job.lora.result.rank <= room.rank):

@@ -118,6 +118,10 @@ class LoraHyperparametersBody(HyperparametersBody):
     state_rate: float = Field(
         default=_LORA.state_rate, gt=0, le=1e6, description="How many times the learning rate is that of the state."
     )
+    train_vectors: bool = Field(
+        default=_LORA.train_vectors,
+        description="Also train the vectors of token shifts and gates; the result is only a file, for `--lora`.",
+    )
 
 
 class LoraParameters(MethodParameters):
@@ -182,7 +186,8 @@ class FineTuningRequest(RequestBody):
             return None
         asked = (self.method.lora or LoraParameters()).hyperparameters
         targets = tuple(dict.fromkeys(asked.targets))
-        return LoraSettings(asked.rank, asked.alpha, targets, asked.init, asked.train_state, asked.state_rate)
+        more = asked.init, asked.train_state, asked.state_rate, asked.train_vectors
+        return LoraSettings(asked.rank, asked.alpha, targets, *more)
 
 
 class HyperparametersObject(TypedDict):
@@ -197,6 +202,7 @@ class HyperparametersObject(TypedDict):
     init: NotRequired[LoraInit]
     train_state: NotRequired[bool]
     state_rate: NotRequired[float]
+    train_vectors: NotRequired[bool]
 
 
 class MethodParametersObject(TypedDict):
