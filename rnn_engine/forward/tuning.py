@@ -153,7 +153,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         tiled=TiledVariant(rows=64, tokens=64),
         packed=_hardware_streams("int8", (2, 2, 2, 2, 1)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
-        few_rows=StreamVariant(1, splits=32, unroll=4),
+        few_rows=StreamVariant(1, splits=32, unroll=unrolls.floats[0]),
         adapter_loads=4,
         head_shares=4,
         joins_formats=True,

@@ -11,7 +11,7 @@ from rnn_engine.forward.cost import MULTIPLYING, UNPACKING
 from tools.gpu_compilers import INTEL, MESA_FOLDER, UNPACKED, Compiled, UnavailableError, chosen_kernels, compile_for
 
 DECODE = "stream 1t 1g 1p 16s 4u direct f32"  # the matmul of a step of one token
-DECODE_ON_INTEL = "stream 1t 1g 1p 16s 2u direct f32"
+DECODE_ON_INTEL = ("stream 1t 1g 1p 16s 2u direct f32", "stream 1t 1g 1p 32s 2u direct f32")
 NORMED = "stream 1t 1g 4p 32s 2u normed f32, f16"
 OF_BYTES = "stream 1t 1g 1p 16s 2u direct int8, int8"
 CANDIDATES = ("candidates, 22 of 65536", "candidates, 1 of 65536", "candidates, 1 of 4096")

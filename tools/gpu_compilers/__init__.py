@@ -93,7 +93,7 @@ def chosen_kernels(family: str = "navi31") -> dict[str, str]:
     name = UNPACKED[family][0] if family in UNPACKED else INTEL.get(family, "AMD")
     tuning = tuning_for(DeviceInfo(0, name, "discrete", "none", "none"), can_broadcast=True)
     kernels: dict[str, str] = {}
-    streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, *tuning.normed)
+    streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, *tuning.normed, tuning.few_rows)
     two, kept = {"FLOATS_FROM": 64, "WIDE": False}, {"MIXES": 6, "KEEPS_DIFFERENCE": True}
     for variant, constants, includes, suffix in (
         *((each, {}, {}, "") for each in (*streams, tuning.tiled, tuning.packed_tiled) if each is not None),
