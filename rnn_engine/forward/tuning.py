@@ -153,7 +153,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         tiled=TiledVariant(rows=64, tokens=64),
         packed=_hardware_streams("int8", (2, 2, 2, 2, 1)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
-        few_rows=StreamVariant(1, splits=32, unroll=4),
+        few_rows=StreamVariant(1, splits=32, unroll=unrolls.floats[0]),
         adapter_loads=4,
         head_shares=4,
         joins_formats=True,
@@ -164,7 +164,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         blocks=_hardware_streams("f32", unrolls.blocks),
         transposed=TransposedVariant(threads=64, tokens=unrolls.transposed, inputs="direct"),
         broadcast=False,
-        codes={"nibbles": "nibbles_by_bytes", "levels": "levels_by_table"},
+        codes={"nibbles": unrolls.nibbles, "levels": "levels_by_table"},
         norm_threads=256,
         candidate_threads=256,
         candidate_loads=24,
@@ -180,6 +180,7 @@ class _Unrolls(NamedTuple):
     floats: tuple[int, int, int, int, int]
     blocks: tuple[int, int, int, int, int]
     transposed: int = 8  # tokens that a thread of a transposed product sums up
+    nibbles: Include = "nibbles_by_bytes"  # the WGSL that turns codes of 4 bits into numbers
 
 
 _USUAL_UNROLLS: Final = _Unrolls((4, 4, 4, 4, 2), (8, 4, 4, 4, 2))
@@ -187,7 +188,10 @@ _USUAL_UNROLLS: Final = _Unrolls((4, 4, 4, 4, 2), (8, 4, 4, 4, 2))
 _UNROLLS: Final[Mapping[frozenset[str], _Unrolls]] = {
     # A thread has 128 registers. With more, Mesa's compiler gives up hiding latency: 32 to 44 bytes of weights are on
     # their way instead of 64 to 80. Transposed products of eight tokens keep 85 registers in memory, of four none.
-    frozenset({"intel", "arc", "iris"}): _Unrolls((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), transposed=4),
+    # Arc moves a byte before it makes a float of it. Eight at once take so many registers that the compiler waits for
+    # the scales of one block after the other, with 20 to 36 bytes on their way; by shifts 80 to 104.
+    frozenset({"arc"}): _Unrolls((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), transposed=4, nibbles="nibbles_by_shifts"),
+    frozenset({"intel", "iris"}): _Unrolls((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), transposed=4),
     # Transposed products of eight tokens keep 9 to 51 registers in memory on an M1, of four none.
     frozenset({"apple"}): _Unrolls((4, 4, 4, 4, 2), (8, 4, 4, 4, 2), transposed=4),
     # A thread has 64 registers; with more, some are kept in memory.

@@ -13,12 +13,12 @@ fn keep_mixes(workgroup: u32, thread: u32, loaded: OwnColumns, stats: vec2<f32>)
     for (var plane = workgroup; plane < PLANES; plane += LEAST_WORKGROUPS) {
         var own_mix: array<f32, PARTS>; // all before the first is used
         for (var p = 0u; p < PARTS; p++) {
-            let d = min(thread + p * THREADS, WIDTH - 1u);
-            own_mix[p] = vectors[MIX + min(plane, MIXES - 1u) * WIDTH + d];
+            let d = thread + p * THREADS;
+            own_mix[p] = vectors[MIX + min(plane, MIXES - 1u) * WIDTH + select(min(d, WIDTH - 1u), d, FULL)];
         }
         for (var p = 0u; p < PARTS; p++) {
             let d = thread + p * THREADS;
-            if WIDTH % THREADS == 0u || d < WIDTH {
+            if FULL || d < WIDTH {
                 let normed = norm_column(loaded[p], stats);
                 let mixed = mix_column(normed, loaded[p].previous, own_mix[p]);
                 mixes[plane * MAX_TOKENS * WIDTH + d] = select(loaded[p].previous - normed, mixed, plane < MIXES);

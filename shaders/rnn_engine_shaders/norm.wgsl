@@ -5,6 +5,7 @@
 
 const PARTS = (WIDTH + THREADS - 1u) / THREADS; // numbers of a thread
 const MOST_HELD = 32u; // that a thread keeps, so that it loads all of them at once, and once only
+const FULL = WIDTH % THREADS == 0u; // every thread has PARTS numbers
 const HOLDS = PARTS <= MOST_HELD && THREADS > 8u; // software devices have 8 threads and compile long code slowly
 
 fn bias_of_norm(place: u32) -> f32 {
@@ -44,13 +45,13 @@ fn mean_and_scale_held(start: u32, thread: u32) -> vec2<f32> {
     var sum = 0.0;
     for (var p = 0u; p < min(PARTS, MOST_HELD); p++) {
         let d = thread + p * THREADS;
-        own[p] = select(0.0, x[start + min(d, WIDTH - 1u)], d < WIDTH);
+        own[p] = select(0.0, x[start + min(d, WIDTH - 1u)], FULL || d < WIDTH);
         sum += own[p];
     }
     let mean = mean_of(sum, thread);
     var squares = 0.0;
     for (var p = 0u; p < min(PARTS, MOST_HELD); p++) {
-        let deviation = select(0.0, own[p] - mean, thread + p * THREADS < WIDTH);
+        let deviation = select(0.0, own[p] - mean, FULL || thread + p * THREADS < WIDTH);
         squares += deviation * deviation;
     }
     let variance = sum_over_workgroup(squares, thread) / f32(WIDTH);

@@ -41,13 +41,13 @@ fn prepare_inputs(place: Place, own: Own) -> Place {
     let mix = MIX + place.segment.inputs_start / (MAX_TOKENS * WIDTH) * WIDTH;
     var loaded: OwnColumns; // all before the first is used
     for (var p = 0u; p < PARTS; p++) {
-        let d = min(own.thread + p * THREADS, WIDTH - 1u);
+        let d = min(own.thread + p * THREADS, WIDTH - 1u); // without `min`, compilers would keep the addresses for later
         loaded[p] = Loaded(x[d], vectors[NORM_WEIGHT + d], bias_of_norm(NORM_BIAS + d), state[old_shift + d], vectors[mix + d]);
     }
     let stats = mean_and_scale(0u, own.thread);
     for (var p = 0u; p < PARTS; p++) {
         let d = own.thread + p * THREADS;
-        if WIDTH % THREADS == 0u || d < WIDTH { // without a branch, loads are waited for once
+        if FULL || d < WIDTH { // without a branch, loads are waited for once
             let normed = norm_column(loaded[p], stats);
             inputs[d] = mix_column(normed, loaded[p].previous, loaded[p].mix);
         }

@@ -30,11 +30,25 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let is_real = row < HEAD_SIZE;
     let channel = group.x * HEAD_SIZE + min(row, HEAD_SIZE - 1u);
     var ds: array<Eight, EIGHTHS>; // see wkv7.wgsl
+    if REMOVES_KEYS && run.length > 0u {
+        let last = (run.start + run.length - 1u) * WIDTH + channel;
+        set_vector(R, row, projected[last]);
+        workgroupBarrier();
+        let dy = traced[D_Y * PLANE + last];
+        for (var j = 0u; j < EIGHTHS; j++) {
+            let receptance = load_eight(R, j, row);
+            ds[j] = Eight(dy * receptance.low, dy * receptance.high);
+        }
+        workgroupBarrier();
+    }
 
     for (var left = run.length; left > 0u; left--) {
         let token = run.start + left - 1u;
         let place = token * WIDTH + channel;
-        set_vector(R, row, projected[place]);
+        // The token whose dy r^T is added to dS when dS is decayed. In RWKV-7 it is the one before, for which dS is then
+        // ready. If dS changed twice for a token, compilers would keep both in registers.
+        let added = select(place, place - WIDTH, REMOVES_KEYS && left > 1u);
+        set_vector(R, row, projected[added]);
         set_vector(DECAY, row, gates[DECAY_START + token * DECAY_STRIDE + channel]);
         set_vector(RATED_K, row, traced[KEY * PLANE + place]);
         if REMOVES_KEYS {
@@ -44,28 +58,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
 
-        let dy = traced[D_Y * PLANE + place];
+        let dy = select(traced[D_Y * PLANE + added], 0.0, REMOVES_KEYS && left == 1u);
         var dv = 0.0;
         var dsa = 0.0;
         for (var j = 0u; j < EIGHTHS; j++) {
             let key = load_eight(RATED_K, j, row);
             if REMOVES_KEYS {
-                let receptance = load_eight(R, j, row);
                 let rate = load_eight(RATED_KK, j, row);
-                ds[j] = Eight(ds[j].low + dy * receptance.low, ds[j].high + dy * receptance.high);
                 dsa += dot(ds[j].low, rate.low) + dot(ds[j].high, rate.high);
             }
             dv += dot(ds[j].low, key.low) + dot(ds[j].high, key.high);
         }
         for (var j = 0u; j < EIGHTHS; j++) {
             let decay = load_eight(DECAY, j, row);
+            let receptance = load_eight(R, j, row);
+            var low = dy * receptance.low;
+            var high = dy * receptance.high;
             if REMOVES_KEYS {
                 let kk = load_eight(OWN_KK, j, row);
-                ds[j] = Eight(ds[j].low * decay.low - dsa * kk.low, ds[j].high * decay.high - dsa * kk.high);
-            } else {
-                let receptance = load_eight(R, j, row);
-                ds[j] = Eight(ds[j].low * decay.low + dy * receptance.low, ds[j].high * decay.high + dy * receptance.high);
+                low -= dsa * kk.low;
+                high -= dsa * kk.high;
             }
+            ds[j] = Eight(fma(ds[j].low, decay.low, low), fma(ds[j].high, decay.high, high));
         }
         if is_real {
             if REMOVES_KEYS {

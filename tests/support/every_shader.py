@@ -106,13 +106,14 @@ def shaders_of_variant(
     variant: MatMulVariant,
     constants: Mapping[str, Constant] = MappingProxyType({}),
     includes: Mapping[str, Include] = MappingProxyType({}),
+    tuning: Tuning = tuning_for(SizingDevice.smallest().info, can_broadcast=True),  # noqa: B008
 ) -> Iterator[tuple[str, str]]:
     """Yield the shader of `variant` for each weight format that it can multiply, with the format's name.
 
     `constants` and `includes` are added to those that the variant has.
     """
     device = _Collector()
-    matmuls = MatMulKernels(device.kernels, tuning_for(device.info, can_broadcast=True), _LIMITS)
+    matmuls = MatMulKernels(device.kernels, tuning, _LIMITS)
     formats = [each for each in STORED_FORMATS.values() if variant.number != "int8" or each.packed is not None]
     if "one_format" in includes:
         formats = [each for each in formats if each.name in KEPT_FORMATS]

@@ -45,12 +45,13 @@ FAMILIES: Final[Mapping[str, str]] = {
 }
 """Families of GPUs, by the names of Mesa's drivers."""
 
-INTEL: Final = ("tgl", "dg2", "bmg")
+INTEL: Final = {"tgl": "Iris", "dg2": "Arc", "bmg": "Arc"}
 
 _NVK: Final = {"NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"}
 UNPACKED: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
     "turing": ("NVIDIA", "nouveau", {"NOUVEAU_CHIPSET": "164", **_NVK}),
     "ampere": ("NVIDIA", "nouveau", {"NOUVEAU_CHIPSET": "172", **_NVK}),
+    "ada": ("NVIDIA", "nouveau", {"NOUVEAU_CHIPSET": "192", **_NVK}),
     "adreno-660": ("Adreno", "freedreno", {"FD_GPU_ID": "660"}),
     "adreno-740": ("Adreno", "freedreno", {"FD_GPU_ID": "740"}),
     "m1": ("Apple", "asahi", {}),
@@ -89,17 +90,17 @@ def chosen_kernels(family: str = "navi31") -> dict[str, str]:
 
     These are the matmuls of every weight format, and the other kernels of every version for heads of 64 rows.
     """
-    name = UNPACKED[family][0] if family in UNPACKED else "Intel" if family in INTEL else "AMD"
+    name = UNPACKED[family][0] if family in UNPACKED else INTEL.get(family, "AMD")
     tuning = tuning_for(DeviceInfo(0, name, "discrete", "none", "none"), can_broadcast=True)
     kernels: dict[str, str] = {}
-    streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, *tuning.normed)
+    streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, *tuning.normed, tuning.few_rows)
     two, kept = {"FLOATS_FROM": 64, "WIDE": False}, {"MIXES": 6, "KEEPS_DIFFERENCE": True}
     for variant, constants, includes, suffix in (
         *((each, {}, {}, "") for each in (*streams, tuning.tiled, tuning.packed_tiled) if each is not None),
         *((each, two, {"one_format": "two_formats"}, " and f16") for each in (tuning.blocks[0], tuning.normed[-1])),
         (tuning.normed[0], kept, {"mixes_not_kept": "keep_mixes"}, ", mixes kept"),
     ):
-        for weights, text in shaders_of_variant(variant, constants, includes):
+        for weights, text in shaders_of_variant(variant, constants, includes, tuning):
             kernels[f"{variant}, {weights}{suffix}"] = text
     v7 = tiny_shape(width=256, head_size=64, ranks=AdapterRanks(w=128, a=128, v=96, g=480))  # ranks of 7.2B
     others: dict[str, str] = {}  # name by text
@@ -137,6 +138,7 @@ def compile_for(
             "NULL_DEVICE_DRIVER": f"libvulkan_{'intel' if family in INTEL else 'radeon'}.so",
             "NULL_DEVICE_PRINTS": "2" if with_loops else "1",
             "VK_DRIVER_FILES": f"{folder}/driver.json",
+            **({"NULL_DEVICE_TRUSTS": "1"} if trusted else {}),
         }
         _build_driver(folder)
         command = [sys.executable, "-m", "tools.gpu_compilers.compile"]
@@ -146,10 +148,8 @@ def compile_for(
                 raise UnavailableError(f"{MESA_FOLDER} is not set to a folder that tools/gpu_compilers/mesa.sh made")
             library = f"{os.environ[MESA_FOLDER]}/usr/lib/x86_64-linux-gnu"
             own |= {"NULL_DEVICE_DRIVER": f"{library}/libvulkan_{driver}.so", "LD_PRELOAD": "", **settings}
-            loader, shim = f"{library}/ld-linux-x86-64.so.2", f"{library}/lib{driver}_noop_drm_shim.so"
-            command = [loader, "--library-path", library, "--preload", shim, *command]
-        if trusted:
-            own["NULL_DEVICE_TRUSTS"] = "1"
+            shims = f"{folder}/ada_device.so:{library}/lib{driver}_noop_drm_shim.so"
+            command = [f"{library}/ld-linux-x86-64.so.2", "--library-path", library, "--preload", shims, *command]
         texts = json.dumps(list(shaders.values()))
         done = subprocess.run(command, env=own, input=texts, capture_output=True, text=True, errors="replace")
     if "finds no GPU" in done.stderr:
@@ -163,11 +163,11 @@ def compile_for(
 
 
 def _build_driver(folder: str) -> None:
-    """Build both C files in `folder`, and write the manifest driver.json. Raises UnavailableError."""
+    """Build the C files in `folder`, and write the manifest driver.json. Raises UnavailableError."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         raise UnavailableError("there is no Linux with a C compiler (on Debian or Ubuntu: gcc)")
-    for name in ("null_device", "intel_device"):
+    for name in ("null_device", "intel_device", "ada_device"):
         source = str(Path(__file__).with_name(f"{name}.c"))
         subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", f"{folder}/{name}.so", source, "-ldl"], check=True)
     icd = {"library_path": f"{folder}/null_device.so", "api_version": "1.3.0"}
