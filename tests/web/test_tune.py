@@ -218,6 +218,7 @@ async def test_a_lora_is_asked_for_and_saved(visit: Visit) -> None:
     page = await visit("/#/tune")
     await page.get_by_role("button", name="Try an example").click()
     await page.get_by_role("combobox", name="What is trained").select_option("LoRA of rank 8")
+    await page.get_by_role("combobox", name="How it is trained").select_option("With the initial state")
     await page.get_by_role("spinbutton", name="Learning rate multiplier").fill("2")
     bodies: list[Any] = []
     ended = job("succeeded", fine_tuned_model="demo:ft-pirate-1", result_files=["file-1", "file-2"])
@@ -239,7 +240,7 @@ async def test_a_lora_is_asked_for_and_saved(visit: Visit) -> None:
     assert (saved.suggested_filename, (await saved.path()).read_text()) == ("demo-ft-pirate-1.safetensors", "a LoRA")
     assert bodies[0]["method"] == {
         "type": "lora",
-        "lora": {"hyperparameters": {"learning_rate_multiplier": 2, "rank": 8}},
+        "lora": {"hyperparameters": {"learning_rate_multiplier": 2, "rank": 8, "train_state": True}},
     }
     await expect(page.get_by_role("heading", name="LoRAs")).to_be_visible()
     await expect(page.get_by_role("textbox", name="Ask both")).to_have_count(0)

@@ -17,10 +17,14 @@ import { change, draft } from "./state.js";
 const SHOWN = 100;
 const RANKS = [4, 8, 16, 32, 64];
 
+/** Ways to train a LoRA, as hyperparameters of a job. @type {Record<Way, Record<string, string | boolean>>} */
+const WAYS = { pairs: {}, pissa: { init: "pissa" }, state: { train_state: true }, vectors: { train_vectors: true } };
+
 /** @typedef {import("./examples.js").Example} Example */
+/** @typedef {import("./state.js").Way} Way */
 
 export function NewTuning() {
-  const { examples: text, suffix, epochs, batch, rate, rank } = useStore(draft);
+  const { examples: text, suffix, epochs, batch, rate, rank, way = "pairs" } = useStore(draft);
   useStore(models);
   useStore(chosenModel);
   const examples = useMemo(() => readExamples(text), [text]);
@@ -32,7 +36,8 @@ export function NewTuning() {
     try {
       const numbers = { n_epochs: epochs, batch_size: batch, learning_rate_multiplier: rate, rank };
       const given = Object.entries(numbers).filter(([, value]) => value);
-      const { id } = await beginTuning(text, suffix, Object.fromEntries(given.map(([name, value]) => [name, Number(value)])));
+      const settings = Object.fromEntries(given.map(([name, value]) => [name, Number(value)]));
+      const { id } = await beginTuning(text, suffix, { ...settings, ...(rank && WAYS[way]) });
       go("tune", id);
     } catch (error) {
       notifyError(error);
@@ -76,7 +81,7 @@ const joined = (...texts) => texts.map((text) => text.replace(/\n+$/, "")).filte
 const PLACEHOLDER = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}';
 
 function Settings() {
-  const { suffix, epochs, batch, rate, rank = "" } = useStore(draft);
+  const { suffix, epochs, batch, rate, rank = "", way } = useStore(draft);
   /** @param {"suffix" | "epochs" | "batch" | "rate"} field @param {string} value @param {Record<string, any>} attributes */
   const input = (field, value, attributes) => html`
     <label class="field grow">
@@ -94,6 +99,17 @@ function Settings() {
           ${RANKS.map((each) => html`<option key=${each} value=${each}>${t("tune.what.lora", { rank: formatNumber(each) })}</option>`)}
         </select>
       </label>
+      ${
+        rank &&
+        html`
+          <label class="field grow">
+            <span>${t("tune.way")}</span>
+            <select value=${way} onChange=${(/** @type {any} */ event) => change({ way: event.target.value })}>
+              ${/** @type {Way[]} */ (Object.keys(WAYS)).map((each) => html`<option key=${each} value=${each}>${t(`tune.way.${each}`)}</option>`)}
+            </select>
+          </label>
+        `
+      }
       ${input("suffix", suffix, { pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]{0,63}", placeholder: "pirate", title: t("tune.suffix.hint") })}
       ${input("epochs", epochs, { ...number, min: 1 })}
       ${input("batch", batch, { ...number, min: 1 })}

@@ -3,8 +3,11 @@
 import { keepDraft } from "../../drafts.js";
 import { createStore } from "../../store.js";
 
+/** @typedef {"pairs" | "pissa" | "state" | "vectors"} Way How a LoRA is trained. */
+
 /**
- * @typedef {{examples: string, suffix: string, epochs: string, batch: string, rate: string, rank?: string}} Draft
+ * @typedef {{examples: string, suffix: string, epochs: string, batch: string, rate: string, rank?: string,
+ *   way?: Way}} Draft
  * Empty numbers: auto; without a rank, a state is tuned.
  */
 
