@@ -14,6 +14,7 @@ from inspect import get_annotations
 from types import MappingProxyType
 from typing import Any, ClassVar, NotRequired, Self, TypeAlias, TypeVar
 
+import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -32,8 +33,9 @@ from rnn_engine_server.core.settings import Limits
 
 T = TypeVar("T")
 _DEFAULT_LIMITS = Limits()
-_MAYBE_INFINITE = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3}|(?<![0-9]{2})[0-9]{199})")  # in every number from 1e300 on
-_SEARCHED, _OVERLAP = 1 << 13, 200  # bytes that are searched for it at a time: a search stops all other threads
+_GREAT_EXPONENT = re.compile(rb"(?<=[0-9])[eE]\+?[0-9]{3}")
+_MANY_DIGITS = 200
+_SEARCHED = 1 << 13  # bytes that are searched at a time: a search stops all other threads
 _MOST_NAMES = 30  # of fields that an error lists
 _MOST_UNKNOWN = 100  # different unknown fields of a body: to look for what each may be a misspelling of takes time
 _MISSPELLED = 0.87  # the least likeness (`difflib`) to a field of which a name counts as a misspelling
@@ -91,11 +93,18 @@ def parse_json(text: bytes | bytearray, what: str) -> Any:  # noqa: ANN401
         value = from_json(text, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequestError(what, text[:100].decode(errors="replace"), f"JSON ({error})") from None
-    pieces = range(0, len(text), _SEARCHED)
-    may_be = any(_MAYBE_INFINITE.search(text, start, start + _SEARCHED + _OVERLAP) for start in pieces)
-    if may_be and (found := _find_infinite(value)) is not None:
+    pieces = (text[start : start + _SEARCHED + _MANY_DIGITS] for start in range(0, len(text), _SEARCHED))
+    if any(map(_may_be_infinite, pieces)) and (found := _find_infinite(value)) is not None:
         raise InvalidRequestError(found.removeprefix(".") or what, math.inf, "a number that fits a 64-bit float")
     return value
+
+
+def _may_be_infinite(text: bytes | bytearray) -> bool:
+    """Return True if a number in a JSON text may be 1e300 or more: three digits of exponent, or over 200 in a row."""
+    if _GREAT_EXPONENT.search(text):
+        return True
+    others = np.flatnonzero(np.frombuffer(text, np.uint8) - ord("0") > 9)  # what is less than "0" wraps around
+    return bool(np.diff(others, prepend=-1, append=len(text)).max() > _MANY_DIGITS)
 
 
 def _find_infinite(value: object, place: str = "") -> str | None:
@@ -321,7 +330,7 @@ def _advice(name: str, known: frozenset[str]) -> str:
 
 def is_integers(value: object) -> TypeIs[list[int]]:
     """Return True if `value` is a list of integers; booleans do not count as integers."""
-    return isinstance(value, list) and all(type(item) is int for item in value)
+    return isinstance(value, list) and {int}.issuperset(map(type, value))
 
 
 def _is_one_of(value: object, values: Collection[object]) -> bool:
