@@ -154,7 +154,7 @@ def _uses(lora: LoraSettings, output: Path) -> str:
     """Return how to use a LoRA's file, for a message."""
     rank, alpha = lora.result.rank, lora.result.alpha
     file = f"{output}:{alpha:g}" if output.suffix == ".pth" else str(output)
-    if lora.train_vectors:
+    if lora.train_vectors or not output.suffix:
         return f"; use it with --lora {file}"
     room = f"--max-loras 4{f' --max-lora-rank {rank}' if rank > LoadSettings().max_lora_rank else ''}"
     merged = "" if lora.train_state else f"--lora {file}, or beside others with "

@@ -73,7 +73,7 @@ tune_lora_command = _make_command(
     LoraSettings,
     "LoRA",
     "The LoRA's file. Its name ends in .safetensors, or in .pth, as RWKV-PEFT has it, which does not hold the alpha; "
-    "with --train-state, in .state.",
+    "with --train-state, in .state. A name without an ending is that of a folder of PEFT.",
     """Train a LoRA with the examples in DATA.
 
     The LoRA is a small file, which `--lora FILE` of other commands merges into the weights of the model. DATA has

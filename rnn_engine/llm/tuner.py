@@ -235,8 +235,8 @@ class Tuner:
 
         `.st` and `.safetensors` hold the matrices as ai00 has them, `.pth` as BlinkDL, and `.state`, this project's own
         file, has the token shifts, too. A LoRA is written to `.safetensors` with its alpha, or to `.pth` without, in
-        RWKV-PEFT's names, and one with a state to `.state`. Raises StateError if the form can't have the state, and
-        OSError if the file can't be written.
+        RWKV-PEFT's names, or to a folder of PEFT, which has a name without an ending; one with a state to `.state`.
+        Raises StateError if the form can't have the state, and OSError if the file can't be written.
         """
         form, lora = self.form_of(Path(path)), self.lora
         if lora is None or lora.train_state:
@@ -256,12 +256,20 @@ class Tuner:
 
         Raises InvalidRequestError for an unknown ending, and StateError if the form can't have the run's states.
         """
-        forms = _FORMS
-        if self.lora is not None:
-            forms = {".state": "full"} if self.lora.train_state else _LORA_FORMS
+        forms, lora = _FORMS, self.lora
+        if lora is not None:
+            forms = {".state": "full"} if lora.train_state else _LORA_FORMS
+        if lora is not None and not lora.train_state and not path.suffix:
+            if lora.train_vectors or self.state_files.shape.version != "v7":
+                allowed = "a name that ends in .safetensors or .pth: PEFT's folders have pairs of RWKV-7 alone"
+                raise InvalidRequestError("output", str(path), allowed)
+            if path.exists():
+                raise InvalidRequestError("output", str(path), "a folder that does not exist yet")
+            return "tuned"
         form = next((form for ending, form in forms.items() if path.name.endswith(ending)), None)
         if form is None:
-            raise InvalidRequestError("output", str(path), f"a name that ends in {', '.join(forms)}")
+            folder = ", or has no ending, for a folder of PEFT" if forms is _LORA_FORMS else ""
+            raise InvalidRequestError("output", str(path), f"a name that ends in {', '.join(forms)}{folder}")
         if form in ("tuned", "pth") and (self._train_shifts or self._start.has_shifts):
             raise StateError(
                 f"{path.name}: a file of tuned matrices has no token shifts, and this state has some; expected a name "

@@ -7,6 +7,7 @@ own, or is added to it. PEFT does not do here: it needs torch, and a whole model
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, ModelError
-from rnn_engine.files import output_file
+from rnn_engine.files import atomic_folder, output_file
 from rnn_engine.model.conventions import locate_tensors
 from rnn_engine.model.fingerprint import fingerprint
 from rnn_engine.model.huggingface import fla_name, is_transposed, read_json
@@ -419,21 +420,48 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
 
 
 def write_lora(path: Path, tensors: Mapping[str, F32], alpha: float, metadata: Mapping[str, str]) -> None:
-    """Write low-rank pairs to a file, atomically: to a .pth as RWKV-PEFT does, or to safetensors with the metadata.
+    """Write low-rank pairs, atomically: to safetensors with the metadata, to a .pth as RWKV-PEFT does, or to a folder.
 
-    Vectors [D] beside them become [1, 1, D], as in BlinkDL's files.
-    Only safetensors hold `alpha`; who loads a .pth gives it to `LoraChoice`. Raises OSError.
+    Vectors [D] beside them become [1, 1, D], as in BlinkDL's files. A folder, which has a name without an ending, is
+    PEFT's, for RWKV-7 of flash-linear-attention, and has no vectors.
+    A .pth does not hold `alpha`; who loads it gives it to `LoraChoice`. Raises OSError.
     """
     entries = [
         TensorEntry(name, TensorInfo(values.shape, values.dtype), partial(np.asarray, values))
         for name, tensor in sorted(tensors.items())
         for values in (tensor if tensor.ndim > 1 else tensor.reshape(1, 1, -1),)
     ]
+    if not path.suffix:
+        with atomic_folder(path, "output") as folder:
+            _write_peft(folder, entries, alpha, metadata)
+        return
     with output_file(path) as file:
         if path.suffix == ".pth":
             write_pth(file, entries)
         else:
             write_safetensors(file, entries, {**metadata, _ALPHA: str(alpha)})
+
+
+def _write_peft(folder: Path, entries: Sequence[TensorEntry], alpha: float, metadata: Mapping[str, str]) -> None:
+    modules, named = set[str](), list[TensorEntry]()
+    for entry in entries:
+        matrix, _, half = entry.name.rpartition(".")
+        module = fla_name(f"{matrix}.weight").removesuffix(".weight")
+        modules.add(".".join(module.split(".")[-2:]))
+        named.append(replace(entry, name=f"{_PEFT_PREFIX}{module}.{half}.weight"))
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "r": entries[0].info.shape[0],  # of an A
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(modules),
+        "bias": "none",
+    }
+    (folder / _FILE).write_text(json.dumps(config, indent=2))
+    with output_file(folder / _PEFT_FILES[0]) as file:
+        write_safetensors(file, named, {"format": "pt", **metadata})
 
 
 def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors) -> dict[str, Change]:

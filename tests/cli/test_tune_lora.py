@@ -70,7 +70,8 @@ def test_a_lora_with_vectors_is_merged_for_the_samples(rnn_engine: Command, data
         (["--init", "pissa", "--rank", "129"], "rank: 129 is not allowed; expected at most 128, as many singular"),
         (["--train-state"], "output: 'a.pth' is not allowed; expected a name that ends in .state"),
         (["--train-state", "--train-vectors"], "train_vectors: True is not allowed; expected false with train_state"),
-        (["-o", "a.st"], "output: 'a.st' is not allowed; expected a name that ends in .safetensors, .pth"),
+        (["-o", "a.st"], "output: 'a.st' is not allowed; expected a name that ends in .safetensors, .pth, or has no"),
+        (["-o", "a", "--train-vectors"], "output: 'a' is not allowed; expected a name that ends in .safetensors or"),
     ],
 )
 def test_refusals(rnn_engine: Command, data: Path, arguments: list[str], words: str) -> None:

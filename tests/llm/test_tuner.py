@@ -176,13 +176,16 @@ def test_a_lora_is_trained_and_its_file_gives_the_model_the_loss_of_the_run(
         assert min(losses) < 0.9 * losses[0]
         for path in paths:
             running.save(path)
+        folder = [] if settings.train_vectors else [LoraChoice(tmp_path / "a")]
+        for choice in folder:
+            running.save(choice.path)
         assert running.pairs["blocks.0.att.key.lora_A"].shape == (rank, state.shape.width)
         assert "blocks.0.ffn.key.lora_A" not in running.pairs
         assert running.pairs.keys() == load_file(paths[0]).keys()
     [document] = running.data.held_out
     prompt, answer = np.split(document.tokens, [int(np.argmax(document.weights > 0))])
     texts = [(prompt.tolist(), answer.tolist())]
-    for lora in (LoraChoice(paths[0]), LoraChoice(paths[1], alpha)):
+    for lora in (LoraChoice(paths[0]), LoraChoice(paths[1], alpha), *folder):
         with LLM(device="cpu", num_slots=1, loras=[lora], cache=None) as merged:
             [score] = merged.score(texts)
         assert -score.total / len(answer) == pytest.approx(min(losses), rel=1e-4)

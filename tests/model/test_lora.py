@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -74,6 +75,22 @@ def test_a_lora_that_was_written_is_merged_as_rwkv_peft_merges_it(path: Path, tm
             changed[weight] = w[weight] + w[lora_b] @ w[lora_a] * (alpha / w[lora_b].shape[1])
     assert set(changed) == {f"{KEY}.weight", f"{FFN}.weight"}
     assert_merged(path, [LoraChoice(file, alpha if file.suffix == ".pth" else None)], changed)
+
+
+def test_a_folder_of_peft_that_was_written_is_merged(path: Path, tmp_path: Path) -> None:
+    down, up = draw_pair(MODEL, f"{FFN}.weight", rank=4, seed=6)
+    halves = {f"{KEY}.lora_A": PAIR[0], f"{KEY}.lora_B": PAIR[1], f"{FFN}.lora_A": down, f"{FFN}.lora_B": up}
+    write_lora(tmp_path / "peft", halves, 8.0, {})
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8.0)
+    assert config["target_modules"] == ["attn.k_proj", "ffn.value"]
+    written = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    np.testing.assert_array_equal(written[f"base_model.model.{PEFT_KEY}.lora_B.weight"], PAIR[1])
+    expected = {
+        f"{KEY}.weight": MODEL.tensor(f"{KEY}.weight") + 2.0 * PAIR[1] @ PAIR[0],
+        f"{FFN}.weight": MODEL.tensor(f"{FFN}.weight") + 2.0 * up @ down,
+    }
+    assert_merged(path, [LoraChoice(tmp_path / "peft")], expected)
 
 
 def test_a_pair_of_blinkdl_is_added(path: Path, tmp_path: Path) -> None:
