@@ -185,9 +185,9 @@ class PairedWeights(Weights):
     def __call__(self, name: str) -> Array:
         return self._trained[name] if name in self._trained else super().__call__(name)
 
-    def learn(self, name: str, gradients: Array) -> None:
+    def learn(self, name: str, gradients: Array, factors: Array | None = None) -> None:
         if name in self._trained:
-            self.gradients[name] = gradients.sum(axis=0)
+            self.gradients[name] = (gradients if factors is None else gradients * factors).sum(axis=0)
 
     def matmul(self, x: Array, name: str) -> Array:
         y = super().matmul(x, name)

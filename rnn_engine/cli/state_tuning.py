@@ -28,6 +28,7 @@ from rnn_engine.llm.state import State
 from rnn_engine.llm.tuner import Tuner
 from rnn_engine.loading.settings import LoadSettings, LoraSettings
 from rnn_engine.model import LoraChoice
+from rnn_engine.model.lora import is_peft_folder
 from rnn_engine.training.data import DataReport, Oddities, TextMaker
 from rnn_engine.training.tuner import Judged, Progress, RateTried, TunerSettings, Updated
 
@@ -154,7 +155,7 @@ def _uses(lora: LoraSettings, output: Path) -> str:
     """Return how to use a LoRA's file, for a message."""
     rank, alpha = lora.result.rank, lora.result.alpha
     file = f"{output}:{alpha:g}" if output.suffix == ".pth" else str(output)
-    if lora.train_vectors or not output.suffix:
+    if lora.train_vectors or is_peft_folder(output):
         return f"; use it with --lora {file}"
     room = f"--max-loras 4{f' --max-lora-rank {rank}' if rank > LoadSettings().max_lora_rank else ''}"
     merged = "" if lora.train_state else f"--lora {file}, or beside others with "

@@ -2,7 +2,7 @@
 
 The handler of SIGABRT runs on the thread that called abort(), and the process ends only once the handler returns. On
 the threads of this module it never does. That is sound if the library holds no lock when it gives up. An abort() on any
-other thread ends the process as ever. On Windows, where no handler is asked, the calls are made directly.
+other thread ends the process as ever. Windows asks no handler, so the calls are made directly there.
 """
 
 from __future__ import annotations

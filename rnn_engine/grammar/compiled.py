@@ -201,7 +201,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def fit_grammar(grammar: Grammar) -> tuple[Grammar, tuple[str, ...]]:
-    """Return a grammar as a strict one, and the names of the parts of its schemas that were left out for that.
+    """Return a strict form of a grammar, and the names of the parts of schemas that it leaves out.
 
     Raises GrammarError for a part of a strict schema that can't be enforced.
     """

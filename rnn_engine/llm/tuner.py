@@ -24,7 +24,7 @@ from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.loading.settings import LoadSettings, LoraSettings
 from rnn_engine.loading.trainer import DEFAULT_OPTIMIZER, TrainerSize, load_trainer
 from rnn_engine.model import LoraChoice
-from rnn_engine.model.lora import BASE, write_lora
+from rnn_engine.model.lora import BASE, is_peft_folder, write_lora
 from rnn_engine.operations.chat_prompt import text_before_chat
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.training.checkpoint import load_checkpoint, save_checkpoint
@@ -259,7 +259,7 @@ class Tuner:
         forms, lora = _FORMS, self.lora
         if lora is not None:
             forms = {".state": "full"} if lora.train_state else _LORA_FORMS
-        if lora is not None and not lora.train_state and not path.suffix:
+        if lora is not None and not lora.train_state and is_peft_folder(path):
             if lora.train_vectors or self.state_files.shape.version != "v7":
                 allowed = "a name that ends in .safetensors or .pth: PEFT's folders have pairs of RWKV-7 alone"
                 raise InvalidRequestError("output", str(path), allowed)

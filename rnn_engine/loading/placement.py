@@ -86,7 +86,7 @@ class DeviceChoice:
 def choose_device(model: ModelFile, device: str) -> DeviceChoice:
     """Choose "cpu", which means numpy, for "auto" if WebGPU finds no GPU; else `device`.
 
-    Numpy was faster than a software driver wherever both were measured, and needs no kernels to be compiled. Where
+    Numpy was faster than a software driver wherever both were measured, and needs no kernels to be compiled. If
     numpy has no room for the weights in f32, the software driver is chosen.
     """
     if device != "auto":

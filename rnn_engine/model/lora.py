@@ -419,11 +419,16 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
         raise
 
 
+def is_peft_folder(path: Path) -> bool:
+    """Return True if `write_lora` writes a folder of PEFT for a name: one without an ending."""
+    return not path.suffix
+
+
 def write_lora(path: Path, tensors: Mapping[str, F32], alpha: float, metadata: Mapping[str, str]) -> None:
     """Write low-rank pairs, atomically: to safetensors with the metadata, to a .pth as RWKV-PEFT does, or to a folder.
 
-    Vectors [D] beside them become [1, 1, D], as in BlinkDL's files. A folder, which has a name without an ending, is
-    PEFT's, for RWKV-7 of flash-linear-attention, and has no vectors.
+    Vectors [D] beside them become [1, 1, D], as in BlinkDL's files. A folder of PEFT is for RWKV-7 of
+    flash-linear-attention, and has no vectors.
     A .pth does not hold `alpha`; who loads it gives it to `LoraChoice`. Raises OSError.
     """
     entries = [
@@ -431,7 +436,7 @@ def write_lora(path: Path, tensors: Mapping[str, F32], alpha: float, metadata: M
         for name, tensor in sorted(tensors.items())
         for values in (tensor if tensor.ndim > 1 else tensor.reshape(1, 1, -1),)
     ]
-    if not path.suffix:
+    if is_peft_folder(path):
         with atomic_folder(path, "output") as folder:
             _write_peft(folder, entries, alpha, metadata)
         return

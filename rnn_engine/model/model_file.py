@@ -303,7 +303,7 @@ def _locate(
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Some layers of a model, counted from 0, with the embedding before them or the head after them where it has these.
+    """Some layers of a model, counted from 0, perhaps with the embedding before them or the head after them.
 
     Tensors outside the layers that are not the embedding's go with the head.
     """

@@ -93,8 +93,11 @@ class Weights:
         """
         return dy @ self._matrix(name).T
 
-    def learn(self, name: str, gradients: Array) -> None:
-        """Take the gradients [T, D] of the vector called `name` for each token; only a trainer's weights keep them."""
+    def learn(self, name: str, gradients: Array, factors: Array | None = None) -> None:
+        """Take the gradients [T, D] of the vector called `name` for each token; only a trainer's weights keep them.
+
+        With `factors` [T, D], they are the products of both, which other weights do not compute.
+        """
 
     def _matrix(self, name: str) -> Array:
         """Return the matrix called `name` as [in, out]."""
@@ -174,8 +177,8 @@ class Block:
     def matmul_transposed(self, dy: Array, name: str, x: Array | None = None) -> Array:
         return self._weights.matmul_transposed(dy, self._prefix + name, x)
 
-    def learn(self, name: str, gradients: Array) -> None:
-        self._weights.learn(self._prefix + name, gradients)
+    def learn(self, name: str, gradients: Array, factors: Array | None = None) -> None:
+        self._weights.learn(self._prefix + name, gradients, factors)
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
         return self._weights.rows(self._prefix + name, ids)

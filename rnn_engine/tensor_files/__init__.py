@@ -12,7 +12,7 @@ _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of all parts of a split GGUF model, in order, given that of one of them; else only `name`."""
+    """Return the names of all parts of a GGUF model, in order, if `name` is that of a part; else only `name`."""
     match = _PART.fullmatch(name.removesuffix(".gguf")) if name.endswith(".gguf") else None
     if match is None or not 0 < int(match[2]) <= int(match[3]):
         return [name]

@@ -329,7 +329,7 @@ def static_mixes_backward(block: Block, part: str, d_mixed: Mapping[str, Array])
 def vector_mixes_backward(d_mixed: Mapping[str, Array], block: Block, prefix: str, delta: Array) -> tuple[Array, Array]:
     """Return what `mixes_backward` does for vectors called `prefix` and their letter, which learn; delta [T, D]."""
     for kind, d in d_mixed.items():
-        block.learn(f"{prefix}{kind}", d * delta)
+        block.learn(f"{prefix}{kind}", d, delta)
     return mixes_backward(d_mixed, {kind: block(f"{prefix}{kind}") for kind in d_mixed})
 
 

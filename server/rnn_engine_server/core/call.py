@@ -247,7 +247,7 @@ class Workers:
         self._begin()
 
     def _forget(self, turn: _Turn, job: _Job) -> None:
-        """Drop a job that nobody waits for any more, unless it runs."""
+        """Remove a job whose caller has left, unless it runs."""
         jobs = self._waiting.get(turn, deque())
         if job in jobs:
             jobs.remove(job)
