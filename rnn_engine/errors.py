@@ -30,8 +30,10 @@ import math
 import os
 import re
 import unicodedata
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import PurePosixPath, PureWindowsPath
 from reprlib import Repr
@@ -248,13 +250,30 @@ def check_finite(name: str, value: float | None) -> None:
 _CHECKED = 1 << 13  # tokens at a time; other threads run in between
 
 
+class TokenIds(tuple[int, ...]):
+    """Token ids of which the same is asked more than once; for a million, each answer takes 20 to 60 ms."""
+
+    @cached_property
+    def greatest(self) -> int | None:
+        """The greatest id, 0 if there is none; None if there are negative ones or others than Python's ints."""
+        greatest = 0
+        for start in range(0, len(self), _CHECKED):
+            part = self[start : start + _CHECKED]
+            if set(map(type, part)) != {int} or min(part) < 0:
+                return None
+            greatest = max(greatest, *part)
+        return greatest
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The ids, each as an unsigned 32-bit integer of four bytes."""
+        return array("I", self).tobytes()
+
+
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
     """Return True if all `tokens` are Python's ints, not numpy's, and ids in a vocabulary of `vocab_size` tokens."""
-    for start in range(0, len(tokens), _CHECKED):
-        part = tokens[start : start + _CHECKED]
-        if set(map(type, part)) != {int} or min(part) < 0 or max(part) >= vocab_size:
-            return False
-    return True
+    greatest = (tokens if isinstance(tokens, TokenIds) else TokenIds(tokens)).greatest
+    return greatest is not None and greatest < vocab_size
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:

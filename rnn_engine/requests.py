@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from rnn_engine.bounds import MAX_DRAFT
 from rnn_engine.chat_template.tools import ToolFormat
-from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids, check_whole
+from rnn_engine.errors import InvalidRequestError, TokenIds, check_range, check_token_ids, check_whole
 from rnn_engine.grammar import Grammar
 from rnn_engine.sampling.masks import Thinking, TokenMask
 from rnn_engine.sampling.params import MixKind, check_weights
@@ -96,6 +96,10 @@ class GenerateRequest:
     client: Client = ANONYMOUS
     priority: int = 0  # of a client's requests that wait for a slot, the one with the greatest comes first
     deadline: float | None = None  # by `time.monotonic`: the text ends then, with reason `length`
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, TokenIds):
+            object.__setattr__(self, "prompt", TokenIds(self.prompt))
 
     @property
     def stop_bytes(self) -> tuple[bytes, ...]:

@@ -144,8 +144,7 @@ class Scheduler:
         may start at any value. `wake` is called on another thread when a request may start because its state was read,
         or may go on because its mask was made. The device draws at most `max_draws` tokens of a sequence before the
         host sees them, as far as the runner can; with 0 the host draws all. `drafts` are the settings for drafts of
-        texts that repeat themselves. A request of a client with more than its share of the slots may be suspended once
-        it has run `least_tokens` times its client's weight. A step waits `mask_seconds` for masks.
+        texts that repeat themselves. See `find_victims` for `least_tokens`. A step waits `mask_seconds` for masks.
         """
         infos = TokenInfos(token_bytes)
         self._prefixes = Prefixes(runner, cache, infos.data, wake)

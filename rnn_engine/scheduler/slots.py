@@ -230,9 +230,10 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int, has_places: HasP
 
     A request in the background gives way at once to any that is not, and never the other way round. Of the same kind, a
     request gives way to one of another client if its own client will still hold at least as many slots for its weight.
-    It must have run `least_tokens` times its client's weight since it got its slots, or its reader must be behind. The
-    client that holds most for its weight loses first. Of its requests, paused ones go first, then the one that has run
-    most tokens in its slots.
+    It must have run `least_tokens` times its client's weight since it got its slots, or its reader must be behind. If
+    its client holds N slots more than the other, an Nth of these tokens is enough, so that nobody waits long for a
+    client that holds all. The client that holds most for its weight loses first. Of its requests, paused ones go first,
+    then the one that has run most tokens in its slots.
     """
     if len(queue) == 0:
         return []
@@ -240,11 +241,13 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int, has_places: HasP
     if not _any_has_less(queue.clients, held):
         return []
     candidates = list(slots.live.values())
-    ripe = {
-        live
-        for live in candidates
-        if slots.is_paused(live.key) or slots.tokens_since(live) >= least_tokens * live.request.client.weight
-    }
+
+    def is_ripe(live: SamplingSequence, client: Client) -> bool:
+        owner = live.request.client
+        more = max(held[owner] - held[client], 1)
+        is_late = slots.is_paused(live.key) or owner.is_background != client.is_background
+        return is_late or more * slots.tokens_since(live) >= least_tokens * owner.weight
+
     victims: list[SamplingSequence] = []
     awaits_place = False
     for queued in queue.ready(held):
@@ -255,9 +258,9 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int, has_places: HasP
             ranked = []  # those whose clients would still have no lower rank than `client`
             for live in candidates:
                 owner = live.request.client
-                if live not in ripe and owner.is_background == client.is_background:
+                if owner == client or not is_ripe(live, client):
                     continue
-                if owner != client and owner.rank(held[owner] - len(live.sequences)) >= client.rank(held[client]):
+                if owner.rank(held[owner] - len(live.sequences)) >= client.rank(held[client]):
                     ranked.append((owner.rank(held[owner]), slots.is_paused(live.key), slots.tokens_since(live), live))
             if not ranked:
                 break

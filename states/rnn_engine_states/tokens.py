@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from rnn_engine.errors import TokenIds
+
 TOKEN_BYTES = array("I").itemsize
 
 
 def pack(tokens: Sequence[int]) -> bytes:
     """Return token ids as bytes, four bytes a token. Each id must fit an unsigned 32-bit integer."""
-    return array("I", tokens).tobytes()
+    return tokens.packed if isinstance(tokens, TokenIds) else array("I", tokens).tobytes()
 
 
 def unpack(packed: bytes) -> list[int]:

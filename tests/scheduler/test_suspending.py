@@ -65,6 +65,16 @@ def test_quiet_client_is_served_at_once_beside_one_that_fills_all_slots_for_long
     assert held(clients) == {"loud": slots}
 
 
+@pytest.mark.parametrize(("slots", "most"), [(1, 64), (2, 32), (8, 8), (16, 4)])
+def test_the_more_slots_a_client_has_the_sooner_it_gives_one_up(slots: int, most: int) -> None:
+    clients = make(slots, least_tokens=64)
+    for _ in range(slots):
+        clients.send(ask(LOUD, 5000, prompt=[1]))
+    clients.step()
+    quiet = clients.send(ask(QUIET, 5))
+    assert most - 2 <= steps_until(clients, quiet) <= most + 3
+
+
 def test_one_client_alone_is_served_in_order_and_never_suspended() -> None:
     clients = make(least_tokens=0)
     keys = [clients.send(ask(LOUD, 20)) for _ in range(20)]

@@ -60,6 +60,42 @@ async def test_a_client_runs_one_long_and_one_short_function_at_a_time(workers: 
     assert await asyncio.gather(*calls) == ["long", "long 2", "short", "short 2", "bob"]
 
 
+@pytest.mark.parametrize(("others", "rests"), [((BOB,), True), ((), False), ((ANN,), False), ((BOB, BATCH, ANN), True)])
+async def test_a_client_rests_after_a_long_function_as_long_as_that_took_if_others_are_there(
+    others: tuple[Client, ...], rests: bool
+) -> None:
+    now = 0.0
+    begun_at: list[float] = []
+    workers = Workers(3, lambda: now)
+    loop = asyncio.get_running_loop()
+
+    def long() -> None:
+        nonlocal now
+        begun_at.append(loop.time())
+        now += 0.02
+
+    for other in (*others, ANN):
+        workers.note(other)
+    calls = [asyncio.create_task(workers.run(ANN, long, LONG)) for _ in range(2)]
+    await calls[0]
+    assert workers.is_resting(ANN) is rests
+    assert not workers.is_resting(BOB)
+    await asyncio.gather(*calls)
+    assert not rests or begun_at[1] - begun_at[0] >= 0.02
+    now += 10
+    workers.note(ANN)
+    await workers.run(ANN, long, LONG)
+    assert not workers.is_resting(ANN), "the others have not asked for long"
+    workers.close()
+
+
+async def test_short_functions_do_not_rest(workers: Workers) -> None:
+    workers.note(BOB)
+    workers.note(ANN)
+    await workers.run(ANN, lambda: None, SHORT)
+    assert not workers.is_resting(ANN)
+
+
 async def test_the_background_comes_last_and_takes_one_thread(workers: Workers) -> None:
     gate = Gate()
     calls = [

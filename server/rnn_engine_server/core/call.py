@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from aiohttp import web
 
 from rnn_engine.errors import OverloadedError
@@ -45,7 +47,8 @@ def parsed_bytes(data: bytes | bytearray) -> int:
 
     Commas and brackets in strings count too, as if they separated values.
     """
-    return 2 * len(data) + sum(num_bytes * data.count(character) for character, num_bytes in _VALUE_BYTES.items())
+    text = np.frombuffer(data, np.uint8)  # `bytes.count` would stop all other threads
+    return 2 * len(data) + sum(size * int(np.count_nonzero(text == ord(each))) for each, size in _VALUE_BYTES.items())
 
 
 class MemoryBudget:
@@ -166,6 +169,7 @@ T = TypeVar("T")
 
 NUM_WORKERS = 4
 _SHORT_JOB = 1 << 16  # size of work that need not wait for the same client's longer one
+_RECENT_SECONDS = 1.0  # for which a client counts as there after it has asked for something
 
 
 class _Turn(NamedTuple):
@@ -186,14 +190,29 @@ class Workers:
 
     A client runs one long and one short function at a time, and all clients in the background together run one. More of
     them would not be quicker, since one thread at a time runs Python, but slow down the engine and everybody else.
-    Clients take turns, those in the background after all others. A function whose caller has left is not begun.
+    Clients take turns, those in the background after all others. While other clients are there, a client rests after a
+    long function for as long as that took. A function whose caller has left is not begun.
     """
 
-    def __init__(self, num_threads: int = NUM_WORKERS) -> None:
+    def __init__(self, num_threads: int = NUM_WORKERS, clock: Callable[[], float] = time.monotonic) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="work")
         self._num_threads = num_threads
         self._waiting: dict[_Turn, deque[_Job]] = {}  # only those that have any, the longest unserved first
-        self._running: set[_Turn] = set()
+        self._running: dict[_Turn, float] = {}  # since when
+        self._resting: set[_Turn] = set()
+        self._clock = clock
+        self._asked: tuple[Client | None, float] = (None, -math.inf)  # the client that asked last, and when
+        self._asked_before: tuple[Client | None, float] = (None, -math.inf)  # the same for the last other one
+
+    def note(self, client: Client) -> None:
+        """Record that a client asks for something, on a thread or not."""
+        if client != self._asked[0]:
+            self._asked_before = self._asked
+        self._asked = (client, self._clock())
+
+    def is_resting(self, client: Client) -> bool:
+        """Return True if the next long function of `client` is not begun yet, so that others find Python free."""
+        return _Turn(client, is_short=False) in self._resting
 
     async def run(self, client: Client, function: Callable[[], T], size: int) -> T:
         """Run `function` on a thread in its turn, in the caller's context, and return its result; see `work`."""
@@ -219,7 +238,7 @@ class Workers:
             job = jobs.popleft()
             if jobs:
                 self._waiting[turn] = jobs  # now the last
-            self._running.add(turn)
+            self._running[turn] = self._clock()
             running = asyncio.get_running_loop().run_in_executor(self._threads, job.function)
             running.add_done_callback(partial(self._end, turn, job))
 
@@ -231,12 +250,17 @@ class Workers:
         may_run = (
             turn
             for turn in self._waiting
-            if turn not in self._running and not (turn.client.is_background and in_background)
+            if turn not in self._running
+            and turn not in self._resting
+            and not (turn.client.is_background and in_background)
         )
         return min(may_run, key=lambda turn: turn.client.is_background, default=None)
 
     def _end(self, turn: _Turn, job: _Job, ran: asyncio.Future[Any]) -> None:
-        self._running.remove(turn)
+        seconds = self._clock() - self._running.pop(turn)
+        if not turn.is_short and self._others_are_there(turn.client):
+            self._resting.add(turn)
+            asyncio.get_running_loop().call_later(seconds, self._end_rest, turn)
         error = None if ran.cancelled() else ran.exception()  # also if nobody waits for it: asyncio must not log it
         if job.done.done() or ran.cancelled():
             job.done.cancel()
@@ -244,6 +268,14 @@ class Workers:
             job.done.set_exception(error)
         else:
             job.done.set_result(ran.result())
+        self._begin()
+
+    def _others_are_there(self, client: Client) -> bool:
+        latest = max(when for other, when in (self._asked, self._asked_before) if other != client)
+        return self._clock() - latest < _RECENT_SECONDS
+
+    def _end_rest(self, turn: _Turn) -> None:
+        self._resting.remove(turn)
         self._begin()
 
     def _forget(self, turn: _Turn, job: _Job) -> None:
@@ -269,6 +301,6 @@ async def work(call: Call, size: int, function: Callable[[], T]) -> T:
 
     `size` is about the number of characters or tokens that the function looks at.
     """
-    if size <= SHORT_WORK:
-        return function()
-    return await call.app[WORKERS].run(call.client, function, size)
+    workers = call.app[WORKERS]
+    workers.note(call.client)
+    return function() if size <= SHORT_WORK else await workers.run(call.client, function, size)

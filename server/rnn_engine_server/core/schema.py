@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -14,7 +11,6 @@ from inspect import get_annotations
 from types import MappingProxyType
 from typing import Any, ClassVar, NotRequired, Self, TypeAlias, TypeVar
 
-import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -25,17 +21,15 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import CoreSchema, ErrorDetails, from_json
+from pydantic_core import CoreSchema, ErrorDetails
 from typing_extensions import TypedDict, TypeIs
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine_server.core.json_text import WholeNumbers, parse_json
 from rnn_engine_server.core.settings import Limits
 
 T = TypeVar("T")
 _DEFAULT_LIMITS = Limits()
-_GREAT_EXPONENT = re.compile(rb"(?<=[0-9])[eE]\+?[0-9]{3}")
-_MANY_DIGITS = 200
-_SEARCHED = 1 << 13  # bytes that are searched at a time: a search stops all other threads
 _MOST_NAMES = 30  # of fields that an error lists
 _MOST_UNKNOWN = 100  # different unknown fields of a body: to look for what each may be a misspelling of takes time
 _MISSPELLED = 0.87  # the least likeness (`difflib`) to a field of which a name counts as a misspelling
@@ -79,40 +73,6 @@ class UnknownFieldError(InvalidRequestError):
 
 class _UnknownError(RefusedError):
     """Raised for a field that an object does not have. `allowed` is advice for the client."""
-
-
-def parse_json(text: bytes | bytearray, what: str) -> Any:  # noqa: ANN401
-    """Return the value of a client's JSON text. Raises InvalidRequestError, in which `what` names the text.
-
-    A byte-order mark before the text is skipped. A number that is too great for a float is refused wherever it stands,
-    so that every value can be written as JSON.
-    """
-    if text.startswith(codecs.BOM_UTF8):
-        text = text[len(codecs.BOM_UTF8) :]
-    try:
-        value = from_json(text, allow_inf_nan=False)
-    except ValueError as error:
-        raise InvalidRequestError(what, text[:100].decode(errors="replace"), f"JSON ({error})") from None
-    pieces = (text[start : start + _SEARCHED + _MANY_DIGITS] for start in range(0, len(text), _SEARCHED))
-    if any(map(_may_be_infinite, pieces)) and (found := _find_infinite(value)) is not None:
-        raise InvalidRequestError(found.removeprefix(".") or what, math.inf, "a number that fits a 64-bit float")
-    return value
-
-
-def _may_be_infinite(text: bytes | bytearray) -> bool:
-    """Return True if a number in a JSON text may be 1e300 or more: three digits of exponent, or over 200 in a row."""
-    if _GREAT_EXPONENT.search(text):
-        return True
-    others = np.flatnonzero(np.frombuffer(text, np.uint8) - ord("0") > 9)  # what is less than "0" wraps around
-    return bool(np.diff(others, prepend=-1, append=len(text)).max() > _MANY_DIGITS)
-
-
-def _find_infinite(value: object, place: str = "") -> str | None:
-    """Return the place of an infinite number in a value, such as `.messages.0.weight`, or None."""
-    if isinstance(value, float):
-        return place if math.isinf(value) else None
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return next((found for name, part in parts if (found := _find_infinite(part, f"{place}.{name}"))), None)
 
 
 # JSON schemas of the forms that values may have.
@@ -330,7 +290,7 @@ def _advice(name: str, known: frozenset[str]) -> str:
 
 def is_integers(value: object) -> TypeIs[list[int]]:
     """Return True if `value` is a list of integers; booleans do not count as integers."""
-    return isinstance(value, list) and {int}.issuperset(map(type, value))
+    return isinstance(value, WholeNumbers) or (isinstance(value, list) and {int}.issuperset(map(type, value)))
 
 
 def _is_one_of(value: object, values: Collection[object]) -> bool:

@@ -15,8 +15,9 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import append, skip_mark
 from rnn_engine_server.core.bodies import to_json
 from rnn_engine_server.core.call import parsed_bytes
+from rnn_engine_server.core.json_text import parse_json
 from rnn_engine_server.core.routing import Route
-from rnn_engine_server.core.schema import UnknownFields, parse_json
+from rnn_engine_server.core.schema import UnknownFields
 from rnn_engine_server.core.settings import Limits
 
 MOST_ERRORS = 100  # of the lines of a batch that are listed

@@ -10,13 +10,14 @@ from pydantic import BeforeValidator, FailFast, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.bounds import MAX_DRAFT
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, TokenIds
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import MAX_LOGPROBS
 from rnn_engine.requests import MAX_PRIORITY, GenerateRequest, TokenInfo
 from rnn_engine_server.apis.common.sampling import GrammarBody
 from rnn_engine_server.apis.common.states import SaveAs
 from rnn_engine_server.core.call import Call, work
+from rnn_engine_server.core.json_text import WholeNumbers
 from rnn_engine_server.core.kept import SLOT_PROMPTS
 from rnn_engine_server.core.schema import (
     INTEGER,
@@ -82,7 +83,7 @@ def _parse_prompt(value: object, whole: object) -> AnyPrompt:
         case str():
             return value
         case list() if is_integers(value):
-            return tuple(value)
+            return _token_ids(value)
         case list() if all(type(item) is int or isinstance(item, str) for item in value):
             return MixedPrompt(tuple(value))
         case {"prompt_string": str(text), **others} if not others.get("multimodal_data"):
@@ -96,8 +97,15 @@ def _parse_input(value: object) -> Prompt:
     if isinstance(value, str):
         return value
     if is_integers(value):
-        return tuple(value)
+        return _token_ids(value)
     raise RefusedError(value, "a text or a list of token ids")
+
+
+def _token_ids(numbers: list[int]) -> tuple[int, ...]:
+    ids = TokenIds(numbers)
+    if isinstance(numbers, WholeNumbers):
+        ids.greatest = numbers.greatest
+    return ids
 
 
 def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt], most: int | None = None) -> None:

@@ -158,7 +158,7 @@ def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start:
     if cut:
         check_token_ids("prompt token", tokens, engine.info.shape.vocab_size)  # those that are cut off may be echoed
     return GenerateRequest(
-        prompt=tokens[cut:],
+        prompt=tokens[cut:] if cut else tokens,  # a copy of all would be checked anew
         initial_state=start.initial_state,
         checkpoint_positions=[position - cut for position in marks if position >= cut],
         max_tokens=body.max_tokens,
