@@ -257,8 +257,7 @@ class TokenIds(tuple[int, ...]):
     def greatest(self) -> int | None:
         """The greatest id, 0 if there is none; None if there are negative ones or others than Python's ints."""
         greatest = 0
-        for start in range(0, len(self), _CHECKED):
-            part = self[start : start + _CHECKED]
+        for part in self._parts():
             if set(map(type, part)) != {int} or min(part) < 0:
                 return None
             greatest = max(greatest, *part)
@@ -267,7 +266,10 @@ class TokenIds(tuple[int, ...]):
     @cached_property
     def packed(self) -> bytes:
         """The ids, each as an unsigned 32-bit integer of four bytes."""
-        return array("I", self).tobytes()
+        return b"".join(array("I", part).tobytes() for part in self._parts())
+
+    def _parts(self) -> Iterator[tuple[int, ...]]:
+        return (self[start : start + _CHECKED] for start in range(0, len(self), _CHECKED))
 
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
