@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from functools import cache
 from typing import Any, ClassVar
 
 import pytest
@@ -17,15 +18,18 @@ from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.auth.keys import ApiKey, Scope
 from rnn_engine_server.core.schema import Only, RequestBody
 from rnn_engine_server.core.settings import AuthSettings, ServerSettings
-from rnn_engine_server.openapi.document import KeptDocuments, describe_bodies, make_document, plain_path
+from rnn_engine_server.openapi.document import ApiDocument, KeptDocuments, describe_bodies, make_document, plain_path
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 
-DOCUMENT = make_document(ALL_ROUTES, asks_for_key=False)
+
+@cache  # and not made when tests are collected, in each process
+def document() -> ApiDocument:
+    return make_document(ALL_ROUTES, asks_for_key=False)
 
 
 def operation(method: str, path: str) -> dict[str, Any]:
-    found: dict[str, Any] = DOCUMENT["paths"][path][method]
+    found: dict[str, Any] = document()["paths"][path][method]
     return found
 
 
@@ -43,22 +47,22 @@ async def test_the_document_is_made_once_for_all_who_ask_at_once() -> None:
 
 
 def test_it_is_openapi() -> None:
-    validate(DOCUMENT)
+    validate(document())
 
 
 def test_it_has_every_route_under_every_path() -> None:
     expected = {(plain_path(path), route.method.lower()) for route in ALL_ROUTES for path in route.paths}
-    assert {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods} == expected
+    assert {(path, method) for path, methods in document()["paths"].items() for method in methods} == expected
     assert operation("post", "/chat/completions")["x-alias-of"] == "/v1/chat/completions"
 
 
 def test_openai_is_listed_first() -> None:
-    assert [tag["name"] for tag in DOCUMENT["tags"]][:4] == ["chat", "completions", "responses", "conversations"]
-    assert next(iter(DOCUMENT["paths"])) == "/v1/chat/completions"
+    assert [tag["name"] for tag in document()["tags"]][:4] == ["chat", "completions", "responses", "conversations"]
+    assert next(iter(document()["paths"])) == "/v1/chat/completions"
 
 
 def test_operations_have_names_of_their_own() -> None:
-    names = [one["operationId"] for methods in DOCUMENT["paths"].values() for one in methods.values()]
+    names = [one["operationId"] for methods in document()["paths"].values() for one in methods.values()]
     assert len(set(names)) == len(names)
 
 
@@ -66,11 +70,12 @@ def test_operations_have_names_of_their_own() -> None:
 async def test_it_is_served_to_anybody(serve: Serve, asks_for_key: bool) -> None:
     keys = (ApiKey.of("key", "ann", Scope.USE),) if asks_for_key else ()
     client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings(keys)))
+    expected = json.loads(json.dumps(make_document(ALL_ROUTES, asks_for_key=asks_for_key)))
+    assert expected["servers"] == [{"url": "."}]
     for path, server in (("/openapi.json", "."), ("/api-docs/openapi.json", "..")):
         response = await client.get(path)
         assert response.content_type == "application/json"
-        document = make_document(ALL_ROUTES, asks_for_key=asks_for_key, server=server)
-        assert await response.json() == json.loads(json.dumps(document))
+        assert await response.json() == {**expected, "servers": [{"url": server}]}
 
 
 class TestAnswers:
@@ -96,7 +101,7 @@ class TestAnswers:
 
     def test_errors_come_in_the_words_of_each_api(self) -> None:
         told = {
-            path: DOCUMENT["components"]["responses"][name]["content"]["application/json"]["schema"]["$ref"]
+            path: document()["components"]["responses"][name]["content"]["application/json"]["schema"]["$ref"]
             for path, status in [("/v1/messages", 400), ("/api/chat", 400), ("/generate", 422), ("/completion", 400)]
             for name in [operation("post", path)["responses"][str(status)]["$ref"].rpartition("/")[2]]
         }
