@@ -18,9 +18,6 @@ from rnn_engine.operations.parallel import Cost, Ended, run_each
 from rnn_engine.requests import GenerateRequest, TokenInfo, empty_prompt
 from rnn_engine.types import InitialState
 
-MOST_ROUNDING = 1e-3
-"""The most by which other texts in the same step can change a token's log-probability, through rounding."""
-
 
 @dataclass(frozen=True, slots=True)
 class Continuation:

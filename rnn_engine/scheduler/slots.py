@@ -231,9 +231,9 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int, has_places: HasP
     A request in the background gives way at once to any that is not, and never the other way round. Of the same kind, a
     request gives way to one of another client if its own client will still hold at least as many slots for its weight.
     It must have run `least_tokens` times its client's weight since it got its slots, or its reader must be behind. If
-    its client holds N slots more than the other, an Nth of these tokens is enough, so that nobody waits long for a
-    client that holds all. The client that holds most for its weight loses first. Of its requests, paused ones go first,
-    then the one that has run most tokens in its slots.
+    its client holds N slots more than the other, an Nth of these tokens is enough: a newcomer should not wait long for
+    a client that holds all slots. The client that holds most for its weight loses first. Of its requests, paused ones
+    go first, then the one that has run most tokens in its slots.
     """
     if len(queue) == 0:
         return []
@@ -241,13 +241,6 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int, has_places: HasP
     if not _any_has_less(queue.clients, held):
         return []
     candidates = list(slots.live.values())
-
-    def is_ripe(live: SamplingSequence, client: Client) -> bool:
-        owner = live.request.client
-        more = max(held[owner] - held[client], 1)
-        is_late = slots.is_paused(live.key) or owner.is_background != client.is_background
-        return is_late or more * slots.tokens_since(live) >= least_tokens * owner.weight
-
     victims: list[SamplingSequence] = []
     awaits_place = False
     for queued in queue.ready(held):
@@ -258,7 +251,9 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int, has_places: HasP
             ranked = []  # those whose clients would still have no lower rank than `client`
             for live in candidates:
                 owner = live.request.client
-                if owner == client or not is_ripe(live, client):
+                times = max(held[owner] - held[client], 1)
+                at_once = slots.is_paused(live.key) or owner.is_background != client.is_background
+                if owner == client or not (at_once or times * slots.tokens_since(live) >= least_tokens * owner.weight):
                     continue
                 if owner.rank(held[owner] - len(live.sequences)) >= client.rank(held[client]):
                     ranked.append((owner.rank(held[owner]), slots.is_paused(live.key), slots.tokens_since(live), live))

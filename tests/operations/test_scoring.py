@@ -17,10 +17,12 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.parallel import Cost
-from rnn_engine.operations.scoring import MOST_ROUNDING, ChoiceScore, probabilities, score_choices, total_cost
+from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices, total_cost
 from rnn_engine.requests import GenerateRequest, PromptScored
 from rnn_engine.types import InitialState
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
+
+MOST_ROUNDING = 1e-3  # by which other texts in the same step can change a token's log-probability
 
 
 def known_start(root: str = "a root") -> InitialState:

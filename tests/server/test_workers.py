@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ async def test_a_client_runs_one_long_and_one_short_function_at_a_time(workers: 
 
 @pytest.mark.parametrize(("others", "rests"), [((BOB,), True), ((), False), ((ANN,), False), ((BOB, BATCH, ANN), True)])
 async def test_a_client_rests_after_a_long_function_as_long_as_that_took_if_others_are_there(
-    others: tuple[Client, ...], rests: bool
+    others: tuple[Client, ...], rests: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
     begun_at: list[float] = []
@@ -74,26 +75,25 @@ async def test_a_client_rests_after_a_long_function_as_long_as_that_took_if_othe
         begun_at.append(loop.time())
         now += 0.02
 
+    rests_of: list[float] = []
+    call_later = loop.call_later
+
+    def note_rest(delay: float, *args: Any) -> asyncio.TimerHandle:  # noqa: ANN401
+        rests_of.append(delay)
+        return call_later(delay, *args)
+
+    monkeypatch.setattr(loop, "call_later", note_rest)
     for other in (*others, ANN):
         workers.note(other)
-    calls = [asyncio.create_task(workers.run(ANN, long, LONG)) for _ in range(2)]
-    await calls[0]
-    assert workers.is_resting(ANN) is rests
-    assert not workers.is_resting(BOB)
-    await asyncio.gather(*calls)
+    await asyncio.gather(*(workers.run(ANN, long, LONG) for _ in range(2)))
+    assert rests_of == ([pytest.approx(0.02)] * 2 if rests else [])
     assert not rests or begun_at[1] - begun_at[0] >= 0.02
+    await workers.run(ANN, long, SHORT)
     now += 10
     workers.note(ANN)
     await workers.run(ANN, long, LONG)
-    assert not workers.is_resting(ANN), "the others have not asked for long"
+    assert len(rests_of) == 2 * rests, "the function was short, or the others have not asked for long"
     workers.close()
-
-
-async def test_short_functions_do_not_rest(workers: Workers) -> None:
-    workers.note(BOB)
-    workers.note(ANN)
-    await workers.run(ANN, lambda: None, SHORT)
-    assert not workers.is_resting(ANN)
 
 
 async def test_the_background_comes_last_and_takes_one_thread(workers: Workers) -> None:

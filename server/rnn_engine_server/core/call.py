@@ -162,8 +162,7 @@ def too_large(found: str, most: int) -> RefusalError:
 
 # The threads for work that would block the event loop, which clients share fairly.
 #
-# The functions are pure Python in parts, so a thread does not make them quicker; it lets the event loop answer others
-# meanwhile. Few run at a time, so that the memory that they take is bounded too.
+# Most is Python, so a thread makes nothing quicker, but the event loop answers others meanwhile. Few run at a time.
 
 T = TypeVar("T")
 
@@ -201,18 +200,12 @@ class Workers:
         self._running: dict[_Turn, float] = {}  # since when
         self._resting: set[_Turn] = set()
         self._clock = clock
-        self._asked: tuple[Client | None, float] = (None, -math.inf)  # the client that asked last, and when
-        self._asked_before: tuple[Client | None, float] = (None, -math.inf)  # the same for the last other one
+        self._asked: dict[Client, float] = {}  # when each of the last two clients asked
 
     def note(self, client: Client) -> None:
         """Record that a client asks for something, on a thread or not."""
-        if client != self._asked[0]:
-            self._asked_before = self._asked
-        self._asked = (client, self._clock())
-
-    def is_resting(self, client: Client) -> bool:
-        """Return True if the next long function of `client` is not begun yet, so that others find Python free."""
-        return _Turn(client, is_short=False) in self._resting
+        others = [asked for asked in self._asked.items() if asked[0] != client]
+        self._asked = dict([*others[-1:], (client, self._clock())])
 
     async def run(self, client: Client, function: Callable[[], T], size: int) -> T:
         """Run `function` on a thread in its turn, in the caller's context, and return its result; see `work`."""
@@ -271,8 +264,8 @@ class Workers:
         self._begin()
 
     def _others_are_there(self, client: Client) -> bool:
-        latest = max(when for other, when in (self._asked, self._asked_before) if other != client)
-        return self._clock() - latest < _RECENT_SECONDS
+        now = self._clock()
+        return any(other != client and now - when < _RECENT_SECONDS for other, when in self._asked.items())
 
     def _end_rest(self, turn: _Turn) -> None:
         self._resting.remove(turn)

@@ -69,8 +69,7 @@ def _find_infinite(value: object, place: str = "") -> str | None:
     return next((found for name, part in parts if (found := _find_infinite(part, f"{place}.{name}"))), None)
 
 
-# Long lists of token ids. A parser holds Python's lock until it has read all of a text, and a million ids take it 80
-# ms. numpy takes as long, but lets other threads run.
+# Long lists of token ids. A parser stops all other threads, with a million ids for 80 ms; numpy lets them run.
 
 
 def _take_out_lists(text: bytes | bytearray) -> tuple[bytes | bytearray, dict[str, WholeNumbers]]:
