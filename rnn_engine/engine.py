@@ -46,13 +46,7 @@ from rnn_engine.scheduler.worker import Watchdog, stack_of
 from rnn_engine.telemetry import EngineCounters, Health, Outcome, RequestAccount, SlotUse
 from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.types import F32, EmbeddingTask, State
-from rnn_engine_states.cache.browse import (
-    CacheTree,
-    SummaryChanges,
-    TreeQuery,
-    list_positions,
-    make_tree,
-)
+from rnn_engine_states.cache.browse import CacheTree, SummaryChanges, TreeQuery, list_positions, make_tree
 from rnn_engine_states.cache.cache import CacheUpkeep
 from rnn_engine_states.cache.checkpoint import position_missing
 from rnn_engine_states.cache.config import CacheConfig, CacheStats
@@ -226,12 +220,7 @@ class Engine:
             states=states,
             progress=progress,
         )
-        return cls(
-            parts,
-            max_queued=max_queued,
-            queue_seconds=queue_seconds,
-            grammar_seconds=grammar_seconds,
-        )
+        return cls(parts, max_queued=max_queued, queue_seconds=queue_seconds, grammar_seconds=grammar_seconds)
 
     @property
     def info(self) -> EngineInfo:

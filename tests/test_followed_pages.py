@@ -110,10 +110,7 @@ async def test_one_chat() -> None:
     """Trace a second chat, whole and as a stream. The first one has done all that is done only once."""
     page, trace = Page("one-chat.md"), Trace()
     with trace.installed():
-        async with (
-            await Engine.load(model_path(), SETTINGS, num_slots=8) as engine,
-            client_over(engine) as client,
-        ):
+        async with await Engine.load(model_path(), SETTINGS, num_slots=8) as engine, client_over(engine) as client:
             await _chat(client, "Hello", stream=False)
             trace.on = True
             await _chat(client, "Hello again", stream=False)

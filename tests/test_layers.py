@@ -81,11 +81,7 @@ def test_a_tree_that_keeps_the_rules_has_no_breach(tmp_path: Path) -> None:
         ("rnn_engine/cli/a.py", "from aiohttp import web", "handlers take calls"),
         ("server/rnn_engine_server/apis/tgi.py", "from aiohttp import web", "handlers take calls"),
         ("rnn_engine/gpu/a.py", "from rnn_engine.reference import runs", "numpy runs models on the cpu"),
-        (
-            "rnn_engine/forward/a.py",
-            "import rnn_engine.reference",
-            "numpy runs models on the cpu",
-        ),
+        ("rnn_engine/forward/a.py", "import rnn_engine.reference", "numpy runs models on the cpu"),
         ("tests/a.py", "import torch", "torch is for tools alone"),
         ("rnn_engine/gpu/a.py", "import importlib\nimportlib.import_module('torch.nn')", "torch is for tools alone"),
         ("states/rnn_engine_states/a.py", "from tests.support import layers", "not part of what is installed"),

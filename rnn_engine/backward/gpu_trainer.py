@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.backward.backward_pass import BackwardPass
 from rnn_engine.backward.context import LoadBackward
-from rnn_engine.backward.contract import (
-    PackedDocuments,
-    check_documents,
-    check_optimizer,
-    check_training_state,
-)
+from rnn_engine.backward.contract import PackedDocuments, check_documents, check_optimizer, check_training_state
 from rnn_engine.backward.trainer import Optimizer, TrainingDocument, TrainingState
 from rnn_engine.errors import DeviceError, StepError, check_finite
 from rnn_engine.forward.forward_pass import Progress

@@ -51,13 +51,7 @@ class Runs:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
 @click.pass_context
 def bench_command(
-    context: click.Context,
-    runs: Runs,
-    loading: LoadSettings,
-    /,
-    model: Path,
-    report: Path | None,
-    as_json: bool,
+    context: click.Context, runs: Runs, loading: LoadSettings, /, model: Path, report: Path | None, as_json: bool
 ) -> None:
     """Measure decode and prefill speed of a model on a device.
 

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rnn_engine.cli.generation_options import Task, grammar_options, sampling_options
-from rnn_engine.cli.options import (
-    LongCommand,
-    find_model,
-    loading_options,
-    names_model,
-    settings_options,
-)
+from rnn_engine.cli.options import LongCommand, find_model, loading_options, names_model, settings_options
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.sampling.params import SamplingParams
 

@@ -315,10 +315,7 @@ class ServeOptions:
 
 _GROUPS: Final[Mapping[str, Sequence[AddOption]]] = {
     "Model and device": options_of(LoadSettings),
-    "Requests": (
-        slots_option(8),
-        *options_of(ServerSettings, "reasoning_format", "strict"),
-    ),
+    "Requests": (slots_option(8), *options_of(ServerSettings, "reasoning_format", "strict")),
     "Address and process": (
         config_option,
         *options_of(ServerSettings, "host", "port", "unix_socket", "unix_socket_mode", "root_path", "web"),

@@ -336,11 +336,7 @@ class MatMul:
             return buffers.inputs, None
         packed = self._kernels.packed_inputs(self._memory, self._inputs.token_bytes)
         stage = self._inputs.stage(
-            self._kernels.kernels,
-            self._memory,
-            inputs=buffers.inputs,
-            packed=packed,
-            counts_rows=self._counts_rows,
+            self._kernels.kernels, self._memory, inputs=buffers.inputs, packed=packed, counts_rows=self._counts_rows
         )
         return packed, stage
 

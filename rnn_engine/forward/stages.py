@@ -89,13 +89,7 @@ class QuantisedInputs:
         return replace(matrix, inputs_start=start, inputs_stride=_BLOCK_WORDS * self.num_blocks)
 
     def stage(
-        self,
-        kernels: Kernels,
-        memory: Memory,
-        *,
-        inputs: Buffer,
-        packed: Buffer,
-        counts_rows: bool,
+        self, kernels: Kernels, memory: Memory, *, inputs: Buffer, packed: Buffer, counts_rows: bool
     ) -> KernelStage:
         """Return the stage that quantises the floats in `inputs` to bytes and writes them to `packed` in blocks."""
         kernel = kernels.get("quantise_inputs", {"THREADS": _THREADS})

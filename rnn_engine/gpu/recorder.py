@@ -100,12 +100,7 @@ class ReadBack:
     """A transfer of bytes from a device buffer to the host. Only one thread may use it at a time."""
 
     def __init__(
-        self,
-        device: wgpu.GPUDevice,
-        buffer: Buffer,
-        num_bytes: int,
-        submission: int,
-        on_end: Callable[[int], None],
+        self, device: wgpu.GPUDevice, buffer: Buffer, num_bytes: int, submission: int, on_end: Callable[[int], None]
     ) -> None:
         """Start the transfer. `on_end` is called with `submission` once the device has executed that."""
         self._device = device

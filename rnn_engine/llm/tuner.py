@@ -333,12 +333,7 @@ class Tuner:
         return text_before_chat(maker, self._start, maker.template)
 
 
-_FORMS: Final[Mapping[str, ExportForm]] = {
-    ".safetensors": "tuned",
-    ".st": "tuned",
-    ".pth": "pth",
-    ".state": "full",
-}
+_FORMS: Final[Mapping[str, ExportForm]] = {".safetensors": "tuned", ".st": "tuned", ".pth": "pth", ".state": "full"}
 
 
 _LORA_FORMS: Final[Mapping[str, ExportForm]] = {".safetensors": "tuned", ".pth": "pth"}

@@ -21,13 +21,7 @@ from rnn_engine.errors import InvalidRequestError, check_text, check_whole
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.embedding import EmbeddingSettings, embed
 from rnn_engine.operations.parallel import Cost, ParallelRequests
-from rnn_engine.operations.relevance import (
-    Method,
-    document_tokens,
-    method,
-    relevance_prompts,
-    score_relevance,
-)
+from rnn_engine.operations.relevance import Method, document_tokens, method, relevance_prompts, score_relevance
 from rnn_engine.requests import GenerateRequest, Started
 from rnn_engine_states.documents import Document, DocumentStore, NewDocument, StoredCollection
 
@@ -200,13 +194,7 @@ async def search_collection(
         costs += [each.cost for each in relevances]
         hits = [replace(hit, relevance=each.score) for hit, each in zip(hits, relevances, strict=True)]
         hits.sort(key=lambda hit: -hit.score)
-    return Search(
-        tuple(hits[:top_n]),
-        how,
-        found - begun,
-        time.perf_counter() - found,
-        tuple(costs),
-    )
+    return Search(tuple(hits[:top_n]), how, found - begun, time.perf_counter() - found, tuple(costs))
 
 
 async def _keep_states(engine: EngineLike, begins: Sequence[Sequence[int]]) -> list[Cost]:

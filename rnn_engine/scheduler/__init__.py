@@ -5,13 +5,4 @@ from rnn_engine.scheduler.inboxes import Delivery, Inbox, Inboxes
 from rnn_engine.scheduler.scheduler import Scheduler
 from rnn_engine.scheduler.worker import Questions, Worker
 
-__all__ = [
-    "NO_DRAFTS",
-    "Delivery",
-    "DraftSettings",
-    "Inbox",
-    "Inboxes",
-    "Questions",
-    "Scheduler",
-    "Worker",
-]
+__all__ = ["NO_DRAFTS", "Delivery", "DraftSettings", "Inbox", "Inboxes", "Questions", "Scheduler", "Worker"]

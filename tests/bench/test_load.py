@@ -11,18 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from rnn_engine_server.core.app import make_app
 from rnn_engine_server.core.settings import ServerSettings
-from tools.bench.load import (
-    BETWEEN,
-    FIRST,
-    FIRST_95,
-    SPEED,
-    Clients,
-    Line,
-    Traffic,
-    arrivals,
-    conversations,
-    summarise,
-)
+from tools.bench.load import BETWEEN, FIRST, FIRST_95, SPEED, Clients, Line, Traffic, arrivals, conversations, summarise
 from tools.bench.modelled import make_engine
 from tools.live_server.asking import Answer
 

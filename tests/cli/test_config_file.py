@@ -208,10 +208,7 @@ def test_our_own_file_has_the_names_of_the_options(start: Start, tmp_path: Path,
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "slot = 3",
-            "unknown option 'slot'; did you mean 'slots'?",
-        ),
+        ("slot = 3", "unknown option 'slot'; did you mean 'slots'?"),
         ("slots = {}", "slots is {}; expected a text or a number"),
         ("slots = [1, 2]", "slots is [1, 2]; expected a text or a number"),
         ("lora = [true]", "lora is True; expected a text, a number or a list of these"),
@@ -225,23 +222,14 @@ def test_our_own_file_has_the_names_of_the_options(start: Start, tmp_path: Path,
         ("[model]\nname = 'x'\n[listen]\nacme = true", "acme is not supported; set it to false, and tls = true with"),
         ("[model]\nname = 'x'\n[[state]]\npath = 'a'\nid = 'b'", "id is 'b'; expected a UUID"),
         ("[model]\nname = 'x'\n[[lora]]\nalpha = 1", "path is missing"),
-        (
-            "adapter = 'Auot'\n[model]\nname = 'x'",
-            "adapter is 'Auot'; expected Auto, Economical or",
-        ),
+        ("adapter = 'Auot'\n[model]\nname = 'x'", "adapter is 'Auot'; expected Auto, Economical or"),
         ("adapter = 'NotEconomical'\n[model]\nname = 'x'", "adapter is 'NotEconomical'; expected"),
         ("[model]\nname = 'x'\n[adapter]\nManuel = 3", "adapter is {'Manuel': 3}; expected"),
         ("[model]\nname = 'x'\n[adapter]\nManual = -1", "adapter is {'Manual': -1}; expected"),
-        (
-            "[model]\nname = 'x'\n[adapter]\nManual = 1\nAuto = {}",
-            "; expected Auto, Economical or a table",
-        ),
+        ("[model]\nname = 'x'\n[adapter]\nManual = 1\nAuto = {}", "; expected Auto, Economical or a table"),
         ("[model]\nname = 'x'\nmodel_name = 'y'", "model_name: 'y' is not allowed; expected the value of name"),
         ("store = ['valkey://:secret@host']", "store is a list; expected a text or a number"),
-        (
-            "[model]\nname = 'x'\n[listen]\napp_keys = ['secret']",
-            "app_keys is a list; expected a list of",
-        ),
+        ("[model]\nname = 'x'\n[listen]\napp_keys = ['secret']", "app_keys is a list; expected a list of"),
         ("max-queued = 1\nmax_queued = 2", "max_queued is not allowed; expected the option at most once"),
     ],
 )

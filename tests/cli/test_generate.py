@@ -129,10 +129,7 @@ class TestGenerate:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (
-                ("Once", "upon", "a", "time"),
-                "4 arguments; expected MODEL and PROMPT; put PROMPT in quotes",
-            ),
+            (("Once", "upon", "a", "time"), "4 arguments; expected MODEL and PROMPT; put PROMPT in quotes"),
             (("m.st", "Say", "--prompt", "Say"), "2 arguments; expected only MODEL beside --prompt"),
             (("rwkv7-0.1b",), "`rnn-engine pull rwkv7-0.1b` fetches it"),
         ],
@@ -148,10 +145,7 @@ class TestGenerate:
         jinja = JinjaTemplate(
             "Be kind.\n{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}", {}
         )
-        for template, turn in (
-            (WorldTemplate(thinks=True), "User: Say\n\nAssistant:"),
-            (jinja, "<|user|>\nSay\n"),
-        ):
+        for template, turn in ((WorldTemplate(thinks=True), "User: Say\n\nAssistant:"), (jinja, "<|user|>\nSay\n")):
             install(FakeEngine(chat_template=template, reply=lambda _: "\n"))
             said = rnn_engine("generate", "Say")
             assert said.count("hint: ") == 1

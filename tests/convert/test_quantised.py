@@ -96,11 +96,7 @@ def test_what_4_bits_leave_to_8_is_q8_0_in_gguf(source: Path, tmp_path: Path) ->
     ("target", "weights", "message"),
     [
         ("out.gguf", "nf4", r"a GGUF file can't hold blocks\.1\.\w+\.key\.weight in nf4; expected q8_0"),
-        (
-            "out.pth",
-            "int8",
-            r"weight can't be written as int8; expected --w",
-        ),
+        ("out.pth", "int8", r"weight can't be written as int8; expected --w"),
         ("out.st", "int8", r"can't be int8 in an \.st file; expected --weights f16"),
         ("out.safetensors", "f16,adapters=int8", r"blocks\.0\.att\.w1 can't be saved in int8; expected adapters=f16"),
     ],

@@ -9,10 +9,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from rnn_engine.engine import Engine
-from rnn_engine.errors import (
-    EngineClosedError,
-    StepError,
-)
+from rnn_engine.errors import EngineClosedError, StepError
 from rnn_engine.interface import EngineStats
 from rnn_engine.requests import Event
 from tests.support.clients import Heard

@@ -15,11 +15,7 @@ from typing import Any
 import pytest
 
 from rnn_engine.engine import Engine
-from rnn_engine.errors import (
-    InvalidRequestError,
-    ModelError,
-    OverloadedError,
-)
+from rnn_engine.errors import InvalidRequestError, ModelError, OverloadedError
 from rnn_engine.interface import EngineLike, EngineStats
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.settings import LoadSettings

@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rnn_engine.errors import (
-    EngineClosedError,
-    StepError,
-)
+from rnn_engine.errors import EngineClosedError, StepError
 from rnn_engine.interface import EngineStats
 from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.scheduler import Scheduler, Worker

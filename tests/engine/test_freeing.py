@@ -72,10 +72,7 @@ async def test_a_closed_engine_is_freed_without_a_collection(
     cache = CacheConfig(disk=DiskConfig(tmp_path))
     engine = await Engine.load(model_path(), LoadSettings(device), num_slots=2, cache=cache)
     request = GenerateRequest(
-        engine.tokenize("User: Hello\n\nAssistant:"),
-        max_tokens=8,
-        stop=(b"\n",),
-        grammar=grammar,
+        engine.tokenize("User: Hello\n\nAssistant:"), max_tokens=8, stop=(b"\n",), grammar=grammar
     )
     assert [event async for event in engine.generate(request)]
     parts_of |= {"engine": ref(engine), "scheduler": ref(engine._scheduler), "worker": ref(engine._worker)}

@@ -49,8 +49,7 @@ async def ask(engine: Engine) -> tuple[int, list[int]]:
 
 @pytest.mark.parametrize("ending", SAVE)
 @pytest.mark.parametrize(
-    ("device", "change"),
-    [("cpu", overwrite), ("cpu", truncate), ("cpu", delete), ("0", overwrite), ("0", truncate)],
+    ("device", "change"), [("cpu", overwrite), ("cpu", truncate), ("cpu", delete), ("0", overwrite), ("0", truncate)]
 )
 async def test_answers_do_not_depend_on_the_file(
     device: str, change: Callable[[Path], None], ending: str, tmp_path: Path

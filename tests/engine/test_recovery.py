@@ -77,10 +77,7 @@ async def test_a_device_that_does_not_come_back_ends_the_engine_for_good() -> No
         results = await asyncio.gather(*(listen(engine, ask()) for _ in range(3)), return_exceptions=True)
         assert [type(result) for result in results] == [StepError, EngineClosedError, EngineClosedError]
         health = engine.health()
-        assert (health.status, health.reason) == (
-            "failed",
-            "the device did not come back in 3 attempts: told to fail",
-        )
+        assert (health.status, health.reason) == ("failed", "the device did not come back in 3 attempts: told to fail")
         with pytest.raises(EngineClosedError):
             await listen(engine, ask())
         assert runner.closed

@@ -22,12 +22,7 @@ class Adapter:
 
     @property
     def info(self) -> dict[str, Any]:
-        return {
-            "device": self.name,
-            "adapter_type": self.kind,
-            "backend_type": self.backend,
-            "description": "a driver",
-        }
+        return {"device": self.name, "adapter_type": self.kind, "backend_type": self.backend, "description": "a driver"}
 
 
 CPU = Adapter("llvmpipe", "CPU")
@@ -44,8 +39,7 @@ def adapters(monkeypatch: pytest.MonkeyPatch) -> list[Adapter]:
 
 
 @pytest.mark.parametrize(
-    ("choice", "devices"),
-    [("auto", "1341"), ("ada", "1313"), ("navi", "4444"), ("graphics", "2222"), ("3", "3333")],
+    ("choice", "devices"), [("auto", "1341"), ("ada", "1313"), ("navi", "4444"), ("graphics", "2222"), ("3", "3333")]
 )
 def test_replicas_of_a_machine_take_its_devices_in_turn(adapters: list[Adapter], choice: str, devices: str) -> None:
     assert "".join(device_at(ReplicaPlace(7, local), choice) for local in range(4)) == devices

@@ -119,10 +119,7 @@ def test_fixed_choices_keep_the_memory_busy(weights: str, rows: int, columns: in
 # Tokens a second of Llama 7B, one at a time, by llama.cpp on Metal with weights of 12.55, 6.67 and 3.56 GiB (F16, Q8_0
 # and Q4_0), and the memory's published rate: gist.github.com/andrewginns/cf95867c2d79458bd894c07b9e7d5cbd, measured as
 # discussion 4167 of llama.cpp's repository asks for.
-_PUBLISHED = {
-    "M1 Pro, 14 cores": (200e9, (12.75, 21.95, 35.52)),
-    "M3 Pro, 18 cores": (150e9, (9.89, 17.53, 30.74)),
-}
+_PUBLISHED = {"M1 Pro, 14 cores": (200e9, (12.75, 21.95, 35.52)), "M3 Pro, 18 cores": (150e9, (9.89, 17.53, 30.74))}
 _BYTES = (12.55 * 2**30, 6.67 * 2**30, 3.56 * 2**30)
 
 

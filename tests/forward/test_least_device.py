@@ -58,12 +58,7 @@ def test_gradients_are_those_of_the_reference(version: str) -> None:
             MODELS[version], optimizer=Optimizer(), trains_shifts=True, max_documents=1, max_tokens=40, kind="least"
         ),
         make_cpu_trainer(
-            MODELS[version],
-            optimizer=Optimizer(),
-            trains_shifts=True,
-            max_documents=1,
-            max_tokens=40,
-            dtype=np.float64,
+            MODELS[version], optimizer=Optimizer(), trains_shifts=True, max_documents=1, max_tokens=40, dtype=np.float64
         ),
     ):
         with closing(trainer):

@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
 
-from rnn_engine.forward.variants import (
-    KernelLimits,
-    MatMulVariant,
-    StreamVariant,
-    TiledVariant,
-)
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant, StreamVariant, TiledVariant
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.loading.kernel_choices import kernel_limits
 from rnn_engine.types import F32

@@ -18,10 +18,7 @@ def ledger(**states: str) -> Ledger:
 
 def cut_off(ledger: Ledger, *names: str, may_remove: bool = False, same_state: bool = False) -> None:
     """Note a write of `names` that gets no answer."""
-    with (
-        pytest.raises(ConnectionError),
-        ledger.write("cut", *names, may_remove=may_remove, same_state=same_state),
-    ):
+    with pytest.raises(ConnectionError), ledger.write("cut", *names, may_remove=may_remove, same_state=same_state):
         raise ConnectionError
 
 

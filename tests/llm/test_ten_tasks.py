@@ -136,10 +136,7 @@ async def mix(engine: Engine) -> None:
     prompt = prompt_after(engine, pirate, conversation)
     plain = MixedState(0.3, None, prompt_after(engine, None, conversation).tokens)
     request = GenerateRequest(
-        prompt.tokens,
-        initial_state=pirate.for_request,
-        mix=StateMix(0.7, [plain], "probability"),
-        stop=prompt.stop,
+        prompt.tokens, initial_state=pirate.for_request, mix=StateMix(0.7, [plain], "probability"), stop=prompt.stop
     )
     events = engine.generate(request)
     print("".join([event.text async for event in events if isinstance(event, TextDelta)]))

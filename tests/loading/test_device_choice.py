@@ -67,10 +67,7 @@ def test_weights_that_were_asked_for_are_not_given_up_for_speed(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (
-            LoadSettings("cpu"),
-            "tiny: device the processor, weights f32, 3 slots. Why this device: as --device says",
-        ),
+        (LoadSettings("cpu"), "tiny: device the processor, weights f32, 3 slots. Why this device: as --device says"),
         (
             LoadSettings("0", weights="auto"),
             ", weights f16 (the best format that fits), 3 slots. Why this device: as --device says",

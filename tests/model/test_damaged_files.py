@@ -39,10 +39,7 @@ def test_folder(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "is empty"),
-        (
-            b"\x00" * 4096,
-            "nor a .pth, .gguf or .prefab",
-        ),
+        (b"\x00" * 4096, "nor a .pth, .gguf or .prefab"),
         (b"hello", "nor a .pth, .gguf or .prefab"),
         (b"fmgg" + b"\x00" * 64, "is a file of rwkv.cpp, which is not read"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "is a Git LFS pointer"),

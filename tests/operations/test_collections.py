@@ -6,12 +6,7 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.operations.collections import (
-    add_documents,
-    create_collection,
-    prepare_documents,
-    search_collection,
-)
+from rnn_engine.operations.collections import add_documents, create_collection, prepare_documents, search_collection
 from rnn_engine.operations.relevance import document_tokens, relevance_prompts, score_relevance
 from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.documents import CollectionLimits, Document, DocumentStore, StoredCollection

@@ -29,8 +29,7 @@ def test_ids_may_be_numpys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "position"),
-    [([1, 2.0], 1), ([1.5], 0), (["a"], 0), ([1, None], 1), ([0, 10**30], 1), ([1, 2, -5], 2)],
+    ("tokens", "position"), [([1, 2.0], 1), ([1.5], 0), (["a"], 0), ([1, None], 1), ([0, 10**30], 1), ([1, 2, -5], 2)]
 )
 def test_what_is_no_token_id_is_refused_by_its_place(tokens: Sequence[Any], position: int) -> None:
     with pytest.raises(InvalidRequestError) as caught:

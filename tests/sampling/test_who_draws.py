@@ -25,10 +25,7 @@ def make_sampler(sampling: SamplingParams, seed: int) -> SequenceSampler:
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    sampling=st.lists(params(VOCAB) | chains(VOCAB), min_size=4, max_size=4),
-    seed=st.integers(0, 2**32 - 1),
-)
+@given(sampling=st.lists(params(VOCAB) | chains(VOCAB), min_size=4, max_size=4), seed=st.integers(0, 2**32 - 1))
 def test_both_draw_the_same_token(sampling: list[SamplingParams], seed: int) -> None:
     sampling = [*sampling, SamplingParams()]  # a device is not asked for no draws
     rows = np.stack([make_row(seed + number, VOCAB) for number in range(len(sampling))])

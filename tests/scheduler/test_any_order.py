@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rnn_engine.requests import GenerateRequest, SamplingParams
-from tests.support.scheduler_model import (
-    CACHE_METHODS,
-    PARTS,
-    STOPS,
-    VOCAB_SIZE,
-    SchedulerModel,
-    Setting,
-    run_random,
-)
+from tests.support.scheduler_model import CACHE_METHODS, PARTS, STOPS, VOCAB_SIZE, SchedulerModel, Setting, run_random
 
 tokens = st.integers(0, VOCAB_SIZE - 1)
 prompts = st.builds(

@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from rnn_engine.scheduler.checkpoints import CheckpointPoint, plan_checkpoints
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 
-MARK, BRANCH, TURN, END = (
-    CheckpointKind.MARK,
-    CheckpointKind.BRANCH,
-    CheckpointKind.TURN,
-    CheckpointKind.PROMPT_END,
-)
+MARK, BRANCH, TURN, END = (CheckpointKind.MARK, CheckpointKind.BRANCH, CheckpointKind.TURN, CheckpointKind.PROMPT_END)
 POSITIONS = st.lists(st.integers(-5, 320), max_size=12)
 
 
@@ -31,10 +26,7 @@ def test_a_prompt_that_is_saved_whole_keeps_nothing() -> None:
 
 
 def test_the_chunk_is_cut_where_a_prompt_leaves_a_known_path() -> None:
-    assert plan_checkpoints(1000, saved=0, known=700) == (
-        point(700, BRANCH, False),
-        point(1000, END, True),
-    )
+    assert plan_checkpoints(1000, saved=0, known=700) == (point(700, BRANCH, False), point(1000, END, True))
 
 
 def test_a_branch_point_is_left_out_where_it_saves_little() -> None:
@@ -74,23 +66,14 @@ def test_a_mark_counts_however_near_it_is() -> None:
 
 def test_of_many_turns_the_last_are_kept() -> None:
     cuts = plan_checkpoints(1000, saved=0, known=0, turn_positions=range(100, 1000, 100), max_checkpoints=4)
-    assert cuts == (
-        point(700, TURN, False),
-        point(800, TURN, False),
-        point(900, TURN, False),
-        point(1000, END, True),
-    )
+    assert cuts == (point(700, TURN, False), point(800, TURN, False), point(900, TURN, False), point(1000, END, True))
 
 
 def test_marks_go_before_the_branch_point_and_that_before_turns() -> None:
     cuts = plan_checkpoints(
         1000, saved=0, known=500, turn_positions=[200, 800], checkpoint_positions=[300], max_checkpoints=3
     )
-    assert cuts == (
-        point(300, MARK, False),
-        point(500, BRANCH, False),
-        point(1000, END, True),
-    )
+    assert cuts == (point(300, MARK, False), point(500, BRANCH, False), point(1000, END, True))
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 300), POSITIONS, POSITIONS, st.integers(1, 6))

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, Started, StateMix
 from rnn_engine.scheduler import checkpoints as waypoints
-from rnn_engine.scheduler.checkpoints import (
-    LEAST_CUT_STEPS,
-    LEAST_LENGTH,
-    LEAST_STEPS,
-    Waypoints,
-    find_break,
-)
+from rnn_engine.scheduler.checkpoints import LEAST_CUT_STEPS, LEAST_LENGTH, LEAST_STEPS, Waypoints, find_break
 from rnn_engine.types import F32
 from rnn_engine_states.cache.cache import StateCache, make_cache
 from rnn_engine_states.cache.checkpoint import CheckpointKind

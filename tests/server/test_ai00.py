@@ -81,10 +81,7 @@ async def test_what_its_clients_send_is_taken(serve: Serve, path: str, prefix: s
     await post(client, path.replace("/api/oai/", prefix), KINDS[path], SENT[path])
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [(path, name) for path, body in SENT.items() for name in body],
-)
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, body in SENT.items() for name in body])
 async def test_every_field_may_be_absent(serve: Serve, path: str, name: str) -> None:
     client = await serve(FakeEngine())
     body = {key: value for key, value in SENT[path].items() if key != name}
@@ -94,10 +91,7 @@ async def test_every_field_may_be_absent(serve: Serve, path: str, name: str) -> 
         await post(client, path, KINDS[path], body)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "text"),
-    [(["ab", "c"], "abc"), ("ab", "ab"), ([], ""), (None, ""), ([""], "")],
-)
+@pytest.mark.parametrize(("prompt", "text"), [(["ab", "c"], "abc"), ("ab", "ab"), ([], ""), (None, ""), ([""], "")])
 async def test_texts_of_a_list_are_one_prompt(serve: Serve, prompt: object, text: str) -> None:
     engine = FakeEngine()
     answer = await post(await serve(engine), COMPLETIONS, Completion, {"prompt": prompt})

@@ -24,9 +24,7 @@ KINDS: list[type[RequestBody]] = [CompletionRequest, ChatRequest, TokenizeReques
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 names = st.text(max_size=5) | st.sampled_from(["role", "content", "type", "text", "user", "record", "1", "-1", "²"])
 values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
-    max_leaves=8,
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=8
 )
 
 

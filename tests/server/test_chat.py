@@ -392,8 +392,7 @@ async def test_a_prompt_that_begins_the_thoughts(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "content"),
-    [("  Hé!", "Hé!"), ("Hi", "Hi"), (" <think>é</think>\nYes é", "Yes é"), (" é\n\nUser", "é")],
+    ("reply", "content"), [("  Hé!", "Hé!"), ("Hi", "Hi"), (" <think>é</think>\nYes é", "Yes é"), (" é\n\nUser", "é")]
 )
 async def test_the_tokens_of_log_probabilities_join_to_the_content(serve: Serve, reply: str, content: str) -> None:
     client = await serve(FakeEngine(reply=lambda _: reply))
@@ -441,12 +440,7 @@ async def test_thoughts_stay_in_the_content_where_that_is_wanted(serve: Serve) -
 
 @pytest.mark.parametrize(
     ("fields", "budget"),
-    [
-        ({}, None),
-        ({"thinking_budget_tokens": 7}, 7),
-        ({"thinking_token_budget": 0}, 0),
-        ({"guided_regex": "a"}, None),
-    ],
+    [({}, None), ({"thinking_budget_tokens": 7}, 7), ({"thinking_token_budget": 0}, 0), ({"guided_regex": "a"}, None)],
 )
 async def test_a_budget_and_a_grammar_heed_the_thoughts(serve: Serve, fields: Body, budget: int | None) -> None:
     engine = FakeEngine()

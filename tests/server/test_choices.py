@@ -62,10 +62,7 @@ async def test_all_figures(serve: Serve) -> None:
     assert first["total"] == pytest.approx(-0.98 - 0.99)
     assert first["mean"] == first["per_byte"] == pytest.approx(first["total"] / 2)
     assert first["perplexity"] == pytest.approx(math.exp((0.98 + 0.99) / 2))
-    assert first["tokens"] == [
-        {"id": 98, "token": "a", "logprob": -0.98},
-        {"id": 99, "token": "b", "logprob": -0.99},
-    ]
+    assert first["tokens"] == [{"id": 98, "token": "a", "logprob": -0.98}, {"id": 99, "token": "b", "logprob": -0.99}]
     assert [token["token"] for token in second["tokens"]] == ["bytes:\\xc3", "bytes:\\xa9"]
     assert math.log(first["probability"] / second["probability"]) == pytest.approx(first["total"] - second["total"])
     assert first["probability"] + second["probability"] == pytest.approx(1)

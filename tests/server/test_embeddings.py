@@ -279,11 +279,7 @@ def parts(text: str) -> Body:
 
 @pytest.mark.parametrize(
     ("value", "texts"),
-    [
-        (parts("ab"), ["ab"]),
-        ([parts("ab"), "c", {"prompt_string": "d"}], ["ab", "c", "d"]),
-        ([97, "b", 99], None),
-    ],
+    [(parts("ab"), ["ab"]), ([parts("ab"), "c", {"prompt_string": "d"}], ["ab", "c", "d"]), ([97, "b", 99], None)],
 )
 async def test_inputs_may_be_objects_and_mixed(serve: Serve, value: object, texts: list[str] | None) -> None:
     engine = FakeEngine()

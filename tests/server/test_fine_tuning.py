@@ -480,10 +480,7 @@ class TestLora:
             ({"targets": ["emb"]}, r"targets: 'emb' is not allowed; expected some of att, ffn, att.key, att.output,"),
             ({"rank": 300, "init": "pissa"}, "rank: 300 is not allowed; expected a whole number from 1 to 256"),
             ({"rank": 200, "init": "pissa"}, "rank: 200 is not allowed; expected at most 128, as many singular values"),
-            (
-                {"init": "svd"},
-                r"method.lora.hyperparameters.init: 'svd' is not allowed; expected 'lora' or 'pissa'",
-            ),
+            ({"init": "svd"}, r"method.lora.hyperparameters.init: 'svd' is not allowed; expected 'lora' or 'pissa'"),
             (
                 {"train_vectors": True, "train_state": True},
                 "train_vectors: True is not allowed; expected false with train_state",

@@ -137,10 +137,7 @@ async def ask_order(client: Client, text: str) -> int:
     return len(answer["results"])
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [ask_completion, ask_copies, ask_stream, ask_choices, ask_best, ask_tokens, ask_order],
-)
+@pytest.mark.parametrize("ask", [ask_completion, ask_copies, ask_stream, ask_choices, ask_best, ask_tokens, ask_order])
 async def test_call_that_has_begun_waits_for_room(busy: Busy, ask: Callable[[Client, str], Awaitable[int]]) -> None:
     """The first call leaves room for one request of the second, which has twenty."""
     first = asyncio.create_task(ask_completion(busy.client, "a"))

@@ -63,10 +63,7 @@ async def test_forms_of_prompt(serve: Serve, prompt: object, tokens: list[list[i
     assert [answer["index"] for answer in (answers if len(tokens) > 1 else [answers])] == list(range(len(tokens)))
 
 
-@pytest.mark.parametrize(
-    ("limit", "stop_type"),
-    [(2, "limit"), (20, "eos"), (-1, "eos")],
-)
+@pytest.mark.parametrize(("limit", "stop_type"), [(2, "limit"), (20, "eos"), (-1, "eos")])
 async def test_how_an_answer_ends(serve: Serve, limit: int, stop_type: str) -> None:
     answer = await complete(serve, FakeEngine(), prompt="a", n_predict=limit)
     assert answer["stop_type"] == stop_type

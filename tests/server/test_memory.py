@@ -112,10 +112,7 @@ async def test_an_upload_without_room_on_the_disk(
 
 @pytest.mark.parametrize(
     ("method", "path", "limits"),
-    [
-        ("POST", COMPLETIONS, Limits(max_body_bytes=1000)),
-        ("PUT", "/v1/states/s", Limits(max_upload_bytes=1000)),
-    ],
+    [("POST", COMPLETIONS, Limits(max_body_bytes=1000)), ("PUT", "/v1/states/s", Limits(max_upload_bytes=1000))],
 )
 async def test_a_body_that_says_its_size_is_refused_before_it_is_sent(
     serve: Serve, method: str, path: str, limits: Limits

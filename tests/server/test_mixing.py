@@ -37,11 +37,7 @@ async def test_a_completion_mixes_the_states_that_it_lists(serve: Serve) -> None
     engine = FakeEngine(num_slots=3)
     client = await with_states(serve, engine)
     ident = str(engine.named.get("b").id)
-    state = [
-        {"name": "a", "weight": 1.5},
-        {"id": ident, "weight": -0.5},
-        {"name": "none", "weight": 1, "prompt": "x"},
-    ]
+    state = [{"name": "a", "weight": 1.5}, {"id": ident, "weight": -0.5}, {"name": "none", "weight": 1, "prompt": "x"}]
     body = await post(client, COMPLETIONS, Completion, {"prompt": "hello", "state": state, "n": 2, "seed": 3})
     first, second = engine.requests
     assert first.mix is not None

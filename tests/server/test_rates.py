@@ -148,11 +148,7 @@ def test_quotas_of_clients_that_rest_are_forgotten() -> None:
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [
-        ("requests=60", Rate(requests=60)),
-        ("tokens=1", Rate(tokens=1)),
-        ("tokens=100000,requests=60", Rate(60, 100000)),
-    ],
+    [("requests=60", Rate(requests=60)), ("tokens=1", Rate(tokens=1)), ("tokens=100000,requests=60", Rate(60, 100000))],
 )
 def test_rates_are_read_as_they_are_written(text: str, rate: Rate) -> None:
     assert parse_rate(text) == rate
@@ -173,10 +169,7 @@ def test_rates_that_are_none_are_named(text: str) -> None:
 
 @pytest.fixture
 async def client(serve: Serve) -> Client:
-    keys = (
-        ApiKey.of("key-a", "a"),
-        ApiKey.of("key-b", "b", rate=Rate(requests=100)),
-    )
+    keys = (ApiKey.of("key-a", "a"), ApiKey.of("key-b", "b", rate=Rate(requests=100)))
     auth = AuthSettings(keys, rate=Rate(requests=3, tokens=25))
     client = await serve(FakeEngine(lambda _: "yes"), ServerSettings(auth=auth))
     client.app[RATE_LIMITER].clock = Clock()

@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from rnn_engine_server.apis.common.states import StateEntry
-from rnn_engine_server.apis.engine.states import (
-    AdvancedState,
-    CreatedState,
-    StateEntries,
-    StateRemoved,
-)
+from rnn_engine_server.apis.engine.states import AdvancedState, CreatedState, StateEntries, StateRemoved
 from rnn_engine_server.core.call import BUDGET
 from rnn_engine_server.core.settings import Limits, ServerSettings
 from rnn_engine_states.files.exchange import StateFiles

@@ -21,14 +21,7 @@ from safetensors.numpy import load_file, save_file
 from rnn_engine.errors import StateError
 from rnn_engine.tensor_files.source import BinaryFile, MemoryFile
 from rnn_engine.types import ModelShape, State
-from rnn_engine_states.files.full import (
-    Origin,
-    SavedState,
-    file_bytes,
-    full_state_file,
-    read_full_state,
-    read_summary,
-)
+from rnn_engine_states.files.full import Origin, SavedState, file_bytes, full_state_file, read_full_state, read_summary
 from rnn_engine_states.files.prefab import (
     Prefab,
     decode_prefab,

@@ -47,15 +47,7 @@ def device(path: Path) -> None:
 
 Make: TypeAlias = Callable[[Path], object]
 
-HOSTILE: list[Make] = [
-    many_dimensions,
-    impossible_size,
-    loop,
-    nowhere,
-    device,
-    os.mkfifo,
-    Path.mkdir,
-]
+HOSTILE: list[Make] = [many_dimensions, impossible_size, loop, nowhere, device, os.mkfifo, Path.mkdir]
 
 
 @pytest.mark.parametrize("make", HOSTILE)

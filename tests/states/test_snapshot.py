@@ -34,12 +34,7 @@ def test_positions_form_a_tree_with_what_they_hold() -> None:
     seen = [
         (lengths.get(node.parent or ""), node.start, list(node.text.encode()), node.position.saves) for node in nodes
     ]
-    assert seen == [
-        (None, 0, [7, 7], 2),
-        (None, 0, system[:HEAD_TOKENS], 50),
-        (50, 50, [1, 2], 2),
-        (52, 52, [3, 4], 2),
-    ]
+    assert seen == [(None, 0, [7, 7], 2), (None, 0, system[:HEAD_TOKENS], 50), (50, 50, [1, 2], 2), (52, 52, [3, 4], 2)]
     positions = [node.position for node in nodes]
     assert [position.sizes for position in positions] == [{"host": BYTES}, {"host": BYTES}, {}, {"host": BYTES - 96}]
     assert [position.hits for position in positions] == [1, 2, 0, 0]

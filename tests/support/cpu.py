@@ -9,13 +9,7 @@ from rnn_engine.versions.table import VERSIONS
 
 
 def make_cpu_runner(
-    model: Model,
-    *,
-    num_slots: int,
-    max_tokens: int,
-    max_rows: int,
-    num_candidates: int,
-    lora_room: LoraRoom = NO_LORAS,
+    model: Model, *, num_slots: int, max_tokens: int, max_rows: int, num_candidates: int, lora_room: LoraRoom = NO_LORAS
 ) -> CpuRunner:
     return CpuRunner(
         Weights.read(model),

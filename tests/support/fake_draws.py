@@ -47,11 +47,7 @@ class SlotDraws:
             biases = dict(zip(draw.biases.tokens.tolist(), draw.biases.values.tolist(), strict=True))
         added = {token: self._add(token, row.item(token), biases) for token in {*biases, *self.less, *self.seen}}
         sampling = SamplingParams(
-            temperature=draw.temperature,
-            top_p=draw.top_p,
-            top_k=draw.top_k,
-            min_p=draw.min_p or 0.0,
-            logit_bias=added,
+            temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p or 0.0, logit_bias=added
         )
         sampler = SequenceSampler(sampling, draw.seed)
         sampler.index = index

@@ -37,13 +37,7 @@ from rnn_engine.requests import (
 from rnn_engine.scheduler.text import StopMatcher
 from rnn_engine.telemetry import EngineCounters, Health, RequestAccount, SlotUse, Timing
 from rnn_engine.types import F32, EmbeddingTask, State
-from rnn_engine_states.cache.browse import (
-    CacheTree,
-    SummaryChanges,
-    TreeQuery,
-    list_positions,
-    make_tree,
-)
+from rnn_engine_states.cache.browse import CacheTree, SummaryChanges, TreeQuery, list_positions, make_tree
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.checkpoint import position_missing
 from rnn_engine_states.cache.config import CacheStats

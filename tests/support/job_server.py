@@ -19,10 +19,7 @@ from rnn_engine_server.store.folder import Store
 from tests.support.fake_engine import FakeEngine
 from tests.support.official import openai_client
 
-ANN, BOB = KEYS = (
-    ApiKey.of("ann's key", "ann", Scope.MANAGE, 2.0),
-    ApiKey.of("bob's key", "bob", Scope.MANAGE),
-)
+ANN, BOB = KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE, 2.0), ApiKey.of("bob's key", "bob", Scope.MANAGE))
 
 
 def greet_engine() -> FakeEngine:

@@ -92,11 +92,7 @@ CONNECTED = (  # what requests pass on their way from a connection to a call, an
 RESTRICTED = (
     Restricted("wgpu", ("rnn_engine.gpu", *DEVELOPMENT), "only rnn_engine/gpu knows wgpu"),
     Restricted("aiohttp", (*CONNECTED, *DEVELOPMENT), "handlers take calls, and know no aiohttp"),
-    Restricted(
-        "onnxruntime",
-        ("rnn_engine.forward.onnx_graph", *DEVELOPMENT),
-        "faster matmuls are an extra",
-    ),
+    Restricted("onnxruntime", ("rnn_engine.forward.onnx_graph", *DEVELOPMENT), "faster matmuls are an extra"),
     Restricted("valkey", ("rnn_engine_states.shared", *DEVELOPMENT), "the shared store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
     Restricted(

@@ -84,12 +84,7 @@ def tiny_v7_qwen2(
 
 
 def tiny_v5(
-    version: VersionV5 = "v5.2",
-    layers: int = 2,
-    width: int = 64,
-    head_size: int = 16,
-    ffn: int = 100,
-    vocab: int = 96,
+    version: VersionV5 = "v5.2", layers: int = 2, width: int = 64, head_size: int = 16, ffn: int = 100, vocab: int = 96
 ) -> ShapeV5:
     """Return a shape small enough for any test."""
     return ShapeV5(
@@ -108,11 +103,7 @@ def tiny_v4(layers: int = 2, width: int = 64, ffn: int = 100, vocab: int = 96) -
     return ShapeV4(num_layers=layers, width=width, ffn_width=ffn, vocab_size=vocab)
 
 
-OLDER_SHAPES: tuple[ModelShape, ...] = (
-    tiny_v6(),
-    *(tiny_v5(v) for v in get_args(VersionV5)),
-    tiny_v4(),
-)
+OLDER_SHAPES: tuple[ModelShape, ...] = (tiny_v6(), *(tiny_v5(v) for v in get_args(VersionV5)), tiny_v4())
 """A shape of each version, with a vocabulary of 96."""
 
 QWEN2_SHAPES: tuple[ModelShape, ...] = (tiny_v6_qwen2(), tiny_v7_qwen2())

@@ -18,12 +18,7 @@ from tests.support.older_models import OLDER_SHAPES, QWEN2_SHAPES
 from tests.support.reference import forward
 
 NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
-LIMITS = {
-    "num_slots": NUM_SLOTS,
-    "max_tokens": MAX_TOKENS,
-    "max_rows": MAX_ROWS,
-    "num_candidates": NUM_CANDIDATES,
-}
+LIMITS = {"num_slots": NUM_SLOTS, "max_tokens": MAX_TOKENS, "max_rows": MAX_ROWS, "num_candidates": NUM_CANDIDATES}
 """The limits of nearly all runners of the contract, since kernels are compiled anew for others."""
 NUM_SEQUENCES, LENGTH = 4, 30
 SHAPE = tiny_shape()

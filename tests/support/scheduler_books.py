@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from rnn_engine.scheduler import Scheduler
-from rnn_engine.scheduler.phases import (
-    AwaitMask,
-    AwaitSequences,
-    Closing,
-    Decode,
-    DeviceDecode,
-    Draft,
-    Given,
-    Prompt,
-)
+from rnn_engine.scheduler.phases import AwaitMask, AwaitSequences, Closing, Decode, DeviceDecode, Draft, Given, Prompt
 from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
 from rnn_engine.scheduler.slots import Slots
 

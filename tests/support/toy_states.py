@@ -122,14 +122,7 @@ def toy_logits(shape: ModelShape, tokens: Sequence[int]) -> F32:
     return np.arange(shape.vocab_size, dtype=np.float32) * (sum(tokens) % 11) + len(tokens)
 
 
-def keep(
-    cache: StateCache,
-    device: ToyDevice,
-    tokens: Sequence[int],
-    *,
-    root: str = ROOT,
-    logits: bool = True,
-) -> bool:
+def keep(cache: StateCache, device: ToyDevice, tokens: Sequence[int], *, root: str = ROOT, logits: bool = True) -> bool:
     """Run tokens from the start, and insert the state after them into the cache."""
     device.start(tokens)
     row = toy_logits(device.shape, tokens) if logits else None

@@ -96,10 +96,7 @@ CHAT = ["User: Hi\n\nAssistant:", "[ Ho\n\n]"]
         ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}, CHAT),
         ({"instruction": "Hi", "input": "", "output": "Ho"}, CHAT),
         ({"instruction": "Hi", "input": "you", "output": "Ho"}, ["User: Hi\nyou\n\nAssistant:", "[ Ho\n\n]"]),
-        (
-            {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Ho"}]},
-            CHAT,
-        ),
+        ({"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Ho"}]}, CHAT),
         ({"prompt": "Once", "completion": " upon"}, ["Once", "[ upon]"]),
         ({"text": "Once upon"}, ["O", "[nce upon]"]),
     ],

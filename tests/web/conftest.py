@@ -82,11 +82,7 @@ async def visit(browser: Browser, web_server: str, guard: Guard) -> AsyncIterato
     """Yield a function that opens pages. The test fails if a page has an error."""
 
     async def open_page(
-        path: str = "/",
-        *,
-        viewport: ViewportSize = DESKTOP,
-        color_scheme: ColorScheme = "light",
-        locale: str = "en-GB",
+        path: str = "/", *, viewport: ViewportSize = DESKTOP, color_scheme: ColorScheme = "light", locale: str = "en-GB"
     ) -> Page:
         context = await browser.new_context(viewport=viewport, color_scheme=color_scheme, locale=locale)
         page = await context.new_page()

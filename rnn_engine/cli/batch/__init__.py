@@ -7,13 +7,7 @@ from pathlib import Path
 import click
 import cloup
 
-from rnn_engine.cli.options import (
-    check_outputs,
-    loading_options,
-    model_and_file,
-    settings_options,
-    slots_option,
-)
+from rnn_engine.cli.options import check_outputs, loading_options, model_and_file, settings_options, slots_option
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 
 

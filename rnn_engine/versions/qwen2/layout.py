@@ -140,13 +140,7 @@ def _list_time_mix_v6(layer: int) -> Iterator[TensorSpec]:
     yield tuned_state(f"blocks.{layer}")
 
 
-_OPTIONAL: Final = {
-    "x_g": "g1",
-    "g1": "g2",
-    "g2": "g1",
-    "ln_x.weight": "ln_x.bias",
-    "ln_x.bias": "ln_x.weight",
-}
+_OPTIONAL: Final = {"x_g": "g1", "g1": "g2", "g2": "g1", "ln_x.weight": "ln_x.bias", "ln_x.bias": "ln_x.weight"}
 """What an ARWKV may lack of RWKV-7's time mix -> what it then lacks, too."""
 
 

@@ -159,11 +159,7 @@ class RecurrenceBackward:
     def to_state(self, builder: LayerBuilder, heads: HeadBuffers) -> Iterator[KernelStage]:
         """Yield the stages that compute the gradients of the initial state, of v and of k."""
         yield self._on_runs(builder, "rows", {}, heads, {})
-        buffers = {
-            "d_gates": heads.d_decay,
-            "kept": self._kept,
-            "state_gradients": self._context.state_gradients,
-        }
+        buffers = {"d_gates": heads.d_decay, "kept": self._kept, "state_gradients": self._context.state_gradients}
         yield self._on_runs(builder, "columns", state_constants(builder.context), heads, buffers)
 
     def to_decay(self, builder: LayerBuilder, heads: HeadBuffers) -> KernelStage:
@@ -327,12 +323,7 @@ class BonusLayersBackward:
         )
 
     def _time_mix_backward(
-        self,
-        builder: LayerBuilder,
-        output: BoundMatMul,
-        decay: Decay,
-        mixes_backward: Iterator[Stage],
-        norm: NormShift,
+        self, builder: LayerBuilder, output: BoundMatMul, decay: Decay, mixes_backward: Iterator[Stage], norm: NormShift
     ) -> Iterator[Stage]:
         context, recurrence = self._context, self._recurrence
         heads = HeadBuffers(self.projected, decay, self.d_projected, self.d_decay)

@@ -128,12 +128,7 @@ def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
     check_head_size(shape)
     scratch = make_scratch(context.forward, shape)
     layers = BonusLayersBackward(
-        context,
-        shape,
-        mixes=scratch.mixes,
-        projected=scratch.projected,
-        bonus="bonus",
-        has_gate=shape.has_gate,
+        context, shape, mixes=scratch.mixes, projected=scratch.projected, bonus="bonus", has_gate=shape.has_gate
     )
     for layer in range(shape.num_layers):
         builder = make_builder(context.forward, shape, layer)

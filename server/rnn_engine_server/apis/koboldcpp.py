@@ -65,12 +65,7 @@ class KoboldRequest(CompletionRequest):
         "prompt_logprobs": (0,),
         "render_special": (False,),
     }
-    lacking: ClassVar = {
-        "rep_pen_slope": (1,),
-        "smoothing_curve": (1,),
-        "tfs": (1,),
-        "top_a": (0,),
-    }
+    lacking: ClassVar = {"rep_pen_slope": (1,), "smoothing_curve": (1,), "tfs": (1,), "top_a": (0,)}
     aliases: ClassVar = {
         "ban_eos_token": "ignore_eos",
         "max_length": "max_tokens",

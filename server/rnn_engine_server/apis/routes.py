@@ -3,26 +3,9 @@
 from __future__ import annotations
 
 from rnn_engine_server import web
-from rnn_engine_server.apis import (
-    ai00,
-    cohere,
-    koboldcpp,
-    llama_server,
-    rerank,
-    rwkv_runner,
-    tei,
-    tgi,
-    vllm,
-)
+from rnn_engine_server.apis import ai00, cohere, koboldcpp, llama_server, rerank, rwkv_runner, tei, tgi, vllm
 from rnn_engine_server.apis.anthropic import routes as anthropic
-from rnn_engine_server.apis.engine import (
-    cache,
-    choices,
-    collections,
-    states,
-    status,
-    tokens,
-)
+from rnn_engine_server.apis.engine import cache, choices, collections, states, status, tokens
 from rnn_engine_server.apis.ollama import routes as ollama
 from rnn_engine_server.apis.openai import (
     batches,

@@ -33,9 +33,7 @@ class SwitchModelRequest(RequestBody):
     ignored: ClassVar = frozenset({"customCuda", "strategy"})
     neutral: ClassVar = {"deploy": Only((False,), because="API keys with scopes say who may load models")}
 
-    model: str = Field(
-        description="The path of a file in the folder of models; empty to unload the default model.",
-    )
+    model: str = Field(description="The path of a file in the folder of models; empty to unload the default model.")
     tokenizer: str | None = Field(
         default=None,
         description="The path of a tokenizer in the folder of models; null or empty: the one that the model had, or as "

@@ -18,13 +18,7 @@ from rnn_engine.types import EmbeddingTask
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import INPUTS
 from rnn_engine_server.apis.common.relevance import RelevanceBody, find_relevance
-from rnn_engine_server.apis.openai.embeddings import (
-    EmbeddingsRequest,
-    Vectors,
-    VectorsOf,
-    list_found,
-    parse_task,
-)
+from rnn_engine_server.apis.openai.embeddings import EmbeddingsRequest, Vectors, VectorsOf, list_found, parse_task
 from rnn_engine_server.core.call import CALL_WORK, Call
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.schema import STRING, STRINGS, Parsed, RefusedError, Usage

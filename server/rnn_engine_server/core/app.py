@@ -70,10 +70,7 @@ from rnn_engine_server.models.registry import MODELS, ModelRegistry
 from rnn_engine_server.openapi.document import API_DOCUMENTS, KeptDocuments, encode_document
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import METRICS, Metrics, Readings
-from rnn_engine_server.telemetry.records import (
-    HTTP_COUNTERS,
-    HttpCounters,
-)
+from rnn_engine_server.telemetry.records import HTTP_COUNTERS, HttpCounters
 from rnn_engine_states.documents import CollectionLimits, DocumentStore
 
 
@@ -109,10 +106,7 @@ def _router() -> tuple[web.UrlDispatcher, dict[web.AbstractRoute, Route]]:
 
 
 def make_app(
-    served: Served,
-    settings: ServerSettings,
-    collections: DocumentStore | None = None,
-    store: Store | None = None,
+    served: Served, settings: ServerSettings, collections: DocumentStore | None = None, store: Store | None = None
 ) -> web.Application:
     """Build the application that serves one engine or several; its clean-up closes all of the arguments.
 

@@ -20,12 +20,7 @@ from rnn_engine_server.openapi.document import page as api_page
 
 FOLDER = Path(__file__).parent
 
-CONTENT_TYPES = {
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".css": "text/css",
-    ".svg": "image/svg+xml",
-}
+CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 """The content types of the files that a browser may request, by suffix."""
 
 

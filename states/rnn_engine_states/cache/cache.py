@@ -73,11 +73,7 @@ class StateCache:
     """
 
     def __init__(
-        self,
-        live: LiveStates,
-        tiers: Sequence[Tier],
-        config: CacheConfig,
-        clock: Callable[[], float] = time.monotonic,
+        self, live: LiveStates, tiers: Sequence[Tier], config: CacheConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Make a cache that stores states in `tiers`, which are ordered from the quickest to the slowest.
 

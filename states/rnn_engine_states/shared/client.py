@@ -15,13 +15,7 @@ from typing import Any, TypeVar
 from valkey import exceptions
 from valkey.asyncio import ConnectionPool, Valkey
 
-from rnn_engine.errors import (
-    EngineClosedError,
-    RnnEngineError,
-    StateError,
-    StorageError,
-    UnavailableError,
-)
+from rnn_engine.errors import EngineClosedError, RnnEngineError, StateError, StorageError, UnavailableError
 from rnn_engine_states.shared.config import StoreCounters, StoreOutcome, StoreUrl
 
 # A circuit breaker: after repeated failures, operations are rejected for a while, so that no request waits for them.
@@ -35,11 +29,7 @@ class CircuitBreaker:
     """
 
     def __init__(
-        self,
-        clock: Callable[[], float],
-        most_failures: int = 3,
-        first_pause: float = 1.0,
-        longest_pause: float = 30.0,
+        self, clock: Callable[[], float], most_failures: int = 3, first_pause: float = 1.0, longest_pause: float = 30.0
     ) -> None:
         """Open after `most_failures`, at first for `first_pause`, later up to `longest_pause` seconds."""
         self._clock = clock

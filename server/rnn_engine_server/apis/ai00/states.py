@@ -68,10 +68,7 @@ class Ai00EmbeddingsRequest(EmbeddingsRequest):
     keeps_null: ClassVar = frozenset({"layer"})
 
     input: _Inputs = Field(default=("",), description=_INPUT)
-    layer: Annotated[
-        Layers | None,
-        Parsed(_parse_layer, *LAYER_FORMS, NULL),
-    ] = Field(  # type: ignore[assignment]
+    layer: Annotated[Layers | None, Parsed(_parse_layer, *LAYER_FORMS, NULL)] = Field(  # type: ignore[assignment]
         default=0,
         description="The number of a layer, counted from the end if negative; a list of numbers, whose vectors are "
         "joined; `all`, joined; or their `mean`. Null is the whole state, as in `/api/oai/states`.",
@@ -144,6 +141,5 @@ async def _answer_whole(
 async def refuse(_call: Call) -> Answer:
     """Refused with 501: this server has no embedding model beside the RWKV model."""
     raise RefusalError(
-        501,
-        "this server has no embedding model beside the RWKV model; /v1/embeddings makes vectors with that one",
+        501, "this server has no embedding model beside the RWKV model; /v1/embeddings makes vectors with that one"
     )

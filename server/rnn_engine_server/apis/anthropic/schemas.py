@@ -29,16 +29,7 @@ from rnn_engine_server.apis.common.messages import (
 )
 from rnn_engine_server.apis.common.states import SavedState
 from rnn_engine_server.apis.openai.schemas import TranslatedChat
-from rnn_engine_server.core.schema import (
-    NULL,
-    OBJECT,
-    STRING,
-    Only,
-    Parsed,
-    RefusedError,
-    RequestBody,
-    Schema,
-)
+from rnn_engine_server.core.schema import NULL, OBJECT, STRING, Only, Parsed, RefusedError, RequestBody, Schema
 from rnn_engine_server.core.settings import Limits
 
 _TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the model reads and writes text only"
@@ -269,15 +260,7 @@ class AnthropicConversation(GenerationBody):
     """A conversation in Anthropic's format: the fields that `/v1/messages` and the count of tokens share."""
 
     ignored: ClassVar = frozenset(
-        {
-            "cache_control",
-            "container",
-            "diagnostics",
-            "inference_geo",
-            "speed",
-            "user_profile_id",
-            "workspace_id",
-        }
+        {"cache_control", "container", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"}
     )
     neutral: ClassVar = {"mcp_servers": ([],), "n": Only((1,), because="a message is one answer"), "thread": ()}
     aliases: ClassVar = {"stop_sequences": "stop"}

@@ -69,8 +69,7 @@ class ChoosesRequest(ModelBody):
     ignored: ClassVar = frozenset({"metadata", "user"})
 
     input: Annotated[Prompt, Parsed(_parse_context, STRING, STRINGS, INTEGERS, NULL), ONE_PROMPT] = Field(
-        default="",
-        description="The text that the choices follow. Empty: the end of a text, or of that in `state`.",
+        default="", description="The text that the choices follow. Empty: the end of a text, or of that in `state`."
     )
     choices: Annotated[list[_Choice], FailFast(), Bounded(_check_choices)] = Field(
         min_length=1,
@@ -238,12 +237,7 @@ def _rank(engine: EngineLike, body: ChoosesRequest, scores: Sequence[ChoiceScore
     """Return the choices ordered by perplexity, least first; choices with equal ones stay in the request's order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index].mean)
     return [
-        {
-            "object": "choice",
-            "index": index,
-            "rank": rank,
-            "choice": text_of(engine, body.choices[index]),
-        }
+        {"object": "choice", "index": index, "rank": rank, "choice": text_of(engine, body.choices[index])}
         for rank, index in enumerate(order)
     ]
 

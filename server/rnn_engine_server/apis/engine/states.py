@@ -132,12 +132,7 @@ async def get(call: Call) -> StateEntry:
 async def remove(call: Call) -> StateRemoved:
     """Remove a state."""
     removed = await call.engine.states.delete(_name(call))
-    return {
-        "object": "state.deleted",
-        "id": str(removed.id),
-        "name": removed.name,
-        "deleted": True,
-    }
+    return {"object": "state.deleted", "id": str(removed.id), "name": removed.name, "deleted": True}
 
 
 @ROUTES.post("/v1/states/{name}/fork", scope=Scope.MANAGE)
@@ -248,12 +243,7 @@ async def compare(call: Call, body: CompareStatesRequest) -> StateComparison:
     second = await resolve_state(engine, NO_INITIAL_STATE if body.other is None else body.other)
     shape = engine.info.shape
     fields = await work(call, shape.state_bytes, partial(_fields, first, second, shape))
-    return {
-        "object": "state.comparison",
-        "state": _compared(first),
-        "other": _compared(second),
-        "fields": fields,
-    }
+    return {"object": "state.comparison", "state": _compared(first), "other": _compared(second), "fields": fields}
 
 
 def _fields(first: ResolvedState, second: ResolvedState, shape: ModelShape) -> list[ComparedField]:
@@ -287,12 +277,7 @@ def _compared(resolved: ResolvedState) -> ComparedState:
 
 # Export a named state as a file, or upload one.
 
-_ENDINGS: Mapping[ExportForm, str] = {
-    "full": ".state",
-    "tuned": ".safetensors",
-    "pth": ".pth",
-    "prefab": ".cbor",
-}
+_ENDINGS: Mapping[ExportForm, str] = {"full": ".state", "tuned": ".safetensors", "pth": ".pth", "prefab": ".cbor"}
 _COPIES: Mapping[ExportForm, int] = {"full": 0, "tuned": 1, "pth": 3, "prefab": 3}
 """How many times the values are in memory while a file is made, besides the state's own arrays."""
 

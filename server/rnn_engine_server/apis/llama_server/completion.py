@@ -49,11 +49,7 @@ class LlamaCompletionRequest(CompletionRequest):
         "post_sampling_probs": Only((False,), because="probabilities are those that the model gives, before sampling"),
         "prompt_logprobs": (0,),
     }
-    aliases: ClassVar = {
-        "max_completion_tokens": "max_tokens",
-        "n_probs": "logprobs",
-        "n_cmpl": "n",
-    }
+    aliases: ClassVar = {"max_completion_tokens": "max_tokens", "n_probs": "logprobs", "n_cmpl": "n"}
 
     return_tokens: bool = Field(default=False, description="Return the ids of the tokens; a stream always has them.")
     response_fields: list[str] | None = Field(

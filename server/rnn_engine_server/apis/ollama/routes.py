@@ -135,10 +135,7 @@ def _line(info: EngineInfo, kind: AnswerKind, said: Mapping[str, Any]) -> dict[s
 
 
 def _whole_call(name: str, arguments: str) -> OllamaAnsweredCall:
-    return {
-        "id": f"call_{uuid.uuid4().hex[:8]}",
-        "function": {"name": name, "arguments": call_arguments(arguments)},
-    }
+    return {"id": f"call_{uuid.uuid4().hex[:8]}", "function": {"name": name, "arguments": call_arguments(arguments)}}
 
 
 def _end(outcome: Outcome) -> Mapping[str, object]:

@@ -95,8 +95,7 @@ class OllamaGeneration(RequestBody):
     format: Format = Field(default=None, description='The form of the answer: `"json"` or a JSON schema.')
     options: OllamaOptions | None = Field(default=None, description="How the answer is made.")
     think: bool | Literal["low", "medium", "high"] | None = Field(
-        default=None,
-        description="Whether, and how much, to think before the answer, if the chat template supports it.",
+        default=None, description="Whether, and how much, to think before the answer, if the chat template supports it."
     )
 
     def model_post_init(self, context: object) -> None:

@@ -15,15 +15,7 @@ from typing import ClassVar, TypeAlias, TypeVar
 
 from rnn_engine.chat_template.answer import AnswerPart, Piece
 from rnn_engine.interface import EngineInfo, EngineLike
-from rnn_engine.requests import (
-    Event,
-    Finished,
-    PromptProgress,
-    PromptScored,
-    Started,
-    TextDelta,
-    TokenInfo,
-)
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine_server.apis.common.answering import Dialect, Outcome, Prepared
 from rnn_engine_server.apis.common.generation import LEAST_LOGPROB, GenerationBody
 from rnn_engine_server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob

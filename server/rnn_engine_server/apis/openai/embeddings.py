@@ -17,13 +17,7 @@ from rnn_engine.operations.embedding import Embedding, EmbeddingSettings, Layers
 from rnn_engine.operations.parallel import Cost
 from rnn_engine.types import F32, EmbeddingTask, ModelShape
 from rnn_engine_server.apis.common.answering import usage_of
-from rnn_engine_server.apis.common.generation import (
-    INPUTS,
-    PROMPT_FORMS,
-    AnyPrompt,
-    parse_prompts,
-    tokens_of,
-)
+from rnn_engine_server.apis.common.generation import INPUTS, PROMPT_FORMS, AnyPrompt, parse_prompts, tokens_of
 from rnn_engine_server.apis.common.messages import TEXT_PART, parse_content
 from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.core.call import CALL_WORK, Call, work

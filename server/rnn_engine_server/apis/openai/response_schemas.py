@@ -13,22 +13,9 @@ from rnn_engine.chat_template import Role
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine_server.apis.common.generation import ProgressBody
-from rnn_engine_server.apis.common.messages import (
-    MOST_TOOLS,
-    Choice,
-    FunctionBody,
-    FunctionType,
-    Message,
-    client_tools,
-)
+from rnn_engine_server.apis.common.messages import MOST_TOOLS, Choice, FunctionBody, FunctionType, Message, client_tools
 from rnn_engine_server.apis.common.states import SavedState
-from rnn_engine_server.apis.openai.response_items import (
-    METADATA_BOUNDS,
-    ConversationRef,
-    Items,
-    Metadata,
-    messages_of,
-)
+from rnn_engine_server.apis.openai.response_items import METADATA_BOUNDS, ConversationRef, Items, Metadata, messages_of
 from rnn_engine_server.apis.openai.schemas import ChatTokenLogprob, TranslatedChat
 from rnn_engine_server.core.schema import Only, PromptProgressBody, RefusedError, RequestBody, Timings
 from rnn_engine_server.core.settings import Limits
@@ -113,8 +100,7 @@ class ResponsesRequest(ProgressBody):
         default=None, description="The id of a kept response, whose conversation this one continues."
     )
     conversation: ConversationRef | None = Field(
-        default=None,
-        description="The id of a kept conversation to continue: `input` and the answer are added to it.",
+        default=None, description="The id of a kept conversation to continue: `input` and the answer are added to it."
     )
     store: bool = Field(
         default=True,
@@ -134,8 +120,7 @@ class ResponsesRequest(ProgressBody):
     text: TextBody = Field(default=TextBody(), description="The form of the answer's text.")
     reasoning: ReasoningBody = Field(default=ReasoningBody(), description="How the model thinks.")
     include: list[str] = Field(
-        default=[],
-        description=f"`{_LOGPROBS}` adds the log-probability of every token; other words have no effect.",
+        default=[], description=f"`{_LOGPROBS}` adds the log-probability of every token; other words have no effect."
     )
     top_logprobs: int | None = Field(
         default=None, ge=0, description=f"Add this many of the likeliest tokens, too. Only with `{_LOGPROBS}`."

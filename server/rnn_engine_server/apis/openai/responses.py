@@ -108,11 +108,7 @@ class ItemWriter:
 
     def _open(self, kind: ItemType, piece: Piece | None) -> Iterator[Mapping[str, Any]]:
         number = len(self.items)
-        item: dict[str, Any] = {
-            "id": f"{_PREFIX[kind]}_{self._key}{number:04x}",
-            "type": kind,
-            "status": "in_progress",
-        }
+        item: dict[str, Any] = {"id": f"{_PREFIX[kind]}_{self._key}{number:04x}", "type": kind, "status": "in_progress"}
         if piece is not None and kind == "function_call":
             item |= {"call_id": f"call_{self._key}{number:04x}", "name": piece.text, "arguments": ""}
         else:

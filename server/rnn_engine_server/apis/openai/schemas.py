@@ -180,15 +180,7 @@ _REASONING = {"enabled": "enable_thinking", "effort": "reasoning_effort", "max_t
 class ChatRequest(PromptBody, ToolFields):
     """A request for the next message of a conversation."""
 
-    ignored: ClassVar = frozenset(
-        {
-            "cache_prompt",
-            "n_keep",
-            "prediction",
-            "request_id",
-            "verbosity",
-        }
-    )
+    ignored: ClassVar = frozenset({"cache_prompt", "n_keep", "prediction", "request_id", "verbosity"})
     neutral: ClassVar = {
         "add_special_tokens": (False,),
         "audio": Only((), because=_TEXT_ONLY),
@@ -201,10 +193,7 @@ class ChatRequest(PromptBody, ToolFields):
         "separate_reasoning": (True,),
         "web_search_options": (),
     }
-    aliases: ClassVar = {
-        "max_completion_tokens": "max_tokens",
-        "thinking_token_budget": "thinking_budget_tokens",
-    }
+    aliases: ClassVar = {"max_completion_tokens": "max_tokens", "thinking_token_budget": "thinking_budget_tokens"}
     unfolded: ClassVar = {
         "thinking": {
             "type": ["object", "null"],

@@ -354,13 +354,7 @@ class SlowTier(Tier):
     slow = True
 
     def __init__(
-        self,
-        config: DiskConfig | StoreConfig,
-        model: str,
-        shape: ModelShape,
-        *,
-        capacity: int,
-        patience: float | None,
+        self, config: DiskConfig | StoreConfig, model: str, shape: ModelShape, *, capacity: int, patience: float | None
     ) -> None:
         """Store at most `capacity` bytes of copies.
 
