@@ -40,6 +40,22 @@ ANONYMOUS = Client()
 """The client of all requests that have no client of their own."""
 
 
+class LatestClients:
+    """The two clients that came last, by which each knows if others are there."""
+
+    def __init__(self) -> None:
+        self._came: dict[Client, float] = {}
+
+    def note(self, client: Client, now: float) -> None:
+        """Record that `client` has asked for something at the time `now`."""
+        others = [came for came in self._came.items() if came[0] != client]
+        self._came = dict([*others[-1:], (client, now)])
+
+    def has_other(self, client: Client, since: float) -> bool:
+        """Return True if another client than `client` came after the time `since`."""
+        return any(other != client and when > since for other, when in self._came.items())
+
+
 @dataclass(frozen=True, slots=True)
 class MixedState:
     """A further recurrent state for a request that mixes several states' predictions, with its weight in the mix."""

@@ -287,12 +287,15 @@ class Meter:
 # may take longer by a fixed share in the mean. Between two foreground requests, steps are short, so that the next one
 # soon finds the device free.
 #
-# While one client gets an answer, the prompts of other clients may double the time of a step.
+# While one client gets an answer, the prompts of other clients may double the time of a step. If several clients have
+# come lately, the next may come at any time, so prompts are read in short steps.
 #
 # How long steps take is measured. So on a device on which a full step takes little longer than one of a single token,
 # background sequences and prompts take part in every step.
 
 BESIDE_ANSWERS = 2.0  # times the time of a step without prompts, which one with prompts of other clients may take
+NEWCOMER_SECONDS = 0.05  # for which a client that comes may have to wait for a step with prompts of others
+NEWCOMER_TOKENS = 32  # of prompts that such a step may have in any case, since fewer take hardly less time
 LENGTHENING = 0.15  # of steps with foreground requests, in the mean: a share of their time
 PROMPT_SECONDS = 1.0  # in which foreground prompts run alone; if they go on, background sequences take turns with them
 QUIET_SECONDS = 10.0  # without foreground requests, after which steps may be as long as they are without such requests
@@ -364,6 +367,13 @@ class TimeShares:
         They are `least` or more.
         """
         return max(self._fitting(answers, wanted, BESIDE_ANSWERS * self._costs.estimate(answers)), least)
+
+    def count_newcomers_tokens(self, answers: int, least: int, wanted: int) -> int:
+        """Return how many of `wanted` tokens of prompts run in a step for which a client that comes has to wait.
+
+        They are `least` or more. The step also has `answers` tokens of answers to the clients of the prompts.
+        """
+        return min(max(self._fitting(answers, wanted, NEWCOMER_SECONDS), least, NEWCOMER_TOKENS), wanted)
 
     def charge(self, foreground: int, background: int, num_steps: int) -> None:
         """Record a step of `foreground` tokens and `background` tokens, which runs `num_steps` times."""

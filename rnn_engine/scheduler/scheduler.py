@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from rnn_engine.errors import InvalidRequestError, MaskError, RnnEngineError, StepError
-from rnn_engine.requests import Event, GenerateRequest
+from rnn_engine.requests import Event, GenerateRequest, LatestClients
 from rnn_engine.sampling.ranking import LogitRow, RowSource, RunRows
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings, awaits_draft, choose_drafts
 from rnn_engine.scheduler.inboxes import Delivery, step_error
 from rnn_engine.scheduler.mask_threads import WAIT_SECONDS, MaskThreads
-from rnn_engine.scheduler.meter import DRAW_SECONDS, Meter, StepSeconds, StepTimes, TimeShares
+from rnn_engine.scheduler.meter import DRAW_SECONDS, QUIET_SECONDS, Meter, StepSeconds, StepTimes, TimeShares
 from rnn_engine.scheduler.phases import Prompt
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.queue import TokenDemand, allocate_tokens, count_rows
@@ -164,6 +164,7 @@ class Scheduler:
         self._shared = Shared(runner, infos, halts, self._meter, self._mask_threads, LoraPlaces(runner))
         self._admission = SlotAllocator(self._shared, self._slots, self._prefixes, self._drafts, least_tokens)
         self._step_seconds = StepSeconds()
+        self._clients = LatestClients()  # of requests in the foreground
         self._answered = False  # the last step gave first tokens and ran no batch
         self.failure: str | None = None  # what has failed in the last step, perhaps by the device's fault
         self.failed_in_a_row = 0  # steps
@@ -204,6 +205,7 @@ class Scheduler:
         now = self._clock()
         if not request.client.is_background:
             self._shares.note_foreground(now)
+            self._clients.note(request.client, now)
         self._admission.add(key, request, now if arrived is None else arrived)
 
     def cancel(self, key: int) -> None:
@@ -395,18 +397,22 @@ class Scheduler:
     def _limit_prompts(self, live: list[SlotSequence], max_tokens: int) -> tuple[list[SlotSequence], int]:
         """Return which of `live` run in the next step, and how many tokens in all.
 
-        If one client reads a prompt while another one gets an answer, the step is short. Some prompts may then have to
-        wait for a later one, but not all of any client.
+        If one client reads a prompt while another one gets an answer, or may come, the step is short. Some prompts may
+        then have to wait for a later one, but not all of any client.
         """
-        if len(self._slots.held) < 2:
-            return live, max_tokens
         prompts = [one for one in live if isinstance(one.phase, Prompt)]
-        answers = [one for one in live if not isinstance(one.phase, Prompt)]
-        clients = {one.request.client for one in prompts}
-        if not answers or not clients or len(clients | {one.request.client for one in answers}) == 1:
+        if not prompts:
             return live, max_tokens
+        answers = [one for one in live if not isinstance(one.phase, Prompt)]
+        clients, answering = ({one.request.client for one in some} for some in (prompts, answers))
         num_answering = min(sum(one.phase.demand(one).tokens for one in answers), max_tokens - len(prompts))
-        most = self._shares.count_prompt_tokens(num_answering, len(clients), max_tokens - num_answering)
+        wanted = max_tokens - num_answering
+        if answers and len(clients | answering) > 1:
+            most = self._shares.count_prompt_tokens(num_answering, len(clients), wanted)
+        elif self._clients.has_other(prompts[0].request.client, self._clock() - QUIET_SECONDS):
+            most = self._shares.count_newcomers_tokens(num_answering, len(clients), wanted)
+        else:
+            return live, max_tokens
         oldest = {one.request.client: one for one in reversed(prompts)}.values()
         late = [one for one in prompts if one not in oldest][most - len(clients) :]
         return [one for one in live if one not in late], num_answering + most

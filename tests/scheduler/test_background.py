@@ -13,6 +13,7 @@ from rnn_engine.requests import Client, GenerateRequest, SamplingParams
 from rnn_engine.scheduler.meter import (
     BESIDE_ANSWERS,
     LENGTHENING,
+    NEWCOMER_SECONDS,
     PROMPT_SECONDS,
     QUIET_SECONDS,
     Meter,
@@ -97,6 +98,33 @@ def test_long_prompts_of_another_client_at_most_double_the_steps_of_answers(step
     limit = BESIDE_ANSWERS * (1.1 * mean(alone.between) + 2 * token)  # a step has a token of a prompt at least
     assert mean(beside.between) < limit
     assert beside.tokens[READER] > 3000
+
+
+def test_a_chat_waits_only_for_short_steps_of_another_clients_prompts() -> None:
+    def run(*readers: Client) -> ModelledTraffic:
+        traffic = ModelledTraffic(0.001, 0.001, *readers)
+        traffic.lines = (600, 600), (1, 1)
+        traffic.run(12.0, 0.5)
+        return traffic
+
+    alone, beside = run(), run(READER)
+    sizes = alone.runner.max_tokens, max(beside.runner.sizes[:2]), max(beside.runner.sizes[20:])
+    assert sizes[0] == sizes[1] > 4 * sizes[2], "before the first chat comes, steps are long"
+    assert max(beside.firsts) < 2 * mean(alone.firsts) + 2 * NEWCOMER_SECONDS  # a step's tokens are shared
+    assert beside.tokens[READER] > 7000
+
+
+@pytest.mark.parametrize(("token", "expected"), [(0.001, 49), (0.002, 32), (0.00001, 256)])
+def test_short_steps_have_as_many_tokens_as_there_is_time_for(token: float, expected: int) -> None:
+    shares = TimeShares(Meter(lambda: 0.0))
+    for tokens in (1, 32, 64, 256):
+        for _ in range(3):
+            times = StepTimes(0.0, [DECODE], [tokens], 1)
+            times.collected = 0.001 + token * tokens
+            shares.note_step(times, times.collected)
+    assert shares.count_newcomers_tokens(0, 1, 256) == expected
+    assert shares.count_newcomers_tokens(0, 40, 256) == max(expected, 40)
+    assert shares.count_newcomers_tokens(0, 1, 20) == 20
 
 
 def test_the_hosts_work_for_background_tokens_counts_as_time_of_their_steps() -> None:

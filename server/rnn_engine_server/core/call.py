@@ -19,7 +19,7 @@ from aiohttp import web
 
 from rnn_engine.errors import OverloadedError
 from rnn_engine.interface import EngineLike
-from rnn_engine.requests import Client
+from rnn_engine.requests import Client, LatestClients
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.auth.quotas import Spending
 from rnn_engine_server.core.errors import RefusalError
@@ -200,12 +200,11 @@ class Workers:
         self._running: dict[_Turn, float] = {}  # since when
         self._resting: set[_Turn] = set()
         self._clock = clock
-        self._asked: dict[Client, float] = {}  # when each of the last two clients asked
+        self._clients = LatestClients()
 
     def note(self, client: Client) -> None:
         """Record that a client asks for something, on a thread or not."""
-        others = [asked for asked in self._asked.items() if asked[0] != client]
-        self._asked = dict([*others[-1:], (client, self._clock())])
+        self._clients.note(client, self._clock())
 
     async def run(self, client: Client, function: Callable[[], T], size: int) -> T:
         """Run `function` on a thread in its turn, in the caller's context, and return its result; see `work`."""
@@ -250,8 +249,9 @@ class Workers:
         return min(may_run, key=lambda turn: turn.client.is_background, default=None)
 
     def _end(self, turn: _Turn, job: _Job, ran: asyncio.Future[Any]) -> None:
-        seconds = self._clock() - self._running.pop(turn)
-        if not turn.is_short and self._others_are_there(turn.client):
+        now = self._clock()
+        seconds = now - self._running.pop(turn)
+        if not turn.is_short and self._clients.has_other(turn.client, now - _RECENT_SECONDS):
             self._resting.add(turn)
             asyncio.get_running_loop().call_later(seconds, self._end_rest, turn)
         error = None if ran.cancelled() else ran.exception()  # also if nobody waits for it: asyncio must not log it
@@ -262,10 +262,6 @@ class Workers:
         else:
             job.done.set_result(ran.result())
         self._begin()
-
-    def _others_are_there(self, client: Client) -> bool:
-        now = self._clock()
-        return any(other != client and now - when < _RECENT_SECONDS for other, when in self._asked.items())
 
     def _end_rest(self, turn: _Turn) -> None:
         self._resting.remove(turn)
