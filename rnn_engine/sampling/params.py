@@ -333,6 +333,8 @@ class SamplingParams:
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequestError for a value that is not allowed. Texts must be tokens already; see `resolved`."""
+        if self == _DEFAULTS:
+            return  # as thousands of inputs of one request may have them
         for parameter in PARAMETERS:
             parameter.check(getattr(self, parameter.name), vocab_size)
         if self.sampler is not None and self.uses_chain:
@@ -360,6 +362,9 @@ class SamplingParams:
     def make_sampler(self, context: SequenceContext) -> Sampler | None:  # noqa: ARG002
         """Return None: the fields choose the sampler. A subclass may return a sampler of its own for one sequence."""
         return None
+
+
+_DEFAULTS = SamplingParams()
 
 
 def _refuse_one_text(name: str, texts: Sequence[object]) -> None:
