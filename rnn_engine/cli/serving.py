@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 from typing import TypeAlias
 
 import click
@@ -31,7 +31,7 @@ from rnn_engine_server.telemetry.logs import LogSettings, RequestIdFilter, make_
 
 _STANDARD_ERROR = 2
 _CAPACITY = 4096  # lines that wait to be written; those beyond are dropped
-_CLOSING_SECONDS = 1.0  # for the lines that are left at the end
+_CLOSING_SECONDS = 2.0  # for the lines that are left at the end
 _DROPPED = "%d log lines were dropped, since standard error was not read"
 
 
@@ -41,25 +41,26 @@ class BackgroundHandler(logging.Handler):
     def __init__(self, descriptor: int, capacity: int = _CAPACITY) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._lines: queue.Queue[bytes | None] = queue.Queue(capacity)  # None ends the thread
+        self._capacity = capacity
+        self._lines: SimpleQueue[bytes | None] = SimpleQueue()  # None ends the thread
         self.dropped = 0  # since this was last logged
         self._thread = threading.Thread(target=self._write_lines, name="rnn-engine log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a log record to be written. Does not block: if the queue is full, the record is dropped and counted."""
-        try:
-            self._lines.put_nowait(self._encode(record))
-        except queue.Full:
+        if self._lines.qsize() >= self._capacity:
             self.dropped += 1
+            return
+        try:
+            self._lines.put(self._encode(record))
         except Exception:
             self.handleError(record)
 
     def close(self) -> None:
         """Wait until all log lines are written, and end the thread. Wait at most two seconds if nothing reads them."""
-        with suppress(queue.Full):
-            self._lines.put(None, timeout=_CLOSING_SECONDS)
-            self._thread.join(_CLOSING_SECONDS)
+        self._lines.put(None)
+        self._thread.join(_CLOSING_SECONDS)
         super().close()
 
     def _write_lines(self) -> None:
