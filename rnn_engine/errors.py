@@ -266,10 +266,11 @@ class TokenIds(tuple[int, ...]):
     @cached_property
     def packed(self) -> bytes:
         """The ids, each as an unsigned 32-bit integer of four bytes."""
-        return b"".join(array("I", part).tobytes() for part in self._parts())
+        return b"".join(array("I", part) for part in self._parts())
 
     def _parts(self) -> Iterator[tuple[int, ...]]:
-        return (self[start : start + _CHECKED] for start in range(0, len(self), _CHECKED))
+        for start in range(0, len(self), _CHECKED):
+            yield self[start : start + _CHECKED]
 
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:

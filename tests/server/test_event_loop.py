@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rnn_engine.errors import check_text
 from rnn_engine_server.apis.routes import ALL_ROUTES
 from rnn_engine_server.core.bodies import to_json
-from rnn_engine_server.core.call import parsed_bytes
 from rnn_engine_server.core.routing import Route
 from rnn_engine_server.core.settings import ServerSettings
 from rnn_engine_server.openapi.document import EXAMPLES
@@ -132,7 +132,7 @@ async def test_the_guard_sees_what_the_loop_does() -> None:
     """The guard notes text that is encoded, made or searched, and many calls."""
     with LoopGuard(most_calls=100) as guard:
         to_json({"text": LONG})
-        parsed_bytes(LONG.encode())
+        check_text(LONG)
         for number in range(200):
             to_json(number)
-    assert set(guard.offences) >= {"bodies.py:to_json returned", "call.py:<genexpr> count", "bodies.py:to_json"}
+    assert set(guard.offences) >= {"bodies.py:to_json returned", "errors.py:check_text encode", "bodies.py:to_json"}

@@ -152,7 +152,7 @@ async def test_a_text_that_breaks_off_keeps_its_tokens_and_goes_on(visit: Visit,
     await fake.way.mend()
     await page.get_by_role("button", name="Continue", exact=True).click()
     await expect(field).to_have_value(f"{HOSTILE}One twoOne two three four")
-    assert fake.engine.requests[-1].prompt == [*encode(HOSTILE), *encode("One two")]
+    assert [*fake.engine.requests[-1].prompt] == [*encode(HOSTILE), *encode("One two")]
     assert await nothing_ran(page)
 
 
