@@ -33,7 +33,6 @@ import unicodedata
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from numbers import Integral, Real
 from pathlib import PurePosixPath, PureWindowsPath
 from reprlib import Repr
@@ -251,32 +250,36 @@ _CHECKED = 1 << 13  # tokens at a time; other threads run in between
 
 
 class TokenIds(tuple[int, ...]):
-    """Token ids of which the same is asked more than once; for a million, each answer takes 20 to 60 ms."""
+    """Token ids of which the same is asked more than once; for a million, each answer takes 20 to 60 ms.
 
-    @cached_property
-    def greatest(self) -> int | None:
-        """The greatest id, 0 if there is none; None if there are negative ones or others than Python's ints."""
-        greatest = 0
-        for part in self._parts():
-            if set(map(type, part)) != {int} or min(part) < 0:
-                return None
-            greatest = max(greatest, *part)
-        return greatest
+    No lock is held meanwhile. Before Python 3.12, `cached_property` holds one that all requests would share.
+    """
 
-    @cached_property
+    greatest: int | None = None  # of the ids, once `are_token_ids` or who made them has found it
+    _packed: bytes | None = None
+
+    @property
     def packed(self) -> bytes:
         """The ids, each as an unsigned 32-bit integer of four bytes."""
-        return b"".join(array("I", part) for part in self._parts())
-
-    def _parts(self) -> Iterator[tuple[int, ...]]:
-        for start in range(0, len(self), _CHECKED):
-            yield self[start : start + _CHECKED]
+        if self._packed is None:
+            starts = range(0, len(self), _CHECKED)
+            self._packed = b"".join(array("I", self[start : start + _CHECKED]) for start in starts)
+        return self._packed
 
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
     """Return True if all `tokens` are Python's ints, not numpy's, and ids in a vocabulary of `vocab_size` tokens."""
-    greatest = (tokens if isinstance(tokens, TokenIds) else TokenIds(tokens)).greatest
-    return greatest is not None and greatest < vocab_size
+    if isinstance(tokens, TokenIds) and tokens.greatest is not None:
+        return tokens.greatest < vocab_size
+    greatest = 0
+    for start in range(0, len(tokens), _CHECKED):
+        part = tokens[start : start + _CHECKED]
+        if set(map(type, part)) != {int} or min(part) < 0:
+            return False
+        greatest = max(greatest, max(part))
+    if isinstance(tokens, TokenIds):
+        tokens.greatest = greatest
+    return greatest < vocab_size
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine_server.core import json_text
 from rnn_engine_server.core.json_text import parse_json
 
 LONG = 4096  # bytes of a list that numpy reads
@@ -66,10 +69,20 @@ def test_a_long_list_that_does_not_end_is_refused(end: str) -> None:
         parse_json(b'{"prompt": [' + b"1," * LONG + end.encode(), "body")
 
 
-def test_many_lists_that_are_not_of_numbers_take_no_longer_than_their_bytes() -> None:
+def test_after_a_list_that_only_looks_like_numbers_no_other_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a text of many, each without an end near it, would take the square of its length."""
+    tried: list[NDArray[np.uint8]] = []
+    read = json_text._read_numbers
+
+    def read_numbers(text: NDArray[np.uint8]) -> json_text.WholeNumbers | None:
+        tried.append(text)
+        return read(text)
+
+    monkeypatch.setattr(json_text, "_read_numbers", read_numbers)
     looks = b"[" + b"1," * LONG + b'"a"],'
     value = parse_json(b"[" + looks * 300 + b"0]", "body")
     assert value == [[*[1] * LONG, "a"]] * 300 + [0]
+    assert len(tried) == 1
 
 
 def test_infinite_numbers_are_found_beside_long_lists() -> None:

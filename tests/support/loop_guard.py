@@ -13,8 +13,7 @@ from typing import Any, Self
 _ROOT = Path(__file__).resolve().parents[2]
 _WATCHED = (str(_ROOT / "server"), str(_ROOT / "rnn_engine"), str(_ROOT / "states"))
 _OF_SERVER = f"{Path('aiohttp', 'web')}"  # aiohttp's own code that makes answers, as web_response.py
-_QUICK = frozenset({"are_token_ids", "check_token_ids", "greatest", "_parts"})
-"""Functions that loop in C over no more tokens than the limits allow."""
+_QUICK = frozenset({"are_token_ids", "check_token_ids"})  # loops in C over no more tokens than the limits allow
 _RUN = Handle._run.__code__
 _CHEAP = frozenset({"append", "get", "pop", "extend", "startswith", "endswith", "items", "values", "keys"})
 
