@@ -215,7 +215,8 @@ def _guard(engine: Tokenizing, conversation: Conversation, special: Mapping[str,
     `special` maps the texts of special tokens to their ids. In an assistant's messages, only special tokens without
     bytes are cut: others, such as those around its thoughts, are allowed there.
     """
-    if not special:
+    spells = _pattern(special).search
+    if not conversation.tools and not spells("".join(_texts(conversation))):
         return conversation
     every = _cutter(special, cut)
     silent = _cutter([text for text, token in special.items() if not engine.detokenize((token,))], cut)
@@ -237,8 +238,13 @@ def _guard(engine: Tokenizing, conversation: Conversation, special: Mapping[str,
 
 def _cutter(texts: Collection[str], cut: str) -> Callable[[str], str]:
     """Return a function that inserts `cut` after the first character of each of `texts` that its argument contains."""
-    pattern = re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
+    pattern = _pattern(texts)
     return lambda text: pattern.sub(lambda match: match[0][0] + cut + match[0][1:], text)
+
+
+def _pattern(texts: Collection[str]) -> re.Pattern[str]:
+    """Return a pattern that matches any of `texts`, the longest first, but no empty one."""
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
 
 
 def _guard_message(message: ChatMessage, guard: Callable[[str], str]) -> ChatMessage:

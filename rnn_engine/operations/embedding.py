@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from rnn_engine.types import F32, EmbeddingTask, FieldKind, InitialState, ModelS
 # The same state and settings give the same vector on every machine and at every time, so vectors can be stored and
 # compared later.
 
+T = TypeVar("T")
 Layers: TypeAlias = int | Sequence[int] | Literal["all", "mean"]
 Pooling: TypeAlias = Literal["key_norms", "value_norms", "key_means", "value_means", "none"]
 
@@ -42,6 +43,7 @@ MAX_NUMBERS = 1 << 23  # before projection
 _VALUE_AXIS, _KEY_AXIS = -2, -1  # of a matrix field [H, value, key]
 _SIGNS_EACH = 4  # of the projected numbers, to which each number is added
 _BLOCK = 1 << 16  # numbers projected at a time
+_SMALL_STATE = 1 << 17  # bytes; a large model's state has megabytes
 _U64 = NDArray[np.uint64]
 
 
@@ -242,6 +244,10 @@ async def embed(
     shape = engine.info.shape
     settings.check(shape)
     found: dict[int, Embedding] = {}
+
+    def vector_of(state: State) -> F32:
+        return finish_vector(part_vector(state, settings, shape), settings)
+
     if not shape.has_head:
         async with aclosing(_run_features(engine, inputs, initial_state, wait_for_room=wait_for_room)) as features:
             async for number, each in features:
@@ -251,13 +257,14 @@ async def embed(
         states = run_states(engine, inputs, initial_state=initial_state, wait_for_room=wait_for_room)
         async with aclosing(states) as ends:
             async for number, end in ends:
-                vector = await asyncio.to_thread(_vector_of, end.state, settings, shape)
-                found[number] = Embedding(vector, end.cost)
+                found[number] = Embedding(await _on_thread(end.state, vector_of), end.cost)
     return [found[number] for number in range(len(inputs))]
 
 
-def _vector_of(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
-    return finish_vector(part_vector(state, settings, shape), settings)
+async def _on_thread(state: State, function: Callable[[State], T]) -> T:
+    """Return what `function` makes of a state: on a thread, unless the state is so small that a thread takes longer."""
+    is_small = sum(array.nbytes for array in state.values()) <= _SMALL_STATE
+    return function(state) if is_small else await asyncio.to_thread(function, state)
 
 
 async def _run_features(
@@ -340,7 +347,7 @@ async def end_states(
         async for number, each in ended:
             assert each.finished.end is not None  # it was requested
             state = each.finished.end.state
-            if not await asyncio.to_thread(_is_finite, state):  # a large model's has megabytes
+            if not await _on_thread(state, _is_finite):
                 raise StepError("the state after an input holds numbers that are not finite")
             yield number, InputState(state, each.cost)
 

@@ -142,6 +142,7 @@ class RequestBody(BaseModel):
     keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has another meaning
     may_be_empty: ClassVar[bool] = False  # a body without bytes stands for an object without fields
     always_strict: ClassVar[bool] = False  # refuse unknown fields in any case, since what is done can't be undone
+    plain: ClassVar[frozenset[str]] = frozenset()  # fields to which none of these rules applies
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401
@@ -153,6 +154,7 @@ class RequestBody(BaseModel):
             found = {name: value for base in bases for name, value in getattr(base, table).items()}
             kept = {name: value for name, value in found.items() if name not in named or table == "aliases"}
             setattr(cls, table, kept | own.get(table, {}))
+        cls.plain = frozenset(cls.model_fields) - cls.ignored - cls.neutral.keys() - cls.aliases.keys()
 
     @classmethod
     def parse(
@@ -202,6 +204,8 @@ class RequestBody(BaseModel):
         if not isinstance(data, dict):
             raise RefusedError(data, "a JSON object")
         data = cls._unfold(data)
+        if data.keys() <= cls.plain and None not in data.values():
+            return data
         known = frozenset({*cls.model_fields, *cls.aliases, *cls.ignored})
         data = {name: value for name, value in data.items() if value is not None or name in known}  # null asks nothing
         for name, value in data.items():

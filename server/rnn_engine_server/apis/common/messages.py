@@ -175,6 +175,8 @@ class Message(RequestBody):
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """All tool calls of the message, from `tool_calls` and from the older `function_call`."""
+        if not self.tool_calls and self.function_call is None:  # most of the thousands that a chat may have
+            return ()
         calls = [ToolCall(call.function.name, call.function.arguments, call.id) for call in self.tool_calls]
         if self.function_call is not None:
             calls.append(ToolCall(self.function_call.name, self.function_call.arguments))

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TypeVar
 
 from typing_extensions import TypedDict
@@ -318,9 +319,9 @@ def render_chat(
     engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: ResolvedState
 ) -> ChatPrompt:
     """Render the conversation in `body` by `template`, as a prompt for a sequence that starts from `start`."""
-    before = text_before_chat(engine, start.frozen, template)
-    limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
-    prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
+    before, conversation = text_before_chat(engine, start.frozen, template), body.conversation
+    limits.check("max_text_bytes", "messages", template.most_characters(conversation))
+    prompt = make_chat_prompt(engine, template, conversation, limits.max_text_bytes, before=before)
     limits.check("max_text_bytes", "messages", len(prompt.text.encode()))
     return prompt
 
@@ -385,7 +386,8 @@ def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[i
     Other conversations may begin with the same system text.
     """
     marked = [turns[count] for count, message in enumerate(body.messages, 1) if message.cache and count in turns]
-    system = turns.get(body.conversation.num_leading_system, 0)
+    leading = takewhile(lambda message: message.role is Role.SYSTEM, body.messages)
+    system = turns.get(sum(1 for _ in leading), 0)
     return [*marked, *([system] if system >= _LEAST_SYSTEM else [])]
 
 
