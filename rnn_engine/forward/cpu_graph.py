@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from rnn_engine.errors import StepError
 from rnn_engine.forward.onnx_graph import Graph
 from rnn_engine.reference import Array, PackedRuns, Recurrence, RunLayers, Weights
 from rnn_engine.types import LoraPairs, LoraRoom, ModelShape
@@ -26,8 +28,9 @@ _RUNS: Final = 1_000_033  # the number of token runs
 _RANKS: Final = 1_000_037  # the sum of the ranks of a step's LoRAs
 _NAMES: Final = {_TOKENS: "T", _RUNS: "B", _RANKS: "R"}
 _HALVES: Final = ("lora down", "lora up")
-_MANY_TOKENS: Final = 4  # from which on a recurrence is divided among threads
+_MANY_TOKENS: Final = 4  # from which on a recurrence runs some heads at a time
 _CACHED: Final = 1 << 19  # bytes of states that a core's cache holds beside what is computed of them
+_DIVIDED_TOKENS: Final = 32  # from which on a step runs as two pieces
 
 _OPERATORS: Final[Mapping[np.ufunc, str]] = {
     np.add: "Add",
@@ -307,10 +310,43 @@ class _Loras:
         return scales
 
 
-Values: TypeAlias = dict[str, Array]
-"""What a step has computed so far, by the names of symbols."""
-Run: TypeAlias = Callable[[Values, PackedRuns], None]
-"""A part of a pass, which adds its results to a step's values."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """Tokens of a step, side by side, and what has been computed of them."""
+
+    tokens: slice
+    which: slice  # the runs of the step of which it has tokens
+    runs: PackedRuns  # these tokens of theirs
+    before: _Piece | None = None  # in which the first of its runs begins
+    values: dict[str, Array] = field(default_factory=dict)  # by the names of symbols
+    progress: SimpleQueue[bool] = field(
+        default_factory=SimpleQueue
+    )  # True for each part that is done; False: it failed
+
+    def divide(self, place: int) -> tuple[_Piece, _Piece]:
+        """Return the tokens before and from `place` on as pieces of their own."""
+        starts, ends = self.runs.starts, self.runs.starts + self.runs.lengths
+        first, last = int(np.searchsorted(ends, place, "right")), int(np.searchsorted(starts, place))
+        counts = np.clip(place - starts, 0, self.runs.lengths)
+        in_place = self.runs.in_place
+        left, right = counts[:last].tolist(), (self.runs.lengths - counts)[first:].tolist()
+        begins = _Piece(slice(0, place), slice(0, last), PackedRuns.of(left, in_place=in_place))
+        runs = PackedRuns.of(right, in_place=in_place)
+        before = begins if first < last else None
+        return begins, _Piece(slice(place, self.tokens.stop), slice(first, self.which.stop), runs, before)
+
+
+Run: TypeAlias = Callable[[_Piece], None]
+"""A part of a pass, a session or a recurrence, which adds its results to a piece's values."""
+
+
+class _Part(NamedTuple):
+    """What is known of a part of a pass before it is ready."""
+
+    start: Callable[[], Run]
+    reads: set[str]
+    makes: set[str]
+    read_last: set[str]  # what no later part reads
 
 
 class GraphLayers:
@@ -339,20 +375,28 @@ class GraphLayers:
         self._multiples = {1}  # of tokens in a step
         wanted = {*self._outputs, *self._kept, *(name for layers in self._after.values() for name in layers)}
         with ThreadPoolExecutor(self._num_threads) as pool:
-            self._parts = list(pool.map(lambda part: (part[0](), part[1]), self._plan(record.ops, wanted, matrices)))
+            plan = self._plan(record.ops, wanted, matrices)
+            self._parts = list(
+                zip(pool.map(lambda part: part.start(), plan), [part.read_last for part in plan], strict=True)
+            )
+        makers = {name: number for number, part in enumerate(plan) for name in part.makes}
+        self._states = [  # the states that each part reads: their names, what they are, and which part makes the next
+            [
+                (name, kind, layer, makers[self._after[kind][layer]])
+                for name in part.reads & self._inputs.keys()
+                for kind, layer in [self._inputs[name]]
+                if kind in self._after and isinstance(layer, int)
+            ]
+            for part in plan
+        ]
         record.ops.clear()  # they and their symbols would hold the weights until the garbage collector finds them
         self._multiple = max(self._multiples)
         self._loras = _Loras({})  # of the last step
-        self._pool = ThreadPoolExecutor(self._num_threads)  # it has no thread before it is used
+        self._pool = ThreadPoolExecutor(2)  # it has no thread before it is used
 
-    def _plan(
-        self, ops: Sequence[_Op | _Recurrence], wanted: set[str], matrices: Matrices
-    ) -> list[tuple[Callable[[], Run], set[str]]]:
-        """Return for each part a function that makes it ready, and the names of the values that no later part reads.
-
-        `wanted` are the names of results after the last part.
-        """
-        plan: list[tuple[Callable[[], Run], set[str]]] = []
+    def _plan(self, ops: Sequence[_Op | _Recurrence], wanted: set[str], matrices: Matrices) -> list[_Part]:
+        """Return the parts of a pass. `wanted` are the names of results after the last part."""
+        plan: list[_Part] = []
         end = len(ops)
         for place in range(len(ops) - 1, -2, -1):
             op = ops[place] if place >= 0 else None
@@ -368,11 +412,12 @@ class GraphLayers:
                     read |= {value.name for value in each.inputs if isinstance(value, Symbol)}
             read -= made
             if between:
-                plan.append((partial(self._start, between, sorted(made & wanted), matrices), read - wanted))
+                start = partial(self._start, between, sorted(made & wanted), matrices)
+                plan.append(_Part(start, read, made, read - wanted))
                 wanted |= read
             if op is not None:
                 read = {*op.states, *(each for each in op.vectors if isinstance(each, str))}
-                plan.append((partial(partial, self._recur, op), read - wanted))
+                plan.append(_Part(partial(partial, self._recur, op), read, set(op.outputs), read - wanted))
                 wanted |= read
             end = place
         return plan[::-1]
@@ -398,24 +443,27 @@ class GraphLayers:
                 graph.node(op.kind, names, *(symbol.name for symbol in op.outputs), **op.attributes)
         run = graph.start(inputs, outputs, self._num_threads).run
 
-        def run_part(values: Values, _runs: PackedRuns) -> None:
-            found = run(outputs, {name: values[name] for name in inputs})
-            values.update(zip(outputs, found, strict=True))
+        def run_part(piece: _Piece) -> None:
+            found = run(outputs, {name: piece.values[name] for name in inputs})
+            piece.values.update(zip(outputs, found, strict=True))
 
         return run_part
 
-    def _recur(self, op: _Recurrence, values: Values, runs: PackedRuns) -> None:
+    @staticmethod
+    def _recur(op: _Recurrence, piece: _Piece) -> None:
+        values = piece.values
         vectors = [values[each] if isinstance(each, str) else each for each in op.vectors]  # each [T, H, N]
         states = [values[name] for name in op.states]
 
         @np.errstate(over="ignore", invalid="ignore")  # the read-out says whose rows are not finite
         def recur(heads: slice) -> tuple[Array, ...]:
-            return op.run(op.kind(*(each[:, heads] for each in vectors)), *(each[:, heads] for each in states), runs)
+            own = (each[:, heads] for each in states)
+            return op.run(op.kind(*(each[:, heads] for each in vectors)), *own, piece.runs)
 
         num_heads, num_bytes = vectors[0].shape[1], sum(each.nbytes for each in states)
-        count = min(num_heads, max(self._num_threads, num_bytes // _CACHED)) if len(vectors[0]) >= _MANY_TOKENS else 1
+        count = min(num_heads, max(1, num_bytes // _CACHED)) if len(vectors[0]) >= _MANY_TOKENS else 1
         places = [num_heads * part // count for part in range(count + 1)]
-        parts = list((self._pool.map if count > 1 else map)(recur, map(slice, places, places[1:])))
+        parts = list(map(recur, map(slice, places, places[1:])))
         for name, whole, found in zip(op.outputs, (vectors[0], *states), zip(*parts, strict=True), strict=True):
             is_whole = np.may_share_memory(found[0], whole)  # a state that was written to
             values[name] = whole if is_whole else found[0] if count == 1 else np.concatenate(found, axis=1)
@@ -423,34 +471,87 @@ class GraphLayers:
     def __call__(
         self, weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
     ) -> tuple[Array, dict[str, list[Array]]]:
+        """Run a step; one of many tokens as two pieces, so that one's recurrences run beside the other's products."""
         runs, num_tokens = PackedRuns.of(lengths), len(ids)
-        ids = np.resize(ids, num_tokens + -num_tokens % self._multiple)
+        loras = {lora.digest: lora for _, lora in weights.loras}
+        if self._loras.digests != tuple(loras):
+            self._loras = _Loras(loras)
+        whole = _Piece(slice(0, num_tokens), slice(0, len(runs.lengths)), runs)
+        place = num_tokens // 2
+        is_divided = self._num_threads > 1 and num_tokens >= _DIVIDED_TOKENS
+        pieces = whole.divide(place - place % self._multiple) if is_divided else (whole,)
+        run = partial(self._run, weights, ids, states)
+        if is_divided:
+            running = [self._pool.submit(run, piece) for piece in pieces]
+            wait(running)
+            for each in running:
+                each.result()
+        else:
+            run(whole)
+        for layer, name in enumerate(self._outputs):
+            weights.watch(layer, _rows(pieces, name))
+        for name in self._kept:
+            weights.keep(_rows(pieces, name))
+        after = {name: [_states_after(pieces, each) for each in layers] for name, layers in self._after.items()}
+        return _rows(pieces, self._outputs[-1]), after
+
+    def _run(self, weights: Weights, ids: Array, states: Mapping[str, Array], piece: _Piece) -> None:
+        """Run a piece of a step with these `ids` of tokens. If its first run goes on, it follows the piece before."""
+        before, num_done = piece.before, 0  # parts of the piece before
+        try:
+            self._set_inputs(weights, ids, states, piece)
+            for (part, read_last), begins in zip(self._parts, self._states, strict=True):
+                if before is not None:
+                    for name, kind, layer, maker in begins:
+                        while num_done <= maker:
+                            if not before.progress.get():
+                                raise StepError("the tokens before have failed")
+                            num_done += 1
+                        first = before.values[self._after[kind][layer]][-1:]
+                        others = states[kind][piece.which, layer][1:]
+                        piece.values[name] = np.concatenate([first, others]) if len(others) else first
+                part(piece)
+                for name in read_last:
+                    del piece.values[name]
+                piece.progress.put(True)
+        except BaseException:
+            piece.progress.put(False)
+            raise
+
+    def _set_inputs(self, weights: Weights, ids: Array, states: Mapping[str, Array], piece: _Piece) -> None:
+        """Set what the parts of a pass read of a piece, except states if its first run goes on."""
+        runs, num_all, num_tokens = piece.runs, len(ids), piece.tokens.stop - piece.tokens.start
+        surplus = -num_tokens % self._multiple
+        ids = np.resize(ids[piece.tokens], num_tokens + surplus)
         # in the vectors before the runs, which those of the tokens follow
         previous = np.arange(len(ids)) + len(runs.starts) - 1
         previous[runs.starts] = np.arange(len(runs.starts))
         places = {"previous": previous, "last": runs.starts + runs.lengths - 1}
-        values: Values = {}
-        loras = {lora.digest: lora for _, lora in weights.loras}
-        if self._loras.digests != tuple(loras):
-            self._loras = _Loras(loras)
         for name, (kind, which) in self._inputs.items():
             if kind == "rows":
-                values[name] = weights.rows(str(which), ids)
-            elif kind == "lora":
-                values[name] = self._loras.scales(len(ids), weights.loras)
+                value = weights.rows(str(which), ids)
+            elif kind in ("lora", "carried"):
+                whole = weights.carried[int(which)] if kind == "carried" else self._loras.scales(num_all, weights.loras)
+                value = np.pad(whole[piece.tokens], ((0, surplus), (0, 0)))
             elif kind in _HALVES:
-                values[name] = self._loras.halves(str(which), *self._paired[str(which)])[_HALVES.index(kind)]
-            elif kind == "carried":
-                values[name] = np.pad(weights.carried[int(which)], ((0, len(ids) - num_tokens), (0, 0)))
+                value = self._loras.halves(str(which), *self._paired[str(which)])[_HALVES.index(kind)]
+            elif kind == "places":
+                value = places[str(which)]
+            elif piece.before is None:
+                value = states[kind][piece.which, int(which)]
             else:
-                values[name] = places[str(which)] if kind == "places" else states[kind][:, int(which)]
-        for part, read_last in self._parts:
-            part(values, runs)
-            for name in read_last:
-                del values[name]
-        for layer, name in enumerate(self._outputs):
-            weights.watch(layer, values[name][:num_tokens])
-        for name in self._kept:
-            weights.keep(values[name][:num_tokens])
-        after = {name: [values[each] for each in layers] for name, layers in self._after.items()}
-        return values[self._outputs[-1]][:num_tokens], after
+                continue
+            piece.values[name] = value
+
+
+def _rows(pieces: Sequence[_Piece], name: str) -> Array:
+    """Return the rows [T, D] of a value for all tokens."""
+    rows = [piece.values[name][: piece.tokens.stop - piece.tokens.start] for piece in pieces]
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
+def _states_after(pieces: Sequence[_Piece], name: str) -> Array:
+    """Return the states [B, ...] after all runs."""
+    *earlier, states = (piece.values[name] for piece in pieces)
+    ended = [each[: len(each) - (pieces[-1].before is not None)] for each in earlier]  # others go on in the last piece
+    return np.concatenate([*ended, states]) if any(map(len, ended)) else states

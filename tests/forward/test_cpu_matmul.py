@@ -13,6 +13,7 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.cpu import CpuRunner
+from rnn_engine.forward.cpu_graph import GraphLayers, _Piece
 from rnn_engine.forward.cpu_matmul import Codes, load_layers, trim_heap
 from rnn_engine.forward.onnx_graph import Graph
 from rnn_engine.forward.weight_choice import WeightChoice
@@ -27,6 +28,11 @@ LEVELS = {"nf4", "sf4", "iq4_nl", "iq4_xs"}
 HELD = sorted(KEPT_FORMATS.keys() - LEVELS)
 MODELS = {MODEL.shape.version: MODEL, **OTHER_MODELS}
 GENERATOR = np.random.default_rng(5)
+
+
+@pytest.fixture(autouse=True)
+def _divided_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.forward.cpu_graph._DIVIDED_TOKENS", 4)
 
 
 def make_runner_of(
@@ -62,7 +68,7 @@ class TestResults(ResultsContract):
     @pytest.fixture(scope="class")
     @classmethod
     def make_runner(cls) -> MakeRunner:
-        return lambda model, **limits: make_runner_of(model, "f32", **limits)
+        return lambda model, **limits: make_runner_of(model, "f32", **limits, num_threads=2)
 
     @pytest.fixture(scope="class", params=list(MODELS))
     @classmethod
@@ -93,9 +99,30 @@ def test_a_sequence_has_the_same_bits_in_any_batch_and_in_chunks_of_any_size(ver
 
     whole = run((), 0, 0)
     singly = tuple(range(1, 12))
-    cases = ((1, 4, 9), 1, 0), (singly, 2, 0), (singly, 2, 1), ((4,), 2, 3), ((5,), 0, 2), ((2, 3), 3, 17)
+    cases = ((1, 4, 9), 1, 0), (singly, 2, 0), (singly, 2, 1), ((4,), 2, 3), ((5,), 0, 2), ((2, 3), 3, 17), ((), 0, 40)
     for cuts, slot, beside in cases:
         assert np.array_equal(run(cuts, slot, beside), whole)
+
+
+def test_a_step_in_two_pieces_ends_if_either_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner_of(MODEL, "f32", num_slots=1, max_tokens=8, num_threads=2)
+    batch = [TokenRun(0, TOKENS[0][:8], rows=1)]
+    whole = run_step(runner, batch).full_row(0)
+    for fails_first in (True, False):
+        recur = GraphLayers._recur
+
+        def fail(op: object, piece: _Piece, *, first: bool = fails_first) -> None:
+            if (piece.before is None) == first:
+                raise OSError("no memory")
+            recur(op, piece)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(GraphLayers, "_recur", staticmethod(fail))
+            failing = make_runner_of(MODEL, "f32", num_slots=1, max_tokens=8, num_threads=2)
+            with pytest.raises(OSError, match="no memory"):
+                run_step(failing, batch)
+        runner.write_state(0, None)
+        assert np.array_equal(run_step(runner, batch).full_row(0), whole)
 
 
 def test_what_is_not_finite_stays_in_its_row() -> None:

@@ -80,7 +80,7 @@ def in_graphs(model: Model) -> PartRunner:
     run_layers = VERSIONS.get(model.shape.version).run_layers
     format_of = WeightChoice.parse("f32").of(model.shape)
     room = room_of(model)
-    weights, layers = load_layers(model, run_layers, format_of, in_bytes=False, num_threads=1, lora_room=room)
+    weights, layers = load_layers(model, run_layers, format_of, in_bytes=False, num_threads=2, lora_room=room)
     return CpuRunner(weights, layers, lora_room=room, **LIMITS)
 
 
@@ -88,6 +88,11 @@ def on_two_devices(model: Model) -> TracingRunner:
     return SplitRunner(
         model.shape, [on_gpu(part) if device == "0" else in_numpy(part) for part, device in cut(model, "0:1,cpu:1")]
     )
+
+
+@pytest.fixture(autouse=True)
+def _divided_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.forward.cpu_graph._DIVIDED_TOKENS", 4)
 
 
 @pytest.fixture(params=[on_gpu, on_hardware, in_numpy, in_graphs, on_two_devices], ids=lambda make: make.__name__)
