@@ -7,6 +7,7 @@ from rnn_engine.chat_template.conversation import Conversation as Conversation
 from rnn_engine.chat_template.conversation import Rendered as Rendered
 from rnn_engine.chat_template.conversation import Role as Role
 from rnn_engine.chat_template.conversation import WorldTemplate as WorldTemplate
+from rnn_engine.chat_template.conversation import count_leading_system as count_leading_system
 from rnn_engine.chat_template.conversation import find_role as find_role
 from rnn_engine.chat_template.tools import Tool as Tool
 from rnn_engine.chat_template.tools import ToolCall as ToolCall

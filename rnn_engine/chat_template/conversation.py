@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from types import MappingProxyType
 from typing import Protocol
 
@@ -59,6 +59,11 @@ class ChatMessage:
     reasoning: str | None = None  # the assistant's thoughts before its content
 
 
+def count_leading_system(roles: Iterable[Role]) -> int:
+    """Return how many system messages come first in a conversation whose messages have these roles."""
+    return sum(1 for _ in takewhile(lambda role: role is Role.SYSTEM, roles))
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """The input of a chat template: messages, tools, and what the prompt should end with."""
@@ -72,8 +77,7 @@ class Conversation:
 
     @property
     def num_leading_system(self) -> int:
-        roles = [message.role for message in self.messages]
-        return next((count for count, role in enumerate(roles) if role is not Role.SYSTEM), len(roles))
+        return count_leading_system(message.role for message in self.messages)
 
     @property
     def characters(self) -> int:

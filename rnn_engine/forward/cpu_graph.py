@@ -319,9 +319,11 @@ class _Piece:
     runs: PackedRuns  # these tokens of theirs
     before: _Piece | None = None  # in which the first of its runs begins
     values: dict[str, Array] = field(default_factory=dict)  # by the names of symbols
-    progress: SimpleQueue[bool] = field(
-        default_factory=SimpleQueue
-    )  # True for each part that is done; False: it failed
+    progress: SimpleQueue[bool] = field(default_factory=SimpleQueue)  # for each part that was run, if it succeeded
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.runs.lengths.sum())
 
     def divide(self, place: int) -> tuple[_Piece, _Piece]:
         """Return the tokens before and from `place` on as pieces of their own."""
@@ -376,9 +378,8 @@ class GraphLayers:
         wanted = {*self._outputs, *self._kept, *(name for layers in self._after.values() for name in layers)}
         with ThreadPoolExecutor(self._num_threads) as pool:
             plan = self._plan(record.ops, wanted, matrices)
-            self._parts = list(
-                zip(pool.map(lambda part: part.start(), plan), [part.read_last for part in plan], strict=True)
-            )
+            started = pool.map(lambda part: part.start(), plan)
+            self._parts = [(run, part.read_last) for run, part in zip(started, plan, strict=True)]
         makers = {name: number for number, part in enumerate(plan) for name in part.makes}
         self._states = [  # the states that each part reads: their names, what they are, and which part makes the next
             [
@@ -477,17 +478,18 @@ class GraphLayers:
         if self._loras.digests != tuple(loras):
             self._loras = _Loras(loras)
         whole = _Piece(slice(0, num_tokens), slice(0, len(runs.lengths)), runs)
-        place = num_tokens // 2
-        is_divided = self._num_threads > 1 and num_tokens >= _DIVIDED_TOKENS
-        pieces = whole.divide(place - place % self._multiple) if is_divided else (whole,)
-        run = partial(self._run, weights, ids, states)
+        place = num_tokens // 2 - num_tokens // 2 % self._multiple
+        is_divided = self._num_threads > 1 and num_tokens >= _DIVIDED_TOKENS and place > 0
+        pieces = whole.divide(place) if is_divided else (whole,)
+        for piece in pieces:
+            self._set_inputs(weights, ids, states, piece)
         if is_divided:
-            running = [self._pool.submit(run, piece) for piece in pieces]
+            running = [self._pool.submit(self._run, states, piece) for piece in pieces]
             wait(running)
             for each in running:
                 each.result()
         else:
-            run(whole)
+            self._run(states, whole)
         for layer, name in enumerate(self._outputs):
             weights.watch(layer, _rows(pieces, name))
         for name in self._kept:
@@ -495,11 +497,10 @@ class GraphLayers:
         after = {name: [_states_after(pieces, each) for each in layers] for name, layers in self._after.items()}
         return _rows(pieces, self._outputs[-1]), after
 
-    def _run(self, weights: Weights, ids: Array, states: Mapping[str, Array], piece: _Piece) -> None:
-        """Run a piece of a step with these `ids` of tokens. If its first run goes on, it follows the piece before."""
+    def _run(self, states: Mapping[str, Array], piece: _Piece) -> None:
+        """Run a piece of a step. If its first run goes on, it follows the piece before."""
         before, num_done = piece.before, 0  # parts of the piece before
         try:
-            self._set_inputs(weights, ids, states, piece)
             for (part, read_last), begins in zip(self._parts, self._states, strict=True):
                 if before is not None:
                     for name, kind, layer, maker in begins:
@@ -520,9 +521,8 @@ class GraphLayers:
 
     def _set_inputs(self, weights: Weights, ids: Array, states: Mapping[str, Array], piece: _Piece) -> None:
         """Set what the parts of a pass read of a piece, except states if its first run goes on."""
-        runs, num_all, num_tokens = piece.runs, len(ids), piece.tokens.stop - piece.tokens.start
-        surplus = -num_tokens % self._multiple
-        ids = np.resize(ids[piece.tokens], num_tokens + surplus)
+        runs, num_all, surplus = piece.runs, len(ids), -piece.num_tokens % self._multiple
+        ids = np.resize(ids[piece.tokens], piece.num_tokens + surplus)
         # in the vectors before the runs, which those of the tokens follow
         previous = np.arange(len(ids)) + len(runs.starts) - 1
         previous[runs.starts] = np.arange(len(runs.starts))
@@ -546,7 +546,7 @@ class GraphLayers:
 
 def _rows(pieces: Sequence[_Piece], name: str) -> Array:
     """Return the rows [T, D] of a value for all tokens."""
-    rows = [piece.values[name][: piece.tokens.stop - piece.tokens.start] for piece in pieces]
+    rows = [piece.values[name][: piece.num_tokens] for piece in pieces]
     return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 

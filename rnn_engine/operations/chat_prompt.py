@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from os.path import commonprefix
@@ -142,8 +142,9 @@ def make_chat_prompt(
 ) -> ChatPrompt:
     """Render a conversation and tokenise it after the text `before`. Raises InvalidRequestError as templates do."""
     special = engine.info.special_tokens
-    cut = _unused_cut(conversation)
-    rendered = template.render(_guard(engine, conversation, special, cut), most_characters)
+    texts = _texts(conversation)
+    cut = _unused_cut(texts)
+    rendered = template.render(_guard(engine, conversation, texts, special, cut), most_characters)
     tokens = _tokenize(engine, before + rendered.text, special, cut)
     offsets = _byte_offsets(before, rendered, cut)
     sizes = {token: len(text.encode()) for text, token in special.items()}
@@ -168,9 +169,10 @@ def make_answer(
     """
     special = engine.info.special_tokens
     answered = replace(conversation, messages=[*conversation.messages, answer], answers=False)
-    cut = _unused_cut(answered)
-    prompt = template.render(_guard(engine, conversation, special, cut), most_characters)
-    whole = template.render(_guard(engine, answered, special, cut), most_characters).text
+    texts = _texts(answered)
+    cut = _unused_cut(texts)
+    prompt = template.render(_guard(engine, conversation, texts, special, cut), most_characters)
+    whole = template.render(_guard(engine, answered, texts, special, cut), most_characters).text
     begins = len(prompt.text)
     if not whole.startswith(prompt.text):  # the prompt may end with empty thoughts, which only the last answer has
         begins = prompt.text.rfind(THINK_BEGINS)
@@ -191,9 +193,8 @@ def prompt_after(engine: EngineLike, initial_state: FrozenState | None, conversa
     return make_chat_prompt(engine, template, conversation, _MAX_CHARACTERS, before=before)
 
 
-def _unused_cut(conversation: Conversation) -> str:
-    """Return a noncharacter that is in no text. Raises InvalidRequestError if the conversation has all of them."""
-    texts = "".join(_texts(conversation))
+def _unused_cut(texts: str) -> str:
+    """Return a noncharacter that is not in `texts`. Raises InvalidRequestError if they have all of them."""
     unused = next((character for character in _CUTS if character not in texts), None)
     if unused is None:
         raise InvalidRequestError(
@@ -202,21 +203,25 @@ def _unused_cut(conversation: Conversation) -> str:
     return unused
 
 
-def _texts(conversation: Conversation) -> Iterator[str]:
+def _texts(conversation: Conversation) -> str:
+    """Return all texts of a conversation, one after the other."""
+    parts: list[str] = [repr(tool) for tool in conversation.tools]
     for message in conversation.messages:
-        yield from (message.content, message.reasoning or "", message.name or "", message.tool_call_id or "")
-        yield from chain.from_iterable((call.name, call.arguments, call.id) for call in message.tool_calls)
-    yield from (repr(tool) for tool in conversation.tools)
+        parts += message.content, message.reasoning or "", message.name or "", message.tool_call_id or ""
+        parts += chain.from_iterable((call.name, call.arguments, call.id) for call in message.tool_calls)
+    return "".join(parts)
 
 
-def _guard(engine: Tokenizing, conversation: Conversation, special: Mapping[str, int], cut: str) -> Conversation:
+def _guard(
+    engine: Tokenizing, conversation: Conversation, texts: str, special: Mapping[str, int], cut: str
+) -> Conversation:
     """Return the conversation with the character `cut` put into each special token that a client's text spells.
 
-    `special` maps the texts of special tokens to their ids. In an assistant's messages, only special tokens without
-    bytes are cut: others, such as those around its thoughts, are allowed there.
+    `texts` has at least the texts of all messages. `special` maps the texts of special tokens to their ids. In an
+    assistant's messages, only special tokens without bytes are cut: others, such as those around its thoughts, are
+    allowed there.
     """
-    spells = _pattern(special).search
-    if not conversation.tools and not spells("".join(_texts(conversation))):
+    if not conversation.tools and not _pattern(special).search(texts):
         return conversation
     every = _cutter(special, cut)
     silent = _cutter([text for text, token in special.items() if not engine.detokenize((token,))], cut)

@@ -244,16 +244,16 @@ async def embed(
     shape = engine.info.shape
     settings.check(shape)
     found: dict[int, Embedding] = {}
-
-    def vector_of(state: State) -> F32:
-        return finish_vector(part_vector(state, settings, shape), settings)
-
     if not shape.has_head:
         async with aclosing(_run_features(engine, inputs, initial_state, wait_for_room=wait_for_room)) as features:
             async for number, each in features:
                 [vector] = await engine.apply_head(each.vector[np.newaxis], settings.task or DEFAULT_TASK)
                 found[number] = Embedding(await asyncio.to_thread(finish_vector, vector, settings), each.cost)
     else:
+
+        def vector_of(state: State) -> F32:
+            return finish_vector(part_vector(state, settings, shape), settings)
+
         states = run_states(engine, inputs, initial_state=initial_state, wait_for_room=wait_for_room)
         async with aclosing(states) as ends:
             async for number, end in ends:

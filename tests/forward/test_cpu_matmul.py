@@ -24,15 +24,12 @@ from rnn_engine.versions.table import VERSIONS
 from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.results_contract import MODEL, OTHER_MODELS, TOKENS, MakeRunner, ResultsContract
 
+pytestmark = pytest.mark.usefixtures("divided_steps")
+
 LEVELS = {"nf4", "sf4", "iq4_nl", "iq4_xs"}
 HELD = sorted(KEPT_FORMATS.keys() - LEVELS)
 MODELS = {MODEL.shape.version: MODEL, **OTHER_MODELS}
 GENERATOR = np.random.default_rng(5)
-
-
-@pytest.fixture(autouse=True)
-def _divided_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rnn_engine.forward.cpu_graph._DIVIDED_TOKENS", 4)
 
 
 def make_runner_of(
@@ -102,6 +99,17 @@ def test_a_sequence_has_the_same_bits_in_any_batch_and_in_chunks_of_any_size(ver
     cases = ((1, 4, 9), 1, 0), (singly, 2, 0), (singly, 2, 1), ((4,), 2, 3), ((5,), 0, 2), ((2, 3), 3, 17), ((), 0, 40)
     for cuts, slot, beside in cases:
         assert np.array_equal(run(cuts, slot, beside), whole)
+
+
+@pytest.mark.parametrize("count", [5, 21, 33])
+def test_a_step_may_have_fewer_rows_than_a_kernel_takes_at_a_time(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> F32:
+        runner = make_runner_of(MODEL, "q8_0,activations=int8", num_slots=1, max_tokens=64, num_threads=2)
+        return run_step(runner, [TokenRun(0, (TOKENS[0] * 3)[:count], rows=1)]).full_row(0)
+
+    expected = run()
+    monkeypatch.setattr("rnn_engine.forward.cpu_matmul._multiple_of_rows", lambda *_: 16)
+    assert np.array_equal(run(), expected)
 
 
 @pytest.mark.parametrize("first_fails", [True, False])

@@ -35,6 +35,8 @@ from tests.support.results_contract import (
     Limits,
 )
 
+pytestmark = pytest.mark.usefixtures("divided_steps")
+
 MODELS = {"v7": MODEL, "v6": OTHER_MODELS["v6"], "v5.2": OTHER_MODELS["v5.2"]}
 PLACES, RANK = 3, 5
 LIMITS = Limits(num_slots=NUM_SLOTS, max_tokens=MAX_TOKENS, max_rows=MAX_ROWS, num_candidates=NUM_CANDIDATES)
@@ -88,11 +90,6 @@ def on_two_devices(model: Model) -> TracingRunner:
     return SplitRunner(
         model.shape, [on_gpu(part) if device == "0" else in_numpy(part) for part, device in cut(model, "0:1,cpu:1")]
     )
-
-
-@pytest.fixture(autouse=True)
-def _divided_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rnn_engine.forward.cpu_graph._DIVIDED_TOKENS", 4)
 
 
 @pytest.fixture(params=[on_gpu, on_hardware, in_numpy, in_graphs, on_two_devices], ids=lambda make: make.__name__)

@@ -6,12 +6,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import TypeVar
 
 from typing_extensions import TypedDict
 
-from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate
+from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate, count_leading_system
 from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
 from rnn_engine.errors import check_range
 from rnn_engine.grammar import Grammar
@@ -386,8 +385,7 @@ def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[i
     Other conversations may begin with the same system text.
     """
     marked = [turns[count] for count, message in enumerate(body.messages, 1) if message.cache and count in turns]
-    leading = takewhile(lambda message: message.role is Role.SYSTEM, body.messages)
-    system = turns.get(sum(1 for _ in leading), 0)
+    system = turns.get(count_leading_system(message.role for message in body.messages), 0)
     return [*marked, *([system] if system >= _LEAST_SYSTEM else [])]
 
 
