@@ -95,6 +95,7 @@ class _Record:
 
     def __init__(self) -> None:
         self.ops: list[_Op | _Recurrence] = []
+        self.makers: dict[str, _Op] = {}  # by the names of their results
         self.inputs: dict[tuple[str, str | int], Symbol] = {}
         self._numbers = itertools.count()
 
@@ -109,9 +110,14 @@ class _Record:
     def add(self, kind: str, *inputs: Any, sizes: Sequence[int], **attributes: Any) -> Symbol:  # noqa: ANN401
         """Add an operator whose result has these `sizes`, and return the result."""
         result = self.result(sizes)
-        result.op = _Op(kind, inputs, (result,), attributes)
-        self.ops.append(result.op)
+        self.makers[result.name] = op = _Op(kind, inputs, (result,), attributes)
+        self.ops.append(op)
         return result
+
+    def clear(self) -> None:
+        """Forget the operators: with their symbols they would hold the weights until the garbage collector runs."""
+        self.ops.clear()
+        self.makers.clear()
 
 
 class Symbol(NDArrayOperatorsMixin):
@@ -123,7 +129,6 @@ class Symbol(NDArrayOperatorsMixin):
         self.shape = tuple(sizes)
         self.ndim = len(self.shape)
         self.dtype = np.dtype(dtype)
-        self.op: _Op | None = None  # whose result it is
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -135,7 +140,9 @@ class Symbol(NDArrayOperatorsMixin):
             return self * self
         operands = [each if isinstance(each, Symbol) else np.asarray(each, np.float32) for each in inputs]
         for symbol, other in itertools.permutations(operands, 2):
-            op = symbol.op if isinstance(symbol, Symbol) and not isinstance(other, Symbol) else None
+            if not isinstance(symbol, Symbol) or isinstance(other, Symbol):
+                continue
+            op = self.record.makers.get(symbol.name)
             if op and _FOLDED.get((op.kind, len(op.inputs))) is ufunc and other.shape == symbol.shape[-1:]:
                 return self.record.add(op.kind, *op.inputs, other, sizes=symbol.shape, **op.attributes)
         if ufunc is np.matmul:
@@ -390,7 +397,7 @@ class GraphLayers:
             ]
             for part in plan
         ]
-        record.ops.clear()  # they and their symbols would hold the weights until the garbage collector finds them
+        record.clear()
         self._multiple = max(self._multiples)
         self._loras = _Loras({})  # of the last step
         self._pool = ThreadPoolExecutor(2)  # it has no thread before it is used

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 from multiprocessing import get_context
@@ -14,11 +15,12 @@ import pytest
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.cpu import CpuRunner
 from rnn_engine.forward.cpu_graph import GraphLayers, _Piece, _Recurrence
-from rnn_engine.forward.cpu_matmul import Codes, load_layers, trim_heap
+from rnn_engine.forward.cpu_matmul import Codes, _Matrices, load_layers, trim_heap
 from rnn_engine.forward.onnx_graph import Graph
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.loading import memory
 from rnn_engine.quantised import KEPT_FORMATS, Blocks, quantise, unpack_codes
+from rnn_engine.reference import Array
 from rnn_engine.types import F32, Model, TokenRun, run_step
 from rnn_engine.versions.table import VERSIONS
 from tests.support.models import TensorModel, random_model, tiny_shape
@@ -175,6 +177,24 @@ def test_weights_are_held_once(weights: str, bits: float) -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # in which no other test has left anything
         count, held = pool.submit(held_beyond, weights).result()
     assert held <= 1.25 * count * bits / 8 + 12e6
+
+
+def test_what_was_read_for_a_graph_is_freed_without_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch, read = _Matrices.fetch, list[weakref.ref[Array]]()
+
+    def watch(matrices: _Matrices, name: str) -> Array:
+        read.append(weakref.ref(found := fetch(matrices, name).copy()))  # the model keeps its own
+        return found
+
+    monkeypatch.setattr(_Matrices, "fetch", watch)
+    gc.disable()
+    try:
+        runner = make_runner_of(MODEL, "f32", num_slots=1, max_tokens=8)
+        assert read
+        assert not [array for each in read if (array := each()) is not None and array.ndim == 2]
+    finally:
+        gc.enable()
+    runner.close()
 
 
 def test_without_the_library_cpu_has_floats_alone(monkeypatch: pytest.MonkeyPatch) -> None:
