@@ -38,6 +38,7 @@ from rnn_engine.hub import locate_model
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.settings import LoadSettings, StateSettings
+from rnn_engine.pauses import pause
 from rnn_engine.requests import ANONYMOUS, Client, Event, Finished, GenerateRequest, Started
 from rnn_engine.sampling.masks import ListedTokens, ThinkingMask
 from rnn_engine.scheduler import Delivery, Inboxes, Questions, Scheduler, Worker
@@ -285,6 +286,7 @@ class Engine:
             self._upkeep.forget_root(root)
 
     def tokenize(self, text: str) -> list[int]:
+        pause()
         return self._tokenizer.encode(text)
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from rnn_engine.chat_template.tools import Tool, ToolCall, ToolFormat, ToolFormats, tool_json
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.pauses import pause
 
 
 class Role(Enum):
@@ -242,6 +243,7 @@ class WorldTemplate:
         return _fill(self.record, {"role": self._name(message.role), "content": clean(self._content(message))})
 
     def _content(self, message: ChatMessage) -> str:
+        pause()
         if not message.tool_calls:
             return message.content
         return "\n".join(filter(None, (message.content.rstrip(), self.tool_format.write(message.tool_calls))))

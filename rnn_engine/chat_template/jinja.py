@@ -25,6 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from rnn_engine.chat_template.conversation import ChatMessage, Conversation, Rendered, Role
 from rnn_engine.chat_template.tools import ToolFormat, guess_format, to_json, tool_object
 from rnn_engine.errors import InvalidRequestError, ModelError
+from rnn_engine.pauses import pause
 
 MAX_SECONDS: Final = 5.0  # for a conversation
 _MAX_PRODUCT: Final = 8 * 2**20  # characters, items or bits
@@ -117,6 +118,7 @@ def render_bounded(template: Template, values: Mapping[str, object], most_charac
     pieces: list[str] = []
     length = 0
     for piece in template.generate(**values):
+        pause()
         length += len(piece)
         if length > most_characters:
             allowed = f"a prompt of at most {most_characters} characters"

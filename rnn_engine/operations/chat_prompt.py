@@ -21,6 +21,7 @@ from rnn_engine.chat_template.tools import ToolFormat, to_json
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, Tag, tagged_text
 from rnn_engine.interface import EngineLike
+from rnn_engine.pauses import pause
 from rnn_engine.types import end_of_text
 from rnn_engine_states.frozen import FrozenState
 
@@ -146,7 +147,9 @@ def make_chat_prompt(
     cut = _unused_cut(texts)
     rendered = template.render(_guard(engine, conversation, texts, special, cut), most_characters)
     tokens = _tokenize(engine, before + rendered.text, special, cut)
+    pause()
     offsets = _byte_offsets(before, rendered, cut)
+    pause()
     sizes = {token: len(text.encode()) for text, token in special.items()}
     positions = token_positions(engine, tokens, list(offsets.values()), sizes)
     return ChatPrompt(

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from rnn_engine.errors import InvalidRequestError, TokenizerError, check_text
 from rnn_engine.files import read_text
+from rnn_engine.pauses import pause
 
 # Turn the pieces of a Hugging Face vocabulary into bytes, one piece at a time.
 #
@@ -134,6 +135,7 @@ class HuggingFaceTokenizer:
         ids: list[int] = []
         start = 0
         while self._divides and len(text) - start > self._part_characters:
+            pause()
             part = text[start : start + self._part_characters]
             encoded = self._encode(part, self._library.encode_batch)
             count, length = self._find_cut(part, encoded)

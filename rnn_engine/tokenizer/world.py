@@ -20,6 +20,7 @@ from pyrwkv_tokenizer import RWKVTokenizer
 
 from rnn_engine.errors import InvalidRequestError, ModelError, TokenizerError, check_text
 from rnn_engine.files import read_text
+from rnn_engine.pauses import pause
 from rnn_engine.tensor_files.formats import gguf_metadata
 from rnn_engine.tensor_files.source import show
 from rnn_engine.types import Tokenizer, end_of_text
@@ -137,6 +138,7 @@ class WorldTokenizer:
         ids: list[int] = []
         start = 0
         while len(text) - start > self._part_characters:
+            pause()
             part = self._library.encode(text[start : start + self._part_characters])
             start += self._part_characters - self._drop_end(part)
             ids += part

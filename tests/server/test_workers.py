@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextvars import copy_context
+from json import dumps
 from typing import Any
 
 import pytest
 
+from rnn_engine.chat_template import WorldTemplate
+from rnn_engine.chat_template.jinja import JinjaTemplate
+from rnn_engine.operations.chat_prompt import make_chat_prompt
+from rnn_engine.pauses import PAUSE, pause
 from rnn_engine.requests import Client
+from rnn_engine_server.apis.openai.schemas import ChatRequest
 from rnn_engine_server.core.call import Workers
+from rnn_engine_server.core.schema import UnknownFields
+from tests.support.fake_engine import FakeEngine
 
 ANN, BOB, BATCH, OTHER_BATCH = Client("ann"), Client("bob"), Client("a", 1.0, True), Client("b", 1.0, True)
 
@@ -62,7 +72,7 @@ async def test_a_client_runs_one_long_and_one_short_function_at_a_time(workers: 
 
 
 @pytest.mark.parametrize(("others", "rests"), [((BOB,), True), ((), False), ((ANN,), False), ((BOB, BATCH, ANN), True)])
-async def test_a_client_rests_after_a_long_function_as_long_as_that_took_if_others_are_there(
+async def test_a_client_rests_after_a_long_function_if_others_are_there(
     others: tuple[Client, ...], rests: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -86,14 +96,72 @@ async def test_a_client_rests_after_a_long_function_as_long_as_that_took_if_othe
     for other in (*others, ANN):
         workers.note(other)
     await asyncio.gather(*(workers.run(ANN, long, LONG) for _ in range(2)))
-    assert rests_of == ([pytest.approx(0.02)] * 2 if rests else [])
-    assert not rests or begun_at[1] - begun_at[0] >= 0.02
+    assert rests_of == ([pytest.approx(0.04)] * 2 if rests else [])
+    assert not rests or begun_at[1] - begun_at[0] >= 0.04
     await workers.run(ANN, long, SHORT)
     now += 10
     workers.note(ANN)
     await workers.run(ANN, long, LONG)
     assert len(rests_of) == 2 * rests, "the function was short, or the others have not asked for long"
     workers.close()
+
+
+@pytest.mark.parametrize(
+    ("others", "size", "rests"), [((BOB,), LONG, [0.02, 0.06]), ((BOB,), SHORT, [0, 0]), ((), LONG, [0, 0])]
+)
+async def test_a_long_function_rests_where_it_pauses_if_others_are_there(
+    others: tuple[Client, ...], size: int, rests: list[float]
+) -> None:
+    now = 0.0
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        slept.append(seconds)
+
+    workers = Workers(3, lambda: now, sleep)
+
+    def long() -> None:
+        nonlocal now
+        for seconds in (0.01, 0.004, 0.026, 0.004):
+            now += seconds
+            pause()
+
+    pause()  # on no worker's thread
+    for other in (*others, ANN):
+        workers.note(other)
+    await workers.run(ANN, long, size)
+    assert slept == pytest.approx(rests)
+    workers.close()
+
+
+def in_world_template(chat: bytes) -> None:
+    make_chat_prompt(FakeEngine(), WorldTemplate(), ChatRequest.parse(chat).conversation, 1 << 20)
+
+
+def in_jinja_template(chat: bytes) -> None:
+    template = JinjaTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    make_chat_prompt(FakeEngine(), template, ChatRequest.parse(chat).conversation, 1 << 20)
+
+
+def without_what_is_unknown(chat: bytes) -> None:
+    ChatRequest.parse(chat, unknown=UnknownFields(refuse=False))
+
+
+@pytest.mark.parametrize(
+    ("function", "times"),
+    [(ChatRequest.parse, 1), (in_world_template, 2), (in_jinja_template, 2), (without_what_is_unknown, 2)],
+)
+def test_reading_a_chat_pauses_at_each_message(function: Callable[[bytes], object], times: int) -> None:
+    counts = []
+    for number in (10, 1010):
+        chat = dumps({"messages": [{"role": "user", "content": "a"}] * number})
+        pauses, context = itertools.count(), copy_context()
+        context.run(PAUSE.set, pauses.__next__)
+        context.run(function, chat.encode())
+        counts.append(next(pauses))
+    assert counts[1] - counts[0] >= 1000 * times
 
 
 async def test_the_background_comes_last_and_takes_one_thread(workers: Workers) -> None:

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.quantised",
         "rnn_engine.tensor_files",
         "rnn_engine.telemetry",
+        "rnn_engine.pauses",
     ),
     (
         "rnn_engine_shaders",

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from rnn_engine.errors import OverloadedError
 from rnn_engine.interface import EngineLike
+from rnn_engine.pauses import PAUSE
 from rnn_engine.requests import Client, LatestClients
 from rnn_engine_server.auth.keys import Principal
 from rnn_engine_server.auth.quotas import Spending
@@ -169,6 +170,8 @@ T = TypeVar("T")
 NUM_WORKERS = 4
 _SHORT_JOB = 1 << 16  # size of work that need not wait for the same client's longer one
 _RECENT_SECONDS = 1.0  # for which a client counts as there after it has asked for something
+_PIECE_SECONDS = 0.005  # of a long function between two rests
+_REST = 2.0  # how long a rest is, divided by the time before it
 
 
 class _Turn(NamedTuple):
@@ -189,17 +192,23 @@ class Workers:
 
     A client runs one long and one short function at a time, and all clients in the background together run one. More of
     them would not be quicker, since one thread at a time runs Python, but slow down the engine and everybody else.
-    Clients take turns, those in the background after all others. While other clients are there, a client rests after a
-    long function for as long as that took. A function whose caller has left is not begun.
+    Clients take turns, those in the background after all others. While other clients are there, a long function rests
+    where it calls `pause` for twice as long as it has run, and so does its client when it has ended. A function whose
+    caller has left is not begun.
     """
 
-    def __init__(self, num_threads: int = NUM_WORKERS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        num_threads: int = NUM_WORKERS,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="work")
         self._num_threads = num_threads
         self._waiting: dict[_Turn, deque[_Job]] = {}  # only those that have any, the longest unserved first
-        self._running: dict[_Turn, float] = {}  # since when
+        self._running: dict[_Turn, float] = {}  # since when, or since it has rested
         self._resting: set[_Turn] = set()
-        self._clock = clock
+        self._clock, self._sleep = clock, sleep
         self._clients = LatestClients()
 
     def note(self, client: Client) -> None:
@@ -208,8 +217,9 @@ class Workers:
 
     async def run(self, client: Client, function: Callable[[], T], size: int) -> T:
         """Run `function` on a thread in its turn, in the caller's context, and return its result; see `work`."""
-        job = _Job(partial(copy_context().run, function), asyncio.get_running_loop().create_future())
         turn = _Turn(client, size <= _SHORT_JOB)
+        begin = partial(copy_context().run, self._run, turn, function)
+        job = _Job(begin, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(turn, deque()).append(job)
         self._begin()
         try:
@@ -248,12 +258,23 @@ class Workers:
         )
         return min(may_run, key=lambda turn: turn.client.is_background, default=None)
 
+    def _run(self, turn: _Turn, function: Callable[[], T]) -> T:
+        PAUSE.set(partial(self._pause, turn))
+        return function()
+
+    def _pause(self, turn: _Turn) -> None:
+        if (seconds := self._clock() - self._running[turn]) >= _PIECE_SECONDS:
+            self._sleep(self._rest_after(turn, seconds))
+            self._running[turn] = self._clock()
+
+    def _rest_after(self, turn: _Turn, seconds: float) -> float:
+        is_shared = self._clients.has_other(turn.client, self._clock() - _RECENT_SECONDS)
+        return _REST * seconds if is_shared and not turn.is_short else 0.0
+
     def _end(self, turn: _Turn, job: _Job, ran: asyncio.Future[Any]) -> None:
-        now = self._clock()
-        seconds = now - self._running.pop(turn)
-        if not turn.is_short and self._clients.has_other(turn.client, now - _RECENT_SECONDS):
+        if rest := self._rest_after(turn, self._clock() - self._running.pop(turn)):
             self._resting.add(turn)
-            asyncio.get_running_loop().call_later(seconds, self._end_rest, turn)
+            asyncio.get_running_loop().call_later(rest, self._end_rest, turn)
         error = None if ran.cancelled() else ran.exception()  # also if nobody waits for it: asyncio must not log it
         if job.done.done() or ran.cancelled():
             job.done.cancel()

@@ -25,6 +25,7 @@ from pydantic_core import CoreSchema, ErrorDetails
 from typing_extensions import TypedDict, TypeIs
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.pauses import pause
 from rnn_engine_server.core.json_text import WholeNumbers, parse_json
 from rnn_engine_server.core.settings import Limits
 
@@ -203,6 +204,7 @@ class RequestBody(BaseModel):
     def _admit(cls, data: object, info: ValidationInfo[UnknownFields | None]) -> dict[str, object]:
         if not isinstance(data, dict):
             raise RefusedError(data, "a JSON object")
+        pause()
         data = cls._unfold(data)
         if data.keys() <= cls.plain and None not in data.values():
             return data

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ValidationInfo
 
 from rnn_engine.chat_template import Role, find_role
 from rnn_engine.chat_template.tools import to_json
+from rnn_engine.pauses import pause
 from rnn_engine_server.core.schema import RefusedError, UnknownFields
 
 Info: TypeAlias = ValidationInfo[UnknownFields | None]
@@ -28,6 +29,7 @@ def leave_out(values: object, info: Info, place: str, is_known: Callable[[Mappin
 
     A strict server leaves nothing out, and what is no list is returned as it is.
     """
+    pause()
     if not isinstance(values, list) or info.context is None or info.context.refuse:
         return values
     kept = []
@@ -67,6 +69,7 @@ def read_history(messages: object, info: Info, leave_out_of: LeaveOut) -> object
 
 
 def _role(message: object) -> Role | None:
+    pause()
     role = message.get("role") if isinstance(message, dict) else None
     return find_role(role) if isinstance(role, str) else Role.ASSISTANT
 

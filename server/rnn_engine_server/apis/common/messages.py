@@ -13,6 +13,7 @@ from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Role, Tool, ToolCa
 from rnn_engine.chat_template.tools import to_json
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.chat_prompt import ToolChoice
+from rnn_engine.pauses import pause
 from rnn_engine_server.apis.common.histories import TEXT_ALONE, Info, leave_out, part_text, tool_text
 from rnn_engine_server.core.schema import (
     BOOLEAN,
@@ -185,6 +186,7 @@ class Message(RequestBody):
     @property
     def for_template(self) -> ChatMessage:
         """The message in the form that chat templates take."""
+        pause()
         is_result = self.role is Role.OBSERVATION
         return ChatMessage(
             self.role,

@@ -17,6 +17,7 @@ from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import MAX_LOGPROBS
 from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, text_before_chat, tool_grammar
+from rnn_engine.pauses import pause
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
 from rnn_engine.sampling.masks import Thinking
 from rnn_engine_server.apis.common.answering import Outcome, Prepared
@@ -283,6 +284,7 @@ def _prepare(
     """
     limits = settings.limits
     prompts = [render_chat(engine, limits, body, template, start) for start in starts]
+    pause()
     earlier = _earlier_replies(engine, body)
     members = [_call(engine, body, prompt, start, earlier) for prompt, start in zip(prompts, starts, strict=True)]
     num_tokens = sum(len(member.prompt) for member in members) * body.n
@@ -301,6 +303,7 @@ def _prepare(
     calls = body.copies_of([replace(call, **body.scoring(engine, limits, num_tokens))], limits, engine.tokenize)
     if body.top_logprobs not in (None, MAX_LOGPROBS):
         check_range("top_logprobs", body.top_logprobs, 0, engine.info.max_logprobs)
+    pause()
     calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     form = AnswerForm(
         prompts[0].thought,
