@@ -8,6 +8,7 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
+from functools import partial
 from json import dumps
 from typing import Any
 
@@ -20,6 +21,7 @@ from rnn_engine.pauses import PAUSE, pause
 from rnn_engine.requests import Client
 from rnn_engine_server.apis.openai.schemas import ChatRequest
 from rnn_engine_server.core.call import Workers
+from rnn_engine_server.core.json_text import parse_json
 from rnn_engine_server.core.schema import UnknownFields
 from tests.support.fake_engine import FakeEngine
 
@@ -154,14 +156,19 @@ def without_what_is_unknown(chat: bytes) -> None:
     [(ChatRequest.parse, 1), (in_world_template, 2), (in_jinja_template, 2), (without_what_is_unknown, 2)],
 )
 def test_reading_a_chat_pauses_at_each_message(function: Callable[[bytes], object], times: int) -> None:
-    counts = []
-    for number in (10, 1010):
-        chat = dumps({"messages": [{"role": "user", "content": "a"}] * number})
-        pauses, context = itertools.count(), copy_context()
-        context.run(PAUSE.set, pauses.__next__)
-        context.run(function, chat.encode())
-        counts.append(next(pauses))
-    assert counts[1] - counts[0] >= 1000 * times
+    few, many = (dumps({"messages": [{"role": "user", "content": "a"}] * number}).encode() for number in (10, 1010))
+    assert count_pauses(partial(function, many)) - count_pauses(partial(function, few)) >= 1000 * times
+
+
+def test_reading_token_ids_pauses_at_each_piece() -> None:
+    assert count_pauses(partial(parse_json, dumps([1] * 100_000).encode(), "ids")) >= 10
+
+
+def count_pauses(function: Callable[[], object]) -> int:
+    pauses, context = itertools.count(), copy_context()
+    context.run(PAUSE.set, pauses.__next__)
+    context.run(function)
+    return next(pauses)
 
 
 async def test_the_background_comes_last_and_takes_one_thread(workers: Workers) -> None:

@@ -193,7 +193,7 @@ class Workers:
     A client runs one long and one short function at a time, and all clients in the background together run one. More of
     them would not be quicker, since one thread at a time runs Python, but slow down the engine and everybody else.
     Clients take turns, those in the background after all others. While other clients are there, a long function rests
-    where it calls `pause` for twice as long as it has run, and so does its client when it has ended. A function whose
+    at its calls of `pause`, for twice as long as it has run. So does its client when it has ended. A function whose
     caller has left is not begun.
     """
 

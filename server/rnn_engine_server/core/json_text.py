@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.pauses import pause
 
 _GREAT_EXPONENT = re.compile(rb"(?<=[0-9])[eE]\+?[0-9]{3}")
 _MANY_DIGITS = 200
@@ -108,11 +109,13 @@ def _read_numbers(text: NDArray[np.uint8]) -> WholeNumbers | None:
         return None
     numbers = np.zeros(len(first), np.int32)
     for place in range(int(sizes.max())):
+        pause()
         digits = text[np.minimum(first + place, after - 1)] - ord("0")
         numbers = np.where(sizes > place, numbers * 10 + digits, numbers)
     read = WholeNumbers()
     read.greatest = int(numbers.max())
     for start in range(0, len(numbers), _PIECE):
+        pause()
         read += numbers[start : start + _PIECE].tolist()
     return read
 
