@@ -75,7 +75,7 @@ class _Op:
 
     kind: str
     inputs: tuple[Symbol | Array, ...]
-    outputs: tuple[Symbol, ...]
+    outputs: tuple[str, ...]  # names: symbols would make a cycle, which holds weights until the garbage collector runs
     attributes: Mapping[str, Any]
 
 
@@ -95,7 +95,6 @@ class _Record:
 
     def __init__(self) -> None:
         self.ops: list[_Op | _Recurrence] = []
-        self.makers: dict[str, _Op] = {}  # by the names of their results
         self.inputs: dict[tuple[str, str | int], Symbol] = {}
         self._numbers = itertools.count()
 
@@ -110,14 +109,9 @@ class _Record:
     def add(self, kind: str, *inputs: Any, sizes: Sequence[int], **attributes: Any) -> Symbol:  # noqa: ANN401
         """Add an operator whose result has these `sizes`, and return the result."""
         result = self.result(sizes)
-        self.makers[result.name] = op = _Op(kind, inputs, (result,), attributes)
-        self.ops.append(op)
+        result.op = _Op(kind, inputs, (result.name,), attributes)
+        self.ops.append(result.op)
         return result
-
-    def clear(self) -> None:
-        """Forget the operators: with their symbols they would hold the weights until the garbage collector runs."""
-        self.ops.clear()
-        self.makers.clear()
 
 
 class Symbol(NDArrayOperatorsMixin):
@@ -129,6 +123,7 @@ class Symbol(NDArrayOperatorsMixin):
         self.shape = tuple(sizes)
         self.ndim = len(self.shape)
         self.dtype = np.dtype(dtype)
+        self.op: _Op | None = None  # whose result it is
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -140,9 +135,7 @@ class Symbol(NDArrayOperatorsMixin):
             return self * self
         operands = [each if isinstance(each, Symbol) else np.asarray(each, np.float32) for each in inputs]
         for symbol, other in itertools.permutations(operands, 2):
-            if not isinstance(symbol, Symbol) or isinstance(other, Symbol):
-                continue
-            op = self.record.makers.get(symbol.name)
+            op = symbol.op if isinstance(symbol, Symbol) and not isinstance(other, Symbol) else None
             if op and _FOLDED.get((op.kind, len(op.inputs))) is ufunc and other.shape == symbol.shape[-1:]:
                 return self.record.add(op.kind, *op.inputs, other, sizes=symbol.shape, **op.attributes)
         if ufunc is np.matmul:
@@ -204,7 +197,7 @@ class Symbol(NDArrayOperatorsMixin):
         mixed: Symbol = self + delta * np.stack(mixes)[:, np.newaxis]  # [M, T, D]
         joined = mixed.reshape(len(mixes) * self.shape[0], self.shape[1])
         outputs = tuple(self.record.result(self.shape) for _ in mixes)
-        self.record.ops.append(_Op("Split", (joined,), outputs, {"axis": 0}))
+        self.record.ops.append(_Op("Split", (joined,), tuple(each.name for each in outputs), {"axis": 0}))
         return outputs
 
     def sigmoid(self) -> Symbol:
@@ -397,7 +390,7 @@ class GraphLayers:
             ]
             for part in plan
         ]
-        record.clear()
+        record.ops.clear()  # the record and the inputs are a cycle
         self._multiple = max(self._multiples)
         self._loras = _Loras({})  # of the last step
         self._pool = ThreadPoolExecutor(2)  # it has no thread before it is used
@@ -413,7 +406,7 @@ class GraphLayers:
             between: list[_Op] = []
             made, read = set[str](), set[str]()
             for each in reversed(ops[place + 1 : end]):
-                names = {symbol.name for symbol in each.outputs} if isinstance(each, _Op) else set[str]()
+                names = set(each.outputs)
                 if isinstance(each, _Op) and names & (wanted | read):  # else it is folded into another
                     between.insert(0, each)
                     made |= names
@@ -431,7 +424,7 @@ class GraphLayers:
         return plan[::-1]
 
     def _start(self, ops: Sequence[_Op], outputs: Sequence[str], matrices: Matrices) -> Run:
-        graph, made = Graph(), {symbol.name for op in ops for symbol in op.outputs}
+        graph, made = Graph(), {name for op in ops for name in op.outputs}
         inputs: dict[str, tuple[str, Sequence[int | str]]] = {}
 
         def name_of(value: Symbol | Array) -> str:
@@ -444,11 +437,11 @@ class GraphLayers:
         for op in ops:
             names = [name_of(each) for each in op.inputs]
             if op.kind == "LayerNormalization" and len(names) == 1:
-                names.append(graph.constant(np.ones(op.outputs[0].shape[-1], np.float32)))
+                names.append(graph.constant(np.ones(op.inputs[0].shape[-1], np.float32)))
             if op.kind == "Product":
-                self._multiples.add(matrices.add(graph, op.attributes["name"], names[0], op.outputs[0].name))
+                self._multiples.add(matrices.add(graph, op.attributes["name"], names[0], op.outputs[0]))
             else:
-                graph.node(op.kind, names, *(symbol.name for symbol in op.outputs), **op.attributes)
+                graph.node(op.kind, names, *op.outputs, **op.attributes)
         run = graph.start(inputs, outputs, self._num_threads).run
 
         def run_part(piece: _Piece) -> None:

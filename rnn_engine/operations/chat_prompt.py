@@ -147,7 +147,6 @@ def make_chat_prompt(
     cut = _unused_cut(texts)
     rendered = template.render(_guard(engine, conversation, texts, special, cut), most_characters)
     tokens = _tokenize(engine, before + rendered.text, special, cut)
-    pause()
     offsets = _byte_offsets(before, rendered, cut)
     pause()
     sizes = {token: len(text.encode()) for text, token in special.items()}

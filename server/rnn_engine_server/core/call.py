@@ -188,7 +188,7 @@ class _Job:
 
 
 class Workers:
-    """Runs functions on `num_threads` threads. All methods are for one event loop.
+    """Runs functions on `num_threads` threads. All public methods are for one event loop.
 
     A client runs one long and one short function at a time, and all clients in the background together run one. More of
     them would not be quicker, since one thread at a time runs Python, but slow down the engine and everybody else.
@@ -263,6 +263,7 @@ class Workers:
         return function()
 
     def _pause(self, turn: _Turn) -> None:
+        """Rest, on the thread of a function that has run for long."""
         if (seconds := self._clock() - self._running[turn]) >= _PIECE_SECONDS:
             self._sleep(self._rest_after(turn, seconds))
             self._running[turn] = self._clock()
