@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from rnn_engine.bounds import MAX_DRAFT
@@ -16,7 +17,7 @@ from rnn_engine.sampling.params import MixKind, check_weights
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
 from rnn_engine.sampling.ranking import SequenceContext
 from rnn_engine.telemetry import Timing
-from rnn_engine.types import F32, InitialState, LoraPairs, ModelShape, State
+from rnn_engine.types import F32, InitialState, LoraPairs, ModelShape, PendingState, State
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 
@@ -259,7 +260,7 @@ class TextDelta:
     tokens: tuple[TokenInfo, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class EndState:
     """The recurrent state at the end of a request, the tokens that it has taken in, and the logits after them.
 
@@ -268,8 +269,13 @@ class EndState:
     """
 
     tokens: tuple[int, ...]  # taken in since the request's start
-    state: State
+    read: PendingState  # of the state
     logits: F32  # [V] after the last token
+
+    @cached_property
+    def state(self) -> State:
+        """The state. The thread that owns the runner asks for it first, and gets the errors of `PendingState`."""
+        return self.read.result()
 
 
 @dataclass(frozen=True, slots=True)

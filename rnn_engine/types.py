@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, field
 from enum import Enum
 from math import isclose, prod
@@ -380,6 +381,7 @@ class TokenRun:
     draw: TokenDraw | None = field(default=None, compare=False)
     follows: bool = False
     lora: int | None = None  # the place of the LoRA with which the tokens run; see `Runner.write_lora`
+    reads_row: bool = False  # `Readout.full_row` is likely to be asked for the last row
 
 
 def mask_words(vocab_size: int) -> int:
@@ -544,6 +546,12 @@ class Runner(Protocol):
 
     def copy_state(self, source: int, target: int) -> None:
         """Copy the state in the slot `source` to the slot `target`, on the device."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Return a context in which writes, reads and copies of states may wait for its end, to save submissions.
+
+        A read that waits is not `done`, and its result ends the wait. Nothing else tells the difference.
+        """
 
     def close(self) -> None:
         """Free the device's memory. Idempotent."""

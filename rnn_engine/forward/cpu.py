@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,6 +206,8 @@ class CpuRunner:
         check_slot(target, self.num_slots, "target slot")
         for values in self._live.values():
             values[target] = values[source]
+
+    together = nullcontext
 
     def close(self) -> None:
         self._weights = None

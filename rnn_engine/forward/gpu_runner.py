@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import accumulate
 
 import numpy as np
 
@@ -122,6 +123,7 @@ class OpenRuns:
 
 _PLANS = 256  # that are kept; each combination of token, run and row counts and side has its own
 _MAX_IN_FLIGHT = 2
+_ROWS_BYTES = 16 << 20  # of whole rows that are read at once
 
 
 @dataclass(slots=True, eq=False)
@@ -133,12 +135,19 @@ class _Step:
     submission: int
     download: ReadBack | None  # of the read-outs and draws; None if the step has no rows
     answer: bytes = field(default=b"", init=False)  # the downloaded read-outs
+    rows: dict[int, F32] = field(default_factory=dict, init=False)  # number -> logits [V], of those that were read
     drawn: Sequence[Drawn] = field(default=(), init=False)  # from the same download
     error: DeviceError | None = field(default=None, init=False)
 
     @property
     def side(self) -> int:
         return self.ticket.number % 2
+
+    def likely_after(self, row: int) -> list[int]:
+        """Return the rows likely to be read after `row`, if that was likely too."""
+        ends = accumulate(run.rows for run in self.batch)
+        likely = [end - 1 for end, run in zip(ends, self.batch, strict=True) if run.reads_row]
+        return likely[likely.index(row) + 1 :] if row in likely else []
 
 
 class GpuRunner:
@@ -187,7 +196,15 @@ class GpuRunner:
         self._forward = ForwardPass(model, memory, matmuls, limits, load_layers, format_of, progress)
         answer_bytes = 4 * (limits.max_rows * (limits.readout_words + limits.draw_words) + limits.told_words)
         self._answers = [memory.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
-        self._states = SlotStates(self._forward.states, self._forward.state_layout, limits.num_slots, device, memory)
+        self._states = SlotStates(
+            self._forward.states,
+            self._forward.state_layout,
+            self.shape.initial_state(),
+            limits.num_slots,
+            device,
+            memory,
+        )
+        self.together = self._states.together
         self._loras = DeviceLoras(lora_room, matmuls, memory)
         self._draws = DeviceDraws(self._forward.buffers, self.shape.vocab_size, limits, memory)
         self._open = OpenRuns(self._states)
@@ -287,6 +304,7 @@ class GpuRunner:
 
     def _trace(self, batch: Batch, layers: Collection[int], carried: Sequence[F32]) -> Trace:
         memory, forward, shape = self._memory, self._forward, self.shape
+        self._states.submit()
         memory.upload(forward.buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides))
         self._upload_carried(carried)
         num_tokens, num_rows = sum(len(run.tokens) for run in batch), sum(run.rows for run in batch)
@@ -342,7 +360,7 @@ class GpuRunner:
         if state is not None:
             check_state(state, self.shape)
         self._open.forget(slot)
-        self._states.write(slot, self.shape.initial_state() if state is None else state)
+        self._states.write(slot, state)
 
     def start_read(self, slot: int) -> PendingState:
         check_slot(slot, self.num_slots)
@@ -384,6 +402,7 @@ class GpuRunner:
         """
         side, memory, limits, vocab_size = ticket.number % 2, self._memory, self._limits, self.shape.vocab_size
         num_rows, num_draws = sum(run.rows for run in batch), count_draws(batch)
+        self._states.submit()
         memory.upload(self._forward.buffers.batch, 0, encode_batch(batch, limits, self._states.sides))
         self._upload_carried(carried)
         if num_draws:
@@ -435,10 +454,15 @@ class GpuRunner:
                 self._finish(self._unfinished.popleft())
 
     def _read_row(self, step: _Step, row: int) -> F32:
+        if row in step.rows:
+            return step.rows[row]
         if step.ticket.number < self._num_submitted - 2:
             raise StepError(
                 f"row {row} of step {step.ticket.number} is overwritten; {self._num_submitted} were submitted"
             )
         row_bytes = 4 * self.shape.row_size
-        data = self._memory.read(self._forward.outputs[step.side].logits, row * row_bytes, row_bytes)
-        return np.frombuffer(data, np.float32)
+        rows = [row, *step.likely_after(row)][: max(_ROWS_BYTES // row_bytes, 1)]
+        first, *others = (row_bytes * one for one in rows)
+        data = self._memory.read(self._forward.outputs[step.side].logits, first, row_bytes, *others)
+        step.rows.update(zip(rows, np.frombuffer(data, np.float32).reshape(len(rows), -1), strict=True))
+        return step.rows[row]

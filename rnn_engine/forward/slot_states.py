@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from math import prod
 from typing import Final
 
@@ -82,18 +83,33 @@ def _stored_size(field: StateField) -> int:
 
 
 _COPY_THREADS = 64
-_MAX_READS = 4  # that are on their way to the host at the same time
+_INITIAL: Final = 2**32 - 1  # the source of a slot that gets the initial state
+_LEAST_READS: Final = 4  # that may be on their way to the host at the same time
+_READ_BYTES: Final = 16 << 20  # more reads, as long as they take no more host memory than this
 
 
 class SlotStates:
-    """The live states of all slots, a buffer for each layer. Writes, reads and copies run in the order of the calls."""
+    """The live states of all slots, a buffer for each layer. Writes, reads and copies run in the order of the calls.
+
+    Reads and copies within `together` wait for the end of that, or for a call that would change what they find. The
+    device then makes all reads before all copies, and no slot that waits to be written is read.
+    """
 
     def __init__(
-        self, buffers: Sequence[Buffer], layout: StateLayout, num_slots: int, device: Device, memory: Memory
+        self,
+        buffers: Sequence[Buffer],
+        layout: StateLayout,
+        initial: State,
+        num_slots: int,
+        device: Device,
+        memory: Memory,
     ) -> None:
-        """Use `buffers` for the states: one for each layer, [slots, layout.stride] f32."""
+        """Use `buffers` for the states: one for each layer, [slots, layout.stride] f32.
+
+        `initial` is the state before the first token, the same in all layers.
+        """
         self._buffers = buffers
-        self._layout = layout
+        self.layout = layout
         self._memory = memory
         self._recorder = Recorder(device)
         self._slot_bytes = 4 * layout.stride  # in each layer's buffer
@@ -101,13 +117,21 @@ class SlotStates:
         parts = range(0, len(buffers), self._layers_at_once)
         self._staging_bytes = [len(buffers[first:][: self._layers_at_once]) * self._slot_bytes for first in parts]
         self._sides = [0] * num_slots
-        self._pair = memory.create_buffer("slots to copy", 8)
+        self._to_copy = memory.create_buffer("slots to copy", 8 * num_slots)
+        first = memory.create_buffer("initial state", self._slot_bytes)
+        memory.upload(first, 0, layout.pack(initial)[0])
         kernel = device.kernels.get("copy_state", {"THREADS": _COPY_THREADS, "STATE_STRIDE": layout.stride})
+        own = {"pairs": self._to_copy, "initial": first}
+        groups = [device.kernels.bind(kernel.source, {**own, "state": state}) for state in buffers]
         num_groups = -(-layout.stride // (4 * _COPY_THREADS))
-        groups = [device.kernels.bind(kernel.source, {"pair": self._pair, "state": state}) for state in buffers]
-        self._copy = Plan(tuple(Dispatch("fork", kernel, group, num_groups) for group in groups))
+        self._copy = lru_cache(None)(
+            lambda count: Plan(tuple(Dispatch("fork", kernel, group, num_groups, count) for group in groups))
+        )
+        self._pairs: dict[int, int] = {}  # target slot -> source slot, of the copies that wait
+        self._is_held = False
         self._unused = [self._create_staging()]
         self._num_staging = 1
+        self._most_staging = max(_LEAST_READS, _READ_BYTES // sum(self._staging_bytes))
         self._reads: deque[SlotRead] = deque()  # the reads that hold a staging buffer, oldest first
 
     @property
@@ -122,51 +146,86 @@ class SlotStates:
         """Record that `times` forward passes in `slot` were submitted; each swaps the copies of its token shifts."""
         self._sides[slot] ^= times & 1
 
-    def write(self, slot: int, state: State) -> None:
-        packed = self._layout.pack(state)  # [L, stride]
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """See `Runner.together`. A submission that fails is tried again before the next step, which fails with it."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+            with suppress(DeviceError):
+                self.submit()
+
+    def write(self, slot: int, state: State | None) -> None:
+        """Write a state, or None for the initial one."""
+        if state is None:
+            self._wait_to_copy(_INITIAL, slot, 0)
+            return
+        self.submit()
+        packed = self.layout.pack(state)  # [L, stride]
         for buffer, layer in zip(self._buffers, packed, strict=True):
             self._memory.upload(buffer, slot * self._slot_bytes, layer)
         self._sides[slot] = 0
 
     def copy(self, source: int, target: int) -> None:
-        self._memory.upload(self._pair, 0, np.array([source, target], np.uint32))
-        self._recorder.submit(self._copy)
-        self._sides[target] = self._sides[source]
+        self._wait_to_copy(self._pairs.get(source, source), target, self._sides[source])
 
     def start_read(self, slot: int) -> SlotRead:
         """Start to download the state of `slot` after all steps submitted so far; return the read in progress.
 
-        Waits only if no staging buffer is free: at four reads under way, or earlier if the device has no room for more.
-        Raises DeviceError if the device rejects it.
+        Waits only if no staging buffer is free: at several reads under way, or earlier if the device has no room for
+        more. Raises DeviceError if the device rejects it.
         """
         staging = self._take_staging()
-        copies = []
-        for layer, buffer in enumerate(self._buffers):
-            target, place = divmod(layer, self._layers_at_once)
-            part = slot * self._slot_bytes, staging[target], place * self._slot_bytes, self._slot_bytes
-            copies.append(BufferCopy(buffer, *part))
-        downloads: list[ReadBack] = []
-        try:
-            submission = self._recorder.submit(copies=copies)
-            for buffer, num_bytes in zip(staging, self._staging_bytes, strict=True):
-                downloads.append(self._recorder.download(buffer, num_bytes, submission))
-        except DeviceError:
-            for download in downloads:
-                with suppress(DeviceError):
-                    download.take()
-            self._unused.append(staging)
-            raise
-        read = SlotRead(self._layout, self._sides[slot], downloads, lambda read: self._give_back(read, staging))
+        if self._pairs.get(slot) == _INITIAL:
+            self.submit()
+        source = self._pairs.get(slot, slot)  # since the reads that wait come before the copies
+        read = SlotRead(self, source, self._sides[slot], staging)
         self._reads.append(read)
+        if not self._is_held:
+            self.submit()
         return read
+
+    def submit(self) -> None:
+        """Have the device make the copies and reads that wait. Raises DeviceError; the copies then still wait."""
+        if reads := [read for read in self._reads if not read.is_submitted]:
+            try:
+                submission = self._recorder.submit(copies=[copy for read in reads for copy in self._copies(read)])
+                for read in reads:
+                    read.begin(self._recorder, submission)
+            except DeviceError as error:
+                for read in reads:
+                    read.finish(error)
+                raise
+        if self._pairs:
+            pairs = [(source, target) for target, source in self._pairs.items()]
+            self._memory.upload(self._to_copy, 0, np.array(pairs, np.uint32))
+            self._recorder.submit(self._copy(len(pairs)))
+            self._pairs.clear()
 
     def close(self) -> None:
         """Abandon the downloads of states in progress. From now on, their `SlotRead.result` raises DeviceError."""
+        self._pairs.clear()
         while self._reads:
-            self._reads.popleft().abandon()
+            self._reads.popleft().abandon(DeviceError("a state was not read before the runner was closed"))
+
+    def _wait_to_copy(self, source: int, target: int, side: int) -> None:
+        if target in self._pairs.values():
+            self.submit()
+        self._pairs[target] = source
+        self._sides[target] = side
+        if not self._is_held:
+            self.submit()
+
+    def _copies(self, read: SlotRead) -> Iterator[BufferCopy]:
+        start, num_bytes = read.slot * self._slot_bytes, self._slot_bytes
+        for layer, buffer in enumerate(self._buffers):
+            target, place = divmod(layer, self._layers_at_once)
+            yield BufferCopy(buffer, start, read.staging[target], place * num_bytes, num_bytes)
 
     def _take_staging(self) -> list[Buffer]:
-        if not self._unused and self._num_staging < _MAX_READS:
+        if not self._unused and self._num_staging < self._most_staging:
             try:
                 self._unused.append(self._create_staging())
                 self._num_staging += 1
@@ -176,9 +235,10 @@ class SlotStates:
             self._reads[0].finish()
         return self._unused.pop()
 
-    def _give_back(self, read: SlotRead, staging: list[Buffer]) -> None:
+    def give_back(self, read: SlotRead) -> None:
+        """Take note that `read` needs its staging buffers no more."""
         self._reads.remove(read)
-        self._unused.append(staging)
+        self._unused.append(read.staging)
 
     def _create_staging(self) -> list[Buffer]:
         create = self._memory.create_buffer
@@ -188,43 +248,49 @@ class SlotStates:
 class SlotRead:
     """The download of one slot's state from the device, in progress or done; implements `PendingState`."""
 
-    def __init__(
-        self, layout: StateLayout, side: int, downloads: Sequence[ReadBack], on_finished: Callable[[SlotRead], None]
-    ) -> None:
-        self._layout = layout
+    def __init__(self, states: SlotStates, slot: int, side: int, staging: list[Buffer]) -> None:
+        self.slot = slot
+        self.staging = staging  # of some layers each
+        self.is_submitted = False
+        self._states = states
         self._side = side
-        self._downloads = downloads  # of some layers each; empty once they are done
-        self._on_finished = on_finished
+        self._downloads: list[ReadBack] = []
         self._packed: F32 | DeviceError | None = None  # [L, stride]
 
+    def begin(self, recorder: Recorder, submission: int) -> None:
+        """Start the downloads, now that the device was given the copies to `staging`. Raises DeviceError."""
+        self.is_submitted = True
+        for buffer in self.staging:
+            self._downloads.append(recorder.download(buffer, buffer.size, submission))
+
     def done(self) -> bool:
-        if all(download.is_ready for download in self._downloads):
+        if self._packed is None and self.is_submitted and all(download.is_ready for download in self._downloads):
             self.finish()
-        return not self._downloads
+        return self._packed is not None
 
     def result(self) -> dict[str, F32]:
         self.finish()
         if isinstance(self._packed, DeviceError):
             raise self._packed
         assert self._packed is not None
-        return self._layout.unpack(self._packed, self._side)
+        return self._states.layout.unpack(self._packed, self._side)
 
-    def finish(self) -> None:
-        """Wait for the download of the state, store it on the host, and free the staging buffer."""
-        if not self._downloads:
+    def finish(self, error: DeviceError | None = None) -> None:
+        """Wait for the download of the state, store it or `error` on the host, and free the staging buffers."""
+        if self._packed is None and not self.is_submitted and error is None:
+            with suppress(DeviceError):  # which this read then has
+                self._states.submit()
+        if self._packed is not None:
             return
-        downloads, self._downloads = self._downloads, ()
         parts: list[bytes] = []
-        failed: DeviceError | None = None
-        for download in downloads:
+        for download in self._downloads:
             try:
                 parts.append(download.take())
-            except DeviceError as error:
-                failed = error
-        self._packed = failed or np.frombuffer(b"".join(parts), np.float32).reshape(-1, self._layout.stride)
-        self._on_finished(self)
+            except DeviceError as failed:
+                error = failed
+        self._packed = error or np.frombuffer(b"".join(parts), np.float32).reshape(-1, self._states.layout.stride)
+        self._states.give_back(self)
 
-    def abandon(self) -> None:
-        """Drop the download of the state. `result` raises DeviceError from now on."""
-        self._downloads = ()
-        self._packed = DeviceError("a state was not read before the runner was closed")
+    def abandon(self, error: DeviceError) -> None:
+        """Drop the download of the state. `result` raises `error` from now on."""
+        self._packed = error

@@ -7,8 +7,8 @@ the next one, so that two steps in flight keep two devices busy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -128,6 +128,13 @@ class SplitRunner:
         check_slot(target, self.num_slots, "target slot")
         for part in self.parts:
             part.copy_state(source, target)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with ExitStack() as all_parts:
+            for part in self.parts:
+                all_parts.enter_context(part.together())
+            yield
 
     def close(self) -> None:
         with ExitStack() as all_parts:

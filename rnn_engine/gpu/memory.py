@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -50,14 +50,18 @@ _READ_BACK = "COPY_DST|MAP_READ"
 _STORAGE = "COPY_DST|COPY_SRC|STORAGE"
 
 
-def read_buffer(device: wgpu.GPUDevice, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
-    """Wait for all submitted work, and return `num_bytes` bytes of `buffer`. Raises DeviceError or a wgpu error."""
-    target = device.create_buffer(size=num_bytes, usage=_READ_BACK)
+def read_buffer(device: wgpu.GPUDevice, buffer: Buffer, offsets: Sequence[int], num_bytes: int) -> bytes:
+    """Wait for all submitted work, and return `num_bytes` bytes of `buffer` from each of `offsets` on.
+
+    Raises DeviceError or a wgpu error.
+    """
+    target = device.create_buffer(size=len(offsets) * num_bytes, usage=_READ_BACK)
     try:
         encoder = device.create_command_encoder()
-        encoder.copy_buffer_to_buffer(buffer, offset, target, 0, num_bytes)
+        for place, offset in enumerate(offsets):
+            encoder.copy_buffer_to_buffer(buffer, offset, target, place * num_bytes, num_bytes)
         submission = native.submit(device, encoder.finish())
-        mapping = native.Mapping(device, target, num_bytes)
+        mapping = native.Mapping(device, target, len(offsets) * num_bytes)
         wait_for_mapping(device, mapping, submission)
         return mapping.take()
     finally:
@@ -136,10 +140,13 @@ class Memory:
         """Count the uploads so far as done, because the caller waits for a later submission soon."""
         self._staged_bytes = 0
 
-    def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
-        """Wait for all submitted work, and return `num_bytes` bytes of a device buffer, from byte `offset` on."""
+    def read(self, buffer: Buffer, offset: int, num_bytes: int, *others: int) -> bytes:
+        """Wait for all submitted work, and return `num_bytes` bytes of a device buffer, from byte `offset` on.
+
+        As many bytes from each of the offsets `others` on follow.
+        """
         with device_errors(f"{buffer.label}: {num_bytes} bytes can't be read"):
-            data = read_buffer(self._device, buffer, offset, num_bytes)
+            data = read_buffer(self._device, buffer, (offset, *others), num_bytes)
         self.leave_uploads()
         return data
 

@@ -73,7 +73,7 @@ def _time_once(device: Device, plan: Plan) -> list[float]:
         compute_pass.end()
     encoder.resolve_query_set(queries, 0, count, resolved, 0)
     native.submit(wgpu_device, encoder.finish())
-    ticks = struct.unpack(f"<{count}Q", read_buffer(wgpu_device, resolved, 0, 8 * count))
+    ticks = struct.unpack(f"<{count}Q", read_buffer(wgpu_device, resolved, [0], 8 * count))
     seconds = 1e-9 * native.timestamp_period(wgpu_device)
     return [seconds * max(0, end - begun) for begun, end in zip(ticks[::2], ticks[1::2], strict=True)]
 

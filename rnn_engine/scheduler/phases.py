@@ -140,14 +140,15 @@ class Prompt(Phase["SlotSequence"]):
         end = sequence.submitted = start + count
         at_end = end == sequence.prompt_length
         sequence.plan.submit(end)
-        run = TokenRun(sequence.slot, prompt[start:end], lora=sequence.lora)
+        run, point = TokenRun(sequence.slot, prompt[start:end], lora=sequence.lora), sequence.plan.at(end)
         if (rows := _count_scored(request, start, end)) > 0:
             # The prompt's last row has no next token as its target; it gets the last token, whose logit is not used.
             run.targets = (*prompt[end - rows + 1 : end + 1], prompt[-1])[:rows]
         else:
             # A state that will be saved gets a logit row too, because finite logits show that the state is sound.
-            rows = int(at_end or sequence.plan.at(end) is not None)
+            rows = int(at_end or point is not None)
         run.rows = rows
+        run.reads_row = (at_end and request.max_tokens == 0) or (point is not None and point.logits)
         if at_end:
             run.masks = sequence.make_masks(rows)
             sequence.leave_prompt(run, num_draws)

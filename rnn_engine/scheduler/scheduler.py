@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rnn_engine.errors import InvalidRequestError, MaskError, RnnEngineError, StepError
-from rnn_engine.requests import Event, GenerateRequest, LatestClients
+from rnn_engine.requests import Event, Finished, GenerateRequest, LatestClients
 from rnn_engine.sampling.ranking import LogitRow, RowSource, RunRows
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings, awaits_draft, choose_drafts
@@ -288,8 +288,23 @@ class Scheduler:
         After a `failure`, everything in flight is collected, so that the caller can call `device_answers`.
         """
         self.failure = None
-        deliveries = self._step()
-        return deliveries + self._settle()
+        with self._shared.runner.together():
+            deliveries = self._step()
+        self._read_ends(deliveries)
+        settled = self._settle()
+        self._read_ends(settled)
+        return deliveries + settled
+
+    def _read_ends(self, deliveries: list[Delivery]) -> None:
+        """Wait for the last states of the requests that have ended, since the device reads them together."""
+        for place, delivery in enumerate(deliveries):
+            if isinstance(delivery.outcome, Finished) and (end := delivery.outcome.end) is not None:
+                try:
+                    end.state  # noqa: B018  # is kept
+                except Exception as error:
+                    logger.exception("the state at the end of a request could not be read")
+                    self.failure = str(error)
+                    deliveries[place] = Delivery(delivery.key, step_error(error))
 
     def _settle(self) -> list[Delivery]:
         """Collect all steps in flight if a step has failed; return the deliveries for their requests."""
@@ -501,6 +516,7 @@ class Scheduler:
         return deliveries
 
     def _admit(self) -> list[Delivery]:
+        """Start requests, but only one that ends at once, so that others go on; return the first events."""
         deliveries: list[Delivery] = []
         for started in self._admission.start_ready():
             if isinstance(started, FailedStart):
@@ -508,6 +524,8 @@ class Scheduler:
                 deliveries.append(Delivery(started.key, step_error(started.error)))
             else:
                 deliveries += started.context.run(self._begin, started)
+                if started.finished:
+                    break
         return deliveries
 
     def _begin(self, live: SamplingSequence) -> list[Delivery]:

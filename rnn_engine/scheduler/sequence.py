@@ -485,7 +485,7 @@ class SamplingSequence(SlotSequence):
         if self.request.keep_end or self.request.keep_row:
             last_row = row().read_full().copy() if self.row is None else self.row
         if self.request.keep_end and last_row is not None:
-            end = EndState(tuple(self.tokens_run), self._shared.runner.read_state(self.slot), last_row)
+            end = EndState(tuple(self.tokens_run), self._shared.runner.start_read(self.slot), last_row)
         count, stop_token = len(self.generated), ending.stop_token
         return Finished(ending.reason, count, self._seed, ending.stop, end, stop_token, row=last_row)
 

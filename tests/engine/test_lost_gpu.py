@@ -271,7 +271,8 @@ def test_a_load_that_fails_is_an_error_and_the_other_model_stays(run: Run) -> No
     facts = run(fail_while_loading)
     assert facts["without a fault"] == "loaded"
     *full, lost_at_submit, lost_at_wait = facts["messages"]
-    assert {message.partition(":")[0] for message in full} == {"DeviceMemoryError", "DeviceError"}
+    kinds = {message.partition(":")[0] for message in full}
+    assert {"DeviceMemoryError"} <= kinds <= {"DeviceMemoryError", "DeviceError"}
     assert lost_at_submit.startswith("DeviceError: ")
     assert lost_at_wait.startswith("DeviceError: ")
     assert not any("\n" in message for message in facts["messages"])

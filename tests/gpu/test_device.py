@@ -134,13 +134,13 @@ def test_the_kernels_that_were_asked_for_last_are_kept(device: Device) -> None:
 
 
 def test_a_shader_that_is_refused_names_its_file_and_line(device: Device) -> None:
-    with pytest.raises(DeviceError, match=r"can't compile copy_state\.wgsl:13: "):
+    with pytest.raises(DeviceError, match=r"can't compile copy_state\.wgsl:16: "):
         device.kernels.get("copy_state", {"THREADS": 0.5, "STATE_STRIDE": 16})
 
 
 def test_bindings_are_by_name(device: Device, memory: Memory) -> None:
     kernel = device.kernels.get("copy_state", {"THREADS": 8, "STATE_STRIDE": 16})
-    with pytest.raises(KeyError, match=r"copy_state.wgsl binds \['pair', 'state'\], not \['states'\]"):
+    with pytest.raises(KeyError, match=r"copy_state.wgsl binds \['initial', 'pairs', 'state'\], not \['states'\]"):
         device.kernels.bind(kernel.source, {"states": memory.create_buffer("states", 64)})
 
 
@@ -153,7 +153,8 @@ def test_a_plan_runs_in_order_and_then_its_copies(device: Device, memory: Memory
     for source, target in ((0, 1), (1, 2)):
         pair = memory.create_buffer("pair", 8)
         memory.upload(pair, 0, np.array([source, target], np.uint32))
-        bind_group = kernels.bind(kernel.source, {"pair": pair, "state": state})
+        initial = memory.create_buffer("initial", 64)
+        bind_group = kernels.bind(kernel.source, {"pairs": pair, "initial": initial, "state": state})
         dispatches.append(Dispatch(f"{source} to {target}", kernel, bind_group, 2))
     plan = Plan(tuple(dispatches))
     assert str(plan) == "0 to 1: copy_state 2 x 1\n1 to 2: copy_state 2 x 1"

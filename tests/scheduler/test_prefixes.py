@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.forward import CpuRunner
 from rnn_engine.reference import Weights
-from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
+from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import F32, Batch, Ticket
 from rnn_engine.versions.v7 import run_layers
@@ -119,6 +119,18 @@ def test_a_repeat_hears_its_first_token_before_a_batch_and_a_second_one_holds_up
     desk.scheduler.submit(8, ask(TEXT[:60]))
     assert {delivery.key for delivery in desk.scheduler.step()} == {7, 8}
     assert desk.runner.tokens_run == before + 2
+
+
+def test_many_that_take_no_step_do_not_hold_up_an_answer() -> None:
+    desk = Desk()
+    desk.run(ask(TEXT[:20]))
+    desk.scheduler.submit(7, ask(TEXT[:60], 10))
+    for key in range(100, 150):
+        desk.scheduler.submit(key, ask(TEXT[:20], 0))
+    ended: list[int] = []
+    while 7 not in ended:
+        ended += [delivery.key for delivery in desk.scheduler.step() if isinstance(delivery.outcome, Finished)]
+    assert len(ended) < 30
 
 
 def test_a_conversation_goes_on_from_its_last_answer() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.requests import Finished, GenerateRequest, PromptScored, SamplingParams, Started
+from rnn_engine.types import ReadyState
 from rnn_engine_states.cache.cache import make_cache
 from rnn_engine_states.cache.checkpoint import CheckpointKind
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -186,13 +187,14 @@ def test_the_end_is_the_readers_own() -> None:
     assert clients.runner.rows_read == 2  # for the cache, and for the reader; the second time from the cache
 
 
-def test_an_end_that_can_not_be_read_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["start_read", "result"])
+def test_an_end_that_can_not_be_read_fails_its_request_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = make(cached=False)
 
-    def refuse(slot: int) -> None:
+    def refuse(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(clients.runner, "read_state", refuse)
+    monkeypatch.setattr(clients.runner if name == "start_read" else ReadyState, name, refuse)
     keys = [
         clients.send(GenerateRequest(PROMPT, max_tokens=3, sampling=GREEDY, keep_end=keep)) for keep in (True, False)
     ]

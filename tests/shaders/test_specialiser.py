@@ -19,7 +19,8 @@ _LIMITS: dict[str, Constant] = {"THREADS": 8, "WIDTH": 16, "MAX_RUNS": 1, "MAX_R
 
 def test_bindings_are_known_by_name() -> None:
     source = specialise("copy_state", {"THREADS": 8, "STATE_STRIDE": 16})
-    assert source.bindings == {"pair": Binding(0, read_only=True), "state": Binding(1, read_only=False)}
+    read = {"pairs": Binding(0, read_only=True), "initial": Binding(1, read_only=True)}
+    assert source.bindings == {**read, "state": Binding(2, read_only=False)}
 
 
 def test_every_line_is_traced_to_its_file() -> None:

@@ -27,7 +27,7 @@ from rnn_engine.sampling.ranking import LogitRow, top_logprobs
 from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.scheduler import NO_DRAFTS, Delivery, DraftSettings, Scheduler
 from rnn_engine.scheduler.slots import LEAST_TOKENS
-from rnn_engine.types import F32, InitialState
+from rnn_engine.types import F32, InitialState, ReadyState
 from rnn_engine_states.cache.cache import StateCache
 from tests.support.fake_runner import FakeRunner, Logits, Tokens, marked
 from tests.support.mixed_rows import mixed_logits
@@ -215,7 +215,7 @@ def run_alone(
     if text or infos:
         events.append(TextDelta(text.decode("utf-8", errors="replace"), tuple(infos)))
     taken_in = tuple(tokens if stop is None else tokens[:-1])
-    end = EndState(taken_in, {}, own_logits(taken_in)) if request.keep_end else None
+    end = EndState(taken_in, ReadyState({}), own_logits(taken_in)) if request.keep_end else None
     reason: FinishReason = "length" if stop is None and not ended else "stop"
     events.append(Finished(reason, len(tokens) - len(request.prompt), seed, stop, end, stop_token))
     return Heard(events)

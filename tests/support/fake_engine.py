@@ -36,7 +36,7 @@ from rnn_engine.requests import (
 )
 from rnn_engine.scheduler.text import StopMatcher
 from rnn_engine.telemetry import EngineCounters, Health, RequestAccount, SlotUse, Timing
-from rnn_engine.types import F32, EmbeddingTask, State
+from rnn_engine.types import F32, EmbeddingTask, ReadyState, State
 from rnn_engine_states.cache.browse import CacheTree, SummaryChanges, TreeQuery, list_positions, make_tree
 from rnn_engine_states.cache.cache import StateCache
 from rnn_engine_states.cache.checkpoint import position_missing
@@ -257,7 +257,7 @@ class FakeEngine:
     def _end(self, request: GenerateRequest, generated: Sequence[int]) -> EndState:
         tokens = (*request.prompt, *generated[: max(len(generated) - self.unrun, 0)])
         root = "" if request.initial_state is None else request.initial_state.root
-        return EndState(tokens, state_after(tokens, root), np.zeros(VOCAB_SIZE, np.float32))
+        return EndState(tokens, ReadyState(state_after(tokens, root)), np.zeros(VOCAB_SIZE, np.float32))
 
     def _plan(self, request: GenerateRequest) -> tuple[bytes, FinishReason, bytes | int | None]:
         text = self.reply(request).encode()

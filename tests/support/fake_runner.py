@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -194,6 +195,8 @@ class FakeRunner:
         self._undefined.discard(target)
         self._drawn_last.pop(target, None)
         self.slots[target] = self._tokens(source)
+
+    together = nullcontext
 
     def close(self) -> None:
         self.closed = True

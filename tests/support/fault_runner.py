@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -196,6 +197,9 @@ class FaultRunner:
         self._fail_if(Fault.COPY)
         self._replace_state(target)
         self.inner.copy_state(source, target)
+
+    def together(self) -> AbstractContextManager[None]:
+        return self.inner.together()
 
     def close(self) -> None:
         self._lost = True

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.reference import Array
-from rnn_engine.types import F32, Readout, Runner, TokenRun, run_step
+from rnn_engine.types import F32, PendingState, Readout, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.results_contract import (
     LIMITS,
@@ -37,6 +37,12 @@ from tests.support.results_contract import (
     timetables,
 )
 from tests.support.token_masks import pack_masks
+
+_CHANGES = st.tuples(
+    st.sampled_from(["write", "reset", "copy", "copy", "read", "read", "run"]),
+    st.integers(0, NUM_SLOTS - 1),
+    st.integers(0, NUM_SLOTS - 1),
+)
 
 
 class RunnerContract(ResultsContract):
@@ -262,6 +268,35 @@ class RunnerContract(ResultsContract):
         for round_ in (5, 6, *range(5), 0):
             assert_equal_states(reads[round_].result(), expected[round_])
         assert all(read.done() for read in reads)
+
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.differing_executors])
+    @given(changes=st.lists(_CHANGES, max_size=12))
+    def test_changes_of_states_give_the_same_together(
+        self, runner: Runner, changes: list[tuple[str, int, int]]
+    ) -> None:
+        def change_all() -> list[dict[str, F32]]:
+            reads: list[PendingState] = []
+            for kind, slot, other in changes:
+                match kind:
+                    case "write":
+                        runner.write_state(slot, {name: values + other for name, values in random_state().items()})
+                    case "reset":
+                        runner.write_state(slot, None)
+                    case "copy":
+                        runner.copy_state(slot, other)
+                    case "read":
+                        reads.append(runner.start_read(slot))
+                    case "run":
+                        run_step(runner, [TokenRun(slot, [5 + other])])
+            return [read.result() for read in reads]
+
+        write_states(runner)
+        expected = change_all() + [runner.read_state(slot) for slot in range(NUM_SLOTS)]
+        write_states(runner)
+        with runner.together():
+            found = change_all()
+        for one, other in zip(found + [runner.read_state(slot) for slot in range(NUM_SLOTS)], expected, strict=True):
+            assert_equal_states(one, other)
 
     def test_a_read_is_done_once_later_work_is(self, runner: Runner) -> None:
         write_states(runner)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import count
 from typing import Protocol
 
@@ -194,6 +195,8 @@ class ModelledRunner:
 
     def copy_state(self, source: int, target: int) -> None:
         """Do nothing: a state holds nothing."""
+
+    together = nullcontext
 
     def close(self) -> None:
         """Do nothing: there is nothing to free."""
