@@ -179,10 +179,7 @@ def convert_command(
     click.echo(f"{target}: {title}")
     click.echo(f"{shape}; tensors: {', '.join(f'{count} {name}' for name, count in types)}")
     click.echo(f"{in_words(model_bytes(target))}, from {in_words(model_bytes(source))}")
-    beside, missing = (_folder_of(path) / "tokenizer.json" for path in (source, target))
+    folders = (path if path.is_dir() else path.parent for path in (source, target))
+    beside, missing = (folder / "tokenizer.json" for folder in folders)
     if beside.is_file() and not missing.exists() and target.suffix.lower() != ".gguf":
         click.echo(f"hint: the tokenizer is a file of its own; copy {beside} to {missing.parent}")
-
-
-def _folder_of(model: Path) -> Path:
-    return model if model.is_dir() else model.parent

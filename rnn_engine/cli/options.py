@@ -308,11 +308,9 @@ def names_model(word: str) -> bool:
     return word.endswith((*WEIGHTS, ".prefab")) or os.path.exists(word)  # `os.path.exists`, unlike Path, takes any text
 
 
-def _find_model(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:
-    return find_model(value)
-
-
-model_argument = click.argument("model", required=False, callback=_find_model, metavar="[MODEL]")
+model_argument = click.argument(
+    "model", required=False, callback=lambda _context, _parameter, value: find_model(value), metavar="[MODEL]"
+)
 
 LOADING = tuple(field.name for field in fields(LoadSettings) if field.name != "reranker")
 """The fields of `LoadSettings` whose options all commands have that load an engine."""

@@ -243,12 +243,6 @@ def _place(folder: Path, file: object) -> Path:
     return path if path.is_relative_to(folder) else folder / path  # an absolute one stays as it is
 
 
-def configured_models(context: click.Context) -> Sequence[str]:
-    """Return the models that the config file lists, which are served if the command line has none."""
-    models: Sequence[str] = (context.default_map or {}).get(MODELS, ())
-    return models
-
-
 config_option = click.option(
     "-c",
     "--config",
@@ -287,7 +281,8 @@ class NamedModel:
 
 
 def _parse_models(context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[NamedModel, ...]:
-    models = tuple(map(NamedModel.parse, values or configured_models(context) or (None,)))
+    configured = (context.default_map or {}).get(MODELS)
+    models = tuple(map(NamedModel.parse, values or configured or (None,)))
     names = [model.name for model in models]
     for name in names:
         if names.count(name) > 1:

@@ -58,7 +58,7 @@ def batch_command(
     task = BatchTask.open(file, output, errors, resume=resume)
     try:
         with local_batches(model, loading, states, slots, task.folder) as batches:
-            reached = run_batch(batches, task)
+            batch = run_batch(batches, task)
     finally:
         task.forget_unless_begun()
-    end_batch(task, reached)
+    end_batch(task, batch)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,19 +56,6 @@ def local_batches(
             session.run(running.aclose())
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """How far a batch has come: its status as OpenAI has it, its counts of requests, and at its end its files."""
-
-    status: str
-    total: int
-    completed: int
-    failed: int
-    errors: Sequence[str]  # for which it can't be run
-    output_id: str | None
-    error_id: str | None
-
-
 class LocalBatches:
     """The batches of an engine in this process, with the store and the runner of a server's."""
 
@@ -93,18 +80,8 @@ class LocalBatches:
         stored_id = new.stored.id
         return await self._runner.begin(lambda: self._store.create(ANYONE.name, endpoint, stored_id, _WINDOW))
 
-    def get(self, batch_id: str) -> Reached:
-        batch = self._store.shown(self._session.run(self._store.get(ANYONE.name, batch_id)))
-        output_id, error_id = batch.result_ids
-        return Reached(
-            batch.status,
-            batch.total,
-            batch.completed,
-            batch.failed,
-            [error.message if error.line is None else f"line {error.line}: {error.message}" for error in batch.errors],
-            output_id,
-            error_id,
-        )
+    def get(self, batch_id: str) -> Batch:
+        return self._store.shown(self._session.run(self._store.get(ANYONE.name, batch_id)))
 
     def wait(self) -> None:
         """Wait until it is worth looking again how far a batch has come."""
@@ -117,7 +94,6 @@ class LocalBatches:
             shutil.copyfileobj(content, copy)
 
 
-_ENDED: Final = ("completed", "failed", "expired", "cancelled")
 _MOST_SHOWN: Final = 20  # errors of a batch that can't be run
 
 
@@ -177,53 +153,57 @@ class BatchTask:
             raise click.UsageError(f"{self.folder} is in use by another process, which has just begun")
 
 
-def run_batch(batches: LocalBatches, task: BatchTask) -> Reached:
+def run_batch(batches: LocalBatches, task: BatchTask) -> Batch:
     """Begin the batch or go on with it, wait for its end, and write its results."""
     batch_id = task.batch_id
     if batch_id is None:
         batch_id = batches.create(task.file, task.endpoint)
         write_record(task.record, {"batch_id": batch_id, "sha256": task.sha256})
     try:
-        reached = _follow(batches, batch_id)
-        if reached.output_id is not None:
-            batches.download(reached.output_id, task.output)
-        elif not reached.errors:
+        batch = _follow(batches, batch_id)
+        output_id, error_id = batch.result_ids
+        if output_id is not None:
+            batches.download(output_id, task.output)
+        elif not batch.errors:
             with output_file(task.output):  # an empty one
                 pass
-        if reached.error_id is not None:
-            batches.download(reached.error_id, task.errors)
+        if error_id is not None:
+            batches.download(error_id, task.errors)
     except KeyboardInterrupt:
         click.echo(f"\nstopped; go on with: {command_to_resume()}", err=True)
         raise
-    return reached
+    return batch
 
 
-def end_batch(task: BatchTask, reached: Reached) -> None:
+def end_batch(task: BatchTask, batch: Batch) -> None:
     """Delete the folder of an ended batch and report. Raises ClickException if it could not run; may exit with 1."""
     shutil.rmtree(task.folder)
-    if reached.errors:
-        shown = [f"  {error}" for error in reached.errors[:_MOST_SHOWN]]
-        if len(reached.errors) > len(shown):
-            shown.append(f"  and {len(reached.errors) - len(shown)} more")
+    if batch.errors:
+        shown = [
+            f"  {error.message}" if error.line is None else f"  line {error.line}: {error.message}"
+            for error in batch.errors[:_MOST_SHOWN]
+        ]
+        if len(batch.errors) > len(shown):
+            shown.append(f"  and {len(batch.errors) - len(shown)} more")
         raise click.ClickException("\n".join([f"{task.file} has requests that can't be run:", *shown]))
-    said = f"{reached.completed:,} of {reached.total:,} requests are answered, in {task.output}"
-    if reached.failed:
-        said += f"; {reached.failed:,} failed, in {task.errors}"
+    said = f"{batch.completed:,} of {batch.total:,} requests are answered, in {task.output}"
+    if batch.failed:
+        said += f"; {batch.failed:,} failed, in {task.errors}"
     elif task.errors.is_file():
         said += f"; {task.errors} is of an earlier run"
-    click.echo(said if reached.status == "completed" else f"the batch is {reached.status}: {said}")
-    if reached.completed < reached.total:
+    click.echo(said if batch.status == "completed" else f"the batch is {batch.status}: {said}")
+    if batch.completed < batch.total:
         sys.exit(1)
 
 
-def _follow(batches: LocalBatches, batch_id: str) -> Reached:
+def _follow(batches: LocalBatches, batch_id: str) -> Batch:
     """Show the progress of a batch until it has ended."""
     with progress_bar("checking the requests", with_time_left=True) as report:
-        while (reached := batches.get(batch_id)).status not in _ENDED:
-            if reached.total:
-                report("running", reached.completed + reached.failed, reached.total)
+        while not (batch := batches.get(batch_id)).has_ended:
+            if batch.total:
+                report("running", batch.completed + batch.failed, batch.total)
             batches.wait()
-    return reached
+    return batch
 
 
 def _read_endpoint(file: Path) -> str:

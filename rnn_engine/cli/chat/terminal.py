@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import StringIO
-from typing import Final, TypeAlias
+from typing import Final, TextIO, TypeAlias
 
 from markdown_it import MarkdownIt
 from prompt_toolkit import PromptSession
@@ -37,27 +37,27 @@ class PlainScreen(Screen):
             nonlocal begun
             text = text if begun else text.lstrip()
             if text:
-                self._write(text)
+                _write(text)
                 begun = True
 
         try:
             yield show
         except BaseException:
             if begun:
-                self._write("\n")
+                _write("\n")
             raise
-        self._write("\n")
+        _write("\n")
 
     def note(self, text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        _write(f"{text}\n", sys.stderr)
 
     def complain(self, text: str) -> None:
         self.note(text)
 
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+
+def _write(text: str, stream: TextIO | None = None) -> None:
+    """Write a text to `stream`, or to standard output, at once."""
+    print(text, end="", file=stream, flush=True)
 
 
 class MarkdownScreen(Screen):
@@ -113,8 +113,7 @@ _PROMPT = "User: "
 def plain_lines() -> str | None:
     """Return a line of standard input without blanks around it, or None at its end. A user is asked for it."""
     if sys.stdin.isatty():
-        sys.stderr.write(_PROMPT)
-        sys.stderr.flush()
+        _write(_PROMPT, sys.stderr)
     line = sys.stdin.readline()
     return line.strip() if line else None
 
@@ -220,17 +219,12 @@ else:
         quiet = list(before)
         quiet[_LOCAL_MODES] = before[_LOCAL_MODES] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
         termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
-        _write_through(_MARK_PASTES)
+        _write(_MARK_PASTES)
         try:
             yield
         finally:
-            _write_through(_MARK_NO_PASTES)
+            _write(_MARK_NO_PASTES)
             termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
-
-
-def _write_through(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 _HINT: Final = "Ctrl-C stops an answer, /help lists the commands, Ctrl-D quits."
