@@ -94,7 +94,7 @@ class RequestMasks:
             raise grammar.refused(str(error), error.fault) from error
         except asyncio.CancelledError:
             if future.cancelled():
-                raise EngineClosedError("the engine has stopped") from None
+                raise EngineClosedError from None
             raise
         if request.grammar_prefix == 0:
             return replace(request, grammar=None, token_mask=compiled.start, left_out=compiled.left_out)
@@ -402,7 +402,7 @@ class Engine:
 
     def _refuse_if_unable(self) -> None:
         if self._closing or self._ended.is_set():
-            raise _stopped()
+            raise EngineClosedError
         self._worker.health.check()
 
     def _wake_worker(self) -> None:
@@ -417,7 +417,7 @@ class Engine:
         self._ended.set()
         self._stop_upkeep()
         self._admission.close()
-        self._end_waiting(_stopped)  # after the outcome that the worker gave, if it gave one
+        self._end_waiting(EngineClosedError)  # after the outcome that the worker gave, if it gave one
 
     def _stop_upkeep(self) -> None:
         if self._upkeep is not None:
@@ -456,7 +456,3 @@ def _weakly(method: Callable[P, None]) -> Callable[P, None]:
             living(*args, **kwargs)
 
     return call
-
-
-def _stopped() -> EngineClosedError:
-    return EngineClosedError("the engine has stopped")

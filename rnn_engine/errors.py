@@ -140,6 +140,9 @@ class TimeLimitError(RnnEngineError):
 class EngineClosedError(RnnEngineError):
     """Raised if the engine is stopping or has stopped."""
 
+    def __init__(self, message: str = "the engine has stopped") -> None:
+        super().__init__(message)
+
 
 class StepError(RnnEngineError):
     """Raised if the model's forward pass fails in one step. Only the requests of that step are lost."""

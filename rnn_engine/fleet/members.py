@@ -312,7 +312,7 @@ class Members:
     def refuse_if_unable(self) -> None:
         """Raise EngineClosedError if the fleet is closing, or UnavailableError if its health allows no requests."""
         if self.closing:
-            raise _stopped()
+            raise EngineClosedError
         self.health().check()
 
     def choose(self, request: GenerateRequest) -> Member:
@@ -389,7 +389,7 @@ class Members:
     async def close(self) -> None:
         """End the requests at all replicas with EngineClosedError, and cancel the streams of their events."""
         for member in self:
-            member.fail(_stopped())
+            member.fail(EngineClosedError())
         await asyncio.sleep(0)  # the readers of these requests leave
         for member in self:
             member.cancel()
@@ -408,7 +408,3 @@ class Members:
         while len(self._gone) > _MOST_GONE:
             self._long_gone = add_up([self._long_gone, self._gone.pop(next(iter(self._gone)))])
         return gone
-
-
-def _stopped() -> EngineClosedError:
-    return EngineClosedError("the engine has stopped")
