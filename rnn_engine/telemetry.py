@@ -206,7 +206,7 @@ class RequestAccount:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        outcome = self._outcome or _outcome_of(error)
+        outcome = self._outcome or next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))
         self._counters.outcomes[outcome] += 1
         if self._listener is not None:
             tokens = self._prompt_tokens, self._cached_tokens, self._completion_tokens
@@ -222,7 +222,3 @@ _OUTCOMES = (
     ((Exception, NoneType), Outcome.ERROR),
     (BaseException, Outcome.ABANDONED),
 )
-
-
-def _outcome_of(error: BaseException | None) -> Outcome:
-    return next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))

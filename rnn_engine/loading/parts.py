@@ -248,7 +248,7 @@ class _Loaded:
     @property
     def memory(self) -> DeviceMemory | None:
         """The memory of devices that both take; None on the CPU."""
-        taken = [runner.memory for runner in _gpu_runners(self.runner)]
+        taken = [runner.memory for runner in _runners(self.runner) if isinstance(runner, GpuRunner)]
         if not taken:
             return None
         if self.reranker is not None and self.reranker.memory is not None:
@@ -265,10 +265,6 @@ class _Loaded:
 def _runners(runner: Runner) -> tuple[Runner, ...]:
     """Return the runners on each of a model's devices."""
     return runner.parts if isinstance(runner, SplitRunner) else (runner,)
-
-
-def _gpu_runners(runner: Runner) -> list[GpuRunner]:
-    return [each for each in _runners(runner) if isinstance(each, GpuRunner)]
 
 
 def _kept_parts(runner: Runner) -> list[PartRunner | None]:

@@ -197,12 +197,8 @@ def _step_and_offset(ranges: Figures) -> tuple[F32, F32]:
     return (greatest - least) / np.float32(255), least
 
 
-def _not_zero(values: F32) -> F32:
-    """Return `values` with 1 in place of 0, for use as divisors."""
-    return np.where(values == 0, np.float32(1), values)
-
-
 def _steps(blocks: F32, scale: F32, offset: F32 | np.float32, least: int, greatest: int) -> F32:
     """Quantise blocks of weights by their `scale` and `offset` to the nearest integers from `least` to `greatest`."""
-    steps: F32 = np.rint((blocks - offset) / _not_zero(scale)).clip(least, greatest)
+    divisor = np.where(scale == 0, np.float32(1), scale)
+    steps: F32 = np.rint((blocks - offset) / divisor).clip(least, greatest)
     return steps

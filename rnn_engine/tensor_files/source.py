@@ -36,10 +36,6 @@ class FileStamp:
     inode: int
     volume: int
 
-    def same_content(self, other: FileStamp) -> bool:
-        """Return True if an open file was not written to between two stamps: sizes and times are equal."""
-        return (self.size, self.modified) == (other.size, other.modified)
-
     @classmethod
     def of_all(cls, stamps: Sequence[FileStamp]) -> FileStamp:
         """Return a stamp for several files together: it changes if a file does, and has the sum of their sizes."""
@@ -109,7 +105,8 @@ class BinaryFile:
             if count == 0:
                 raise self._changed(f"it ends after {start + filled} bytes")
             filled += count
-        if not self._current_stamp().same_content(self.stamp):
+        now = self._current_stamp()
+        if (now.size, now.modified) != (self.stamp.size, self.stamp.modified):
             raise self._changed("another program wrote to it")
 
     def close(self) -> None:

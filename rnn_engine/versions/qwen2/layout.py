@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Self
 
 from rnn_engine.errors import ModelError
@@ -94,25 +95,11 @@ def _make_shape_v6(num_layers: int, sizes: Sizes) -> ShapeV6Qwen2:
     return ShapeV6Qwen2(num_layers=num_layers, num_kv_heads=kv_width // head_size, **read_sizes(sizes))
 
 
-def _make_shape_v7(num_layers: int, sizes: Sizes) -> ShapeV7Qwen2:
-    """Return the shape of an ARWKV from the sizes of its tensor dimensions; raises as `_make_shape_v6` does."""
-    return shape_of(ShapeV7Qwen2, num_layers, sizes)
-
-
 # The tensors. K is the width of all keys of a token; the other letters are those of RWKV-6 and 7.
 
 
-def _list_tensors_v6(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of a QRWKV6 with `num_layers` layers."""
-    return _list_model(num_layers, _list_time_mix_v6)
-
-
-def _list_tensors_v7(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of an ARWKV with `num_layers` layers."""
-    return _list_model(num_layers, _list_time_mix_v7)
-
-
-def _list_model(num_layers: int, list_time_mix: Callable[[int], Iterator[TensorSpec]]) -> tuple[TensorSpec, ...]:
+def _list_tensors(list_time_mix: Callable[[int], Iterator[TensorSpec]], num_layers: int) -> tuple[TensorSpec, ...]:
+    """Return the specs of all tensors of a model with `num_layers` layers."""
     layers = (spec for layer in range(num_layers) for spec in _list_layer(layer, list_time_mix(layer)))
     head_norm = TensorSpec(f"{_TENSOR_NAMES.head_norm}.weight", ("D",))
     return (TensorSpec("emb.weight", ("V", "D")), *layers, head_norm, TensorSpec("head.weight", ("V", "D")))
@@ -150,5 +137,5 @@ def _list_time_mix_v7(layer: int) -> Iterator[TensorSpec]:
         yield spec if other is None else replace(spec, required=False, beside=f"blocks.0.att.{other}")
 
 
-LAYOUT_V6: Final = Layout(_list_tensors_v6, _make_shape_v6)
-LAYOUT_V7: Final = Layout(_list_tensors_v7, _make_shape_v7)
+LAYOUT_V6: Final = Layout(partial(_list_tensors, _list_time_mix_v6), _make_shape_v6)
+LAYOUT_V7: Final = Layout(partial(_list_tensors, _list_time_mix_v7), partial(shape_of, ShapeV7Qwen2))

@@ -45,14 +45,10 @@ def compute_time_mix(
     shape: ShapeV5, block: Block, x: Array, previous: Array, wkv: Array, runs: PackedRuns
 ) -> BonusTimeMix:
     """Return all that the time mix of RWKV-5 computes from x [T, D]. wkv: [B, H, value, key] before the runs."""
-    mixed = {kind: static_mix(block, f"att.time_mix_{kind}", x, previous) for kind in mix_kinds(shape)}
+    kinds = "rkvg" if shape.has_gate else "rkv"  # of the vectors that have a token shift of their own
+    mixed = {kind: static_mix(block, f"att.time_mix_{kind}", x, previous) for kind in kinds}
     decay = np.broadcast_to(make_decay(block, shape), (len(x), shape.num_heads, shape.head_size))
     return BonusTimeMix.compute(block, shape, mixed, decay, make_bonus(block, shape), wkv, runs)
-
-
-def mix_kinds(shape: ShapeV5) -> str:
-    """Return the letters of the vectors that have a token shift of their own, such as `rkvg`."""
-    return "rkvg" if shape.has_gate else "rkv"
 
 
 # The backward pass. Each function follows one of the forward pass. A gradient has the name of its variable after a d.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -49,10 +50,6 @@ class ShapeV7Reranker(_ShapeWithoutHead):
     """The sizes of a reranker. Its vocabulary has one token."""
 
     version: str = field(default="v7-reranker", init=False)
-
-
-def _embedding_shape(num_layers: int, sizes: Sizes) -> ShapeV7Embedding:
-    return shape_of(ShapeV7Embedding, num_layers, sizes)
 
 
 def _reranker_shape(num_layers: int, sizes: Sizes) -> ShapeV7Reranker:
@@ -114,7 +111,7 @@ def _stored_under(prefix: str, specs: Iterable[TensorSpec]) -> tuple[TensorSpec,
 
 
 EMBEDDING_LAYOUT: Final = Layout(
-    _embedding_tensors, _embedding_shape, unused=re.compile(r"rwkv\.head\.weight|(vit|proj)\..*")
+    _embedding_tensors, partial(shape_of, ShapeV7Embedding), unused=re.compile(r"rwkv\.head\.weight|(vit|proj)\..*")
 )
 """EmbeddingRWKV's tensors. Its files may also have a head of the vocabulary and an encoder of pictures."""
 

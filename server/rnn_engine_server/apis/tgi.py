@@ -298,7 +298,9 @@ class TgiDialect(Dialect[TgiRequest]):
             "finish_reason": _finish_word(finished),
             "generated_tokens": finished.completion_tokens,
             "seed": finished.seed,
-            "prefill": [_prefill(info, prompt.take(info.data)) for info in outcome.prompt],
+            "prefill": [
+                {"id": info.token, "text": prompt.take(info.data), "logprob": _logprob(info)} for info in outcome.prompt
+            ],
             "tokens": [token for token, _ in told],
         }
         if self.body.logprobs:
@@ -313,10 +315,6 @@ class TgiDialect(Dialect[TgiRequest]):
         """Return the alternatives of the next token, each with the text that it would have in its place."""
         tops = [TokenInfo(token, self.engine.detokenize([token]), logprob) for token, logprob in info.top]
         return [_token(top, texts.preview(top.data), special=top.token == 0) for top in tops]
-
-
-def _prefill(info: TokenInfo, text: str) -> PrefillToken:
-    return {"id": info.token, "text": text, "logprob": _logprob(info)}
 
 
 def _token(info: TokenInfo, text: str, *, special: bool) -> TgiToken:
@@ -355,12 +353,6 @@ async def generate_stream(call: Call, body: TgiRequest) -> Answer:
 
 
 async def _answer(call: Call, body: TgiRequest, *, listed: bool = False) -> Answer:
-    _check(body)
-    return await TgiDialect(await prepare_completions(call, body), listed=listed).answer()
-
-
-def _check(body: TgiRequest) -> None:
-    """Raise InvalidRequestError if a request combines fields in a way that this API does not support."""
     if body.num_prompts != 1:
         raise InvalidRequestError("inputs", f"{body.num_prompts} prompts", "one prompt")
     if body.n != 1:
@@ -371,6 +363,7 @@ def _check(body: TgiRequest) -> None:
         )
     if body.stream and body.decoder_input_details:
         raise InvalidRequestError("decoder_input_details", True, "false with a stream")
+    return await TgiDialect(await prepare_completions(call, body), listed=listed).answer()
 
 
 @ROUTES.get("/info")

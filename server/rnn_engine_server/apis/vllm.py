@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -12,8 +11,7 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.interface import EngineLike
-from rnn_engine.operations.relevance import Method, Relevance, method
+from rnn_engine.operations.relevance import Method, method
 from rnn_engine.types import EmbeddingTask
 from rnn_engine_server.apis.common.answering import usage_of
 from rnn_engine_server.apis.common.generation import INPUTS
@@ -83,19 +81,15 @@ class ScoreList(TypedDict):
     method: Method
 
 
-def _parse_task(value: object) -> object:
-    return None if value == "embed" else parse_task(value)
-
-
 class PoolingRequest(EmbeddingsRequest):
     """A request for vectors of texts, in vLLM's words. The fields of /v1/embeddings mean the same here."""
 
     ignored: ClassVar = _POOLING
     neutral: ClassVar = {"truncate_prompt_tokens": (-1,), "use_activation": (True,)}
 
-    task: Annotated[EmbeddingTask | None, BeforeValidator(_parse_task)] = Field(
-        default=None, description='Null or "embed", or a task as for /v1/embeddings.'
-    )
+    task: Annotated[
+        EmbeddingTask | None, BeforeValidator(lambda value: None if value == "embed" else parse_task(value))
+    ] = Field(default=None, description='Null or "embed", or a task as for /v1/embeddings.')
 
 
 class PoolingEntry(TypedDict):
@@ -115,19 +109,18 @@ async def score(call: Call, body: ScoreRequest) -> Long[ScoreList]:
     """Score how well documents answer queries, in vLLM's form."""
     engine = call.engine
     found = await find_relevance(call, engine, body, "text_2", body.pairs)
-    return Long(CALL_WORK * len(found), lambda: _scores(engine, found))
-
-
-def _scores(engine: EngineLike, found: Sequence[Relevance]) -> ScoreList:
-    return {
-        "id": f"score-{uuid.uuid4().hex}",
-        "object": "list",
-        "created": int(time.time()),
-        "model": engine.info.model,
-        "data": [{"index": index, "object": "score", "score": each.score} for index, each in enumerate(found)],
-        "usage": usage_of([each.cost for each in found]),
-        "method": method(engine),
-    }
+    return Long(
+        CALL_WORK * len(found),
+        lambda: {
+            "id": f"score-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": engine.info.model,
+            "data": [{"index": index, "object": "score", "score": each.score} for index, each in enumerate(found)],
+            "usage": usage_of([each.cost for each in found]),
+            "method": method(engine),
+        },
+    )
 
 
 class ServerVersion(TypedDict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -306,22 +305,15 @@ async def list_files(call: Call) -> list[ModelFileEntry]:
     """
     if call.app[SETTINGS].model_folder is None:
         models = call.app[MODELS]
-        return await asyncio.to_thread(_list_served, list(models))
-    return await asyncio.to_thread(_list, folder_of(call.app[SETTINGS]))
+        return await asyncio.to_thread(lambda served: list(map(_describe_served, served)), list(models))
+    folder = folder_of(call.app[SETTINGS])
+    return await asyncio.to_thread(lambda: [describe_file(path, with_sha=True) for path in folder.models()])
 
 
 @ROUTES.get("/api/adapters", "/api/oai/adapters", uses_model=False)
 async def adapters(_call: Call) -> list[str]:
     """The devices, each as "name (backend)"."""
     return [f"{device.name} ({device.backend})" for device in await asyncio.to_thread(list_devices)]
-
-
-def _list(folder: ModelFolder) -> list[ModelFileEntry]:
-    return [describe_file(path, with_sha=True) for path in folder.models()]
-
-
-def _list_served(models: Iterable[ServedModel]) -> list[ModelFileEntry]:
-    return [_describe_served(model) for model in models]
 
 
 def _describe_served(model: ServedModel) -> ModelFileEntry:

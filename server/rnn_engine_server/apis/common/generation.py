@@ -380,11 +380,7 @@ class ProgressBody(GenerationBody):
         return self.timings_per_token
 
 
-def _parse_count(value: object) -> object:
-    return MAX_LOGPROBS if value == -1 else value
-
-
-LogprobCount: TypeAlias = Annotated[int | None, BeforeValidator(_parse_count)]
+LogprobCount: TypeAlias = Annotated[int | None, BeforeValidator(lambda value: MAX_LOGPROBS if value == -1 else value)]
 """A number of likeliest tokens. -1 stands for as many as there may be."""
 
 

@@ -207,17 +207,16 @@ async def get_position(call: Call) -> Long[CachePosition]:
     """All tokens before a kept position, and their text."""
     engine, position = call.engine, call.parameters["id"]
     tokens = await engine.cache_tokens(position)
-
-    def make() -> CachePosition:
-        return {
+    return Long(
+        len(tokens),
+        lambda: {
             "object": "cache.position",
             "id": position,
             "length": len(tokens),
             "tokens": tokens,
             "text": engine.detokenize(tokens).decode(errors="replace"),
-        }
-
-    return Long(len(tokens), make)
+        },
+    )
 
 
 @ROUTES.delete("/v1/cache/positions/{id}", query=MODEL_QUERY, scope=Scope.ADMIN)

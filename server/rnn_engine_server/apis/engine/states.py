@@ -313,7 +313,7 @@ async def export(call: Call) -> Stream:
     form: ExportForm = query_word(call, "form", get_args(ExportForm), "full")
     named = await engine.states.get(call.parameters["name"])
     call.lease.hold(_COPIES[form] * named.frozen.num_bytes)
-    parts = await asyncio.to_thread(_export, engine.state_files, form, named)
+    parts = await asyncio.to_thread(lambda: list(engine.state_files.export(form, named.name, named.id, named.frozen)))
     if _COPIES[form] > 0:
         call.lease.hold(sum(map(_size, parts)))
 
@@ -343,10 +343,6 @@ async def upload(call: Call) -> StateEntry:
         loaded, frozen = await asyncio.to_thread(_read, engine.state_files, path, any_model)
     named = await engine.states.put(name, frozen, retention, source="upload", form=loaded.form, key=loaded.id)
     return state_entry(named)
-
-
-def _export(files: StateFiles, form: ExportForm, named: NamedState) -> list[bytes | memoryview]:
-    return list(files.export(form, named.name, named.id, named.frozen))
 
 
 def _read(files: StateFiles, path: Path, any_model: bool) -> tuple[LoadedState, FrozenState]:

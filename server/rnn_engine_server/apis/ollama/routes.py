@@ -282,16 +282,16 @@ async def embed(call: Call, body: EmbedRequest) -> Long[Embedded]:
     begun = time.monotonic_ns()
     found = await find_vectors(call, body)
 
-    def make() -> Embedded:
-        return {
+    return Long(
+        found.num_numbers,
+        lambda: {
             "model": found.model,
             "embeddings": [one.vector.tolist() for one in found.embeddings],
             "total_duration": time.monotonic_ns() - begun,
             "load_duration": 0,
             "prompt_eval_count": sum(cost.prompt_tokens for cost in found.costs),
-        }
-
-    return Long(found.num_numbers, make)
+        },
+    )
 
 
 @ROUTES.post("/api/embeddings")
@@ -393,9 +393,10 @@ async def _pull(call: Call, name: str) -> AsyncGenerator[PullStatus, None]:
                 f"the model {name[:200]!r} is not served, and only an API key with the scope 'admin' may fetch one; "
                 "the operator can run `rnn-engine pull`"
             )
-        folder, wanted = folder_of(call.app[SETTINGS]).path, Wanted.parse(name)
-        hub = _hub(folder)
-        download = await asyncio.to_thread(hub.plan, wanted)
+        from rnn_engine.hub.download import Hub
+
+        hub = Hub(shows_progress=False, folder=folder_of(call.app[SETTINGS]).path)
+        download = await asyncio.to_thread(hub.plan, Wanted.parse(name))
         yield _FIRST
         fetching = _fetch(hub, download)
         while not fetching.done():
@@ -406,12 +407,6 @@ async def _pull(call: Call, name: str) -> AsyncGenerator[PullStatus, None]:
         yield {"status": "loading the model"}
         await models.put(LoadOrder(name, path))
     yield {"status": "success"}
-
-
-def _hub(folder: Path) -> Hub:
-    from rnn_engine.hub.download import Hub
-
-    return Hub(shows_progress=False, folder=folder)
 
 
 def _progress(download: Download) -> Iterator[PullStatus]:
