@@ -189,6 +189,11 @@ def whole_calls(reader: AnswerReader, pieces: Sequence[Piece]) -> Sequence[Piece
     return pieces[: max(place for place, piece in enumerate(pieces) if piece.part is AnswerPart.CALL)]
 
 
+def joined(pieces: Sequence[Piece], part: AnswerPart) -> str:
+    """Return the text of the pieces that belong to `part`."""
+    return "".join(piece.text for piece in pieces if piece.part is part)
+
+
 @dataclass(frozen=True, slots=True)
 class _Match:
     """How far a text matches a `_Sequence` of words. If the match is not whole, further text may still complete it."""

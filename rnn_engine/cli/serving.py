@@ -67,7 +67,8 @@ class BackgroundHandler(logging.Handler):
         while (line := self._lines.get()) is not None:
             self._write(line)
             if dropped := self._take_dropped():
-                self._write(self._encode(_dropped(dropped)))
+                record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, _DROPPED, (dropped,), None)
+                self._write(self._encode(record))
 
     def _write(self, line: bytes) -> None:
         """Write a line, ignoring OSErrors: a thread hanging in `sys.stderr` would keep the interpreter from ending."""
@@ -86,10 +87,6 @@ class BackgroundHandler(logging.Handler):
 
     def _encode(self, record: logging.LogRecord) -> bytes:
         return f"{self.format(record)}\n".encode(errors="backslashreplace")
-
-
-def _dropped(count: int) -> logging.LogRecord:
-    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, _DROPPED, (count,), None)
 
 
 @contextmanager

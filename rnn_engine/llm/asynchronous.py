@@ -13,7 +13,7 @@ from typing import Self, TypeVar, Unpack, overload
 import numpy as np
 
 from rnn_engine.chat_template import Conversation, Tool
-from rnn_engine.chat_template.answer import AnswerPart, AnswerReader
+from rnn_engine.chat_template.answer import AnswerPart, AnswerReader, joined
 from rnn_engine.demo import DEMO
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StepError, check_whole
@@ -40,7 +40,6 @@ from rnn_engine.llm.prompts import (
     is_conversation,
     is_messages,
     is_prompt,
-    joined,
     params_of,
     parse_messages,
     prompt_tokens,

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypedDict, TypeVar, get_args
 from typing_extensions import TypeIs
 
 from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Conversation, Role, Tool, ToolCall, find_role
-from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
+from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerPart, AnswerReader, joined, whole_calls
 from rnn_engine.engine import Engine
 from rnn_engine.errors import (
     InvalidRequestError,
@@ -448,8 +448,3 @@ def _completion(
         tool_calls=tuple(calls),
         state=state,
     )
-
-
-def joined(pieces: Sequence[Piece], part: AnswerPart) -> str:
-    """Return the text of the pieces that belong to `part`."""
-    return "".join(piece.text for piece in pieces if piece.part is part)

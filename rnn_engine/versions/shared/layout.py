@@ -69,14 +69,8 @@ class HeadsShape(RwkvShape):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        return {
-            "num_layers": self.num_layers,
-            "width": self.width,
-            "num_heads": self.num_heads,
-            "head_size": self.head_size,
-            "ffn_width": self.ffn_width,
-            "vocab_size": self.vocab_size,
-        }
+        names = ("num_layers", "width", "num_heads", "head_size", "ffn_width", "vocab_size")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def settings(self) -> str:

@@ -39,12 +39,7 @@ class ShapeV4(RwkvShape):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        return {
-            "num_layers": self.num_layers,
-            "width": self.width,
-            "ffn_width": self.ffn_width,
-            "vocab_size": self.vocab_size,
-        }
+        return {name: getattr(self, name) for name in ("num_layers", "width", "ffn_width", "vocab_size")}
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:

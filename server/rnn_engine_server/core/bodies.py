@@ -22,7 +22,7 @@ from aiohttp.compression_utils import ZLibDecompressor
 
 from rnn_engine.errors import InvalidRequestError, StorageError
 from rnn_engine_server.core.call import Call, parsed_bytes, too_large, work
-from rnn_engine_server.core.routing import SETTINGS, AppKey
+from rnn_engine_server.core.routing import OPEN_BODY_BYTES, SETTINGS, AppKey
 from rnn_engine_server.core.schema import RequestBody, UnknownFields
 from rnn_engine_server.core.settings import Limits
 
@@ -147,7 +147,7 @@ async def body_pieces(call: Call, most: int) -> AsyncGenerator[bytes, None]:
     The body may have `most` bytes, or fewer if its route says so. Raises RefusalError if it has more, and an aiohttp
     exception if it can't be read.
     """
-    request, most = call.request, call.route.most_body_bytes(most)
+    request, most = call.request, min(OPEN_BODY_BYTES, most) if call.route.always else most
     if request.content_length is not None and request.content_length > most:
         raise too_large(f"the body has {request.content_length} bytes", most)
     decode = _decoder(call)

@@ -80,10 +80,6 @@ class Route:
             return (self.path, _AI00_V1_PREFIX + self.path.removeprefix(AI00_PREFIX), *self.also)
         return (self.path, *self.also)
 
-    def most_body_bytes(self, limit: int) -> int:
-        """Return the largest body in bytes that the route accepts; `limit` is the server's limit for such bodies."""
-        return min(OPEN_BODY_BYTES, limit) if self.always else limit
-
 
 ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)
 

@@ -33,7 +33,7 @@ from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoadSettings, LoraSettings
 from rnn_engine.loading.trainer import TrainerSize, plan_trainer
 from rnn_engine.tokenizer import load_tokenizer
-from rnn_engine.training.data import DataReport, DataSettings, TextMaker, read_data
+from rnn_engine.training.data import DataSettings, TextMaker, read_data
 from rnn_engine.training.tuner import Judged, RateTried, TunerSettings, Updated
 
 LEAST_EXAMPLES: Final = 10
@@ -286,17 +286,14 @@ def check_data(order: TuningOrder) -> Checked:
     if report.num_records < LEAST_EXAMPLES:
         message = f"the file has {report.num_records} examples; expected at least {LEAST_EXAMPLES}"
         raise InvalidRequestError("training_file", report.num_records, "more examples", message)
-    return Checked(report.num_records, report.num_tokens, report.num_learnt, _warnings(report, order.max_tokens))
-
-
-def _warnings(report: DataReport, max_tokens: int) -> list[str]:
-    kinds = {
-        f"examples with more than {max_tokens} tokens, of which only the beginning is learnt": report.long,
+    odd = {
+        f"examples with more than {order.max_tokens} tokens, of which only the beginning is learnt": report.long,
         "answers without a text, which are not learnt": report.empty,
         "examples with nothing to learn": report.idle,
         "examples that equal an earlier one": report.duplicates,
     }
-    return [f"{what}: {found}" for what, found in kinds.items() if found.count]
+    warnings = [f"{what}: {found}" for what, found in odd.items() if found.count]
+    return Checked(report.num_records, report.num_tokens, report.num_learnt, warnings)
 
 
 def tune(order: TuningOrder, server: Server) -> None:

@@ -128,6 +128,8 @@ UploadPurpose: TypeAlias = Literal["batch", "fine-tune"]
 """What an uploaded file is for, under OpenAI's names."""
 FilePurpose: TypeAlias = Literal["batch", "batch_output", "fine-tune", "fine-tune-results"]
 """What a file is for: uploaded ones, and those that the server writes."""
+Description: TypeAlias = tuple[str, FilePurpose, float | None]
+"""The name of a file, what it is for, and after how many seconds it is deleted; None = never."""
 
 FILE_ID: Final = "file-"
 
@@ -167,7 +169,7 @@ class NewFile:
 
     def __init__(self, file: IO[bytes], take_room: Callable[[int], None]) -> None:
         self.num_bytes = 0
-        self.description: tuple[str, FilePurpose, float | None] | None = None
+        self.description: Description | None = None
         self.stored: StoredFile | None = None
         self._file = file
         self._take_room = take_room
@@ -260,7 +262,7 @@ class Files:
             await self._give_up(owner, file_id, 0 if new is None else new.num_bytes)
             raise
         assert new.description is not None
-        await self._keep(new, self._describe(file_id, owner, *new.description, new.num_bytes, new.sha256))
+        await self._keep(new, self._describe(file_id, owner, new.description, new.num_bytes, new.sha256))
 
     @uninterrupted
     async def _keep(self, new: NewFile, stored: StoredFile) -> None:
@@ -320,18 +322,10 @@ class Files:
     ) -> StoredFile:
         """Give a blob the name of a file, and return what to record. Blocks. Raises StorageError."""
         num_bytes, sha256 = self.blobs.adopt(file_id, blob)
-        return self._describe(file_id, owner, filename, purpose, lifetime, num_bytes, sha256)
+        return self._describe(file_id, owner, (filename, purpose, lifetime), num_bytes, sha256)
 
-    def _describe(
-        self,
-        file_id: str,
-        owner: str,
-        filename: str,
-        purpose: FilePurpose,
-        lifetime: float | None,
-        num_bytes: int,
-        sha256: str,
-    ) -> StoredFile:
+    def _describe(self, file_id: str, owner: str, description: Description, num_bytes: int, sha256: str) -> StoredFile:
+        filename, purpose, lifetime = description
         now = self.now()
         expires = None if lifetime is None else now + lifetime
         return StoredFile(file_id, owner, filename, purpose, num_bytes, sha256, now, expires)

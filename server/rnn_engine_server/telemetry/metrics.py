@@ -66,14 +66,10 @@ def histogram(name: str, text: str, values: Histogram | Mapping[str, Histogram],
     """Return a Prometheus metric with a histogram, or with one for each value of `label`."""
     family = HistogramMetricFamily(PREFIX + name, text, labels=(label,) if label else ())
     for key, one in values.items() if isinstance(values, Mapping) else [("", values)]:
-        family.add_metric((key,) if label else (), _buckets(one), one.sum)
+        bounds = [f"{bound:g}" for bound in one.bounds] + ["+Inf"]
+        buckets = list(zip(bounds, accumulate(one.counts), strict=True))  # how many values are up to each bound
+        family.add_metric((key,) if label else (), buckets, one.sum)
     return family
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return a histogram's cumulative buckets: pairs of an upper bound and the number of values up to it."""
-    bounds = [f"{bound:g}" for bound in histogram.bounds] + ["+Inf"]
-    return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

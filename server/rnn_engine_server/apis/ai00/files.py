@@ -303,7 +303,13 @@ async def unzip(call: Call, body: UnzipRequest) -> WrittenFile:
 
     An existing folder is replaced if it is empty, or if it was unpacked by this route and has not changed since.
     """
-    archive, target = folder_of(call.app[SETTINGS]).find(body.path), _output(call, body.output)
+    settings = call.app[SETTINGS]
+    archive, folders = folder_of(settings).find(body.path), settings.unzip_folders
+    if not folders:
+        raise NotFoundError(
+            "the server has no folder for unpacked archives; its operator can name one with --unzip-folder"
+        )
+    target = place_below(folders, (Path.cwd(), folders[0]), body.output)
     call.app[MODELS].check_unused(target, "output", body.output)
     size = await asyncio.to_thread(unpack, archive, target, call.limits)
     return {"path": str(target), "size": size}
@@ -331,19 +337,6 @@ async def save_config(call: Call, body: SaveConfigRequest) -> WrittenFile:
     text = tomli_w.dumps(body.config.model_dump(mode="json", exclude_none=True)).encode()
     await asyncio.to_thread(_write, path, text, body.path)
     return {"path": str(path), "size": len(text)}
-
-
-def _output(call: Call, text: str) -> Path:
-    """Return the path that `text` names. It must be below one of the folders for unpacked archives.
-
-    Raises NotFoundError if the server has no folder for archives, ForbiddenError if `text` is not below such a folder.
-    """
-    folders = call.app[SETTINGS].unzip_folders
-    if not folders:
-        raise NotFoundError(
-            "the server has no folder for unpacked archives; its operator can name one with --unzip-folder"
-        )
-    return place_below(folders, (Path.cwd(), folders[0]), text)
 
 
 def _read(path: Path, name: str) -> Ai00Config:

@@ -244,7 +244,15 @@ def describe_load(order: LoadOrder, info: EngineInfo) -> Ai00Reload:
         "model_path": str(order.path),
         "name": info.model,
         "lora": [{"path": str(lora.path), "alpha": lora.alpha} for lora in info.loras],
-        "state": _states(order),
+        "state": [
+            {
+                "path": str(file.path),
+                "name": file.name,
+                "id": None if file.id is None else str(file.id),
+                "default": file.name is not None and file.name == order.default_state,
+            }
+            for file in order.states
+        ],
         "weights": info.weights,
         "quant": 0 if kind == "None" else layers,
         "quant_type": kind,
@@ -257,18 +265,6 @@ def describe_load(order: LoadOrder, info: EngineInfo) -> Ai00Reload:
         "adapter": {"Manual": int(index)} if index is not None and index.isdecimal() else "Auto",
         "device": info.device,
     }
-
-
-def _states(order: LoadOrder) -> list[Ai00StateFile]:
-    return [
-        {
-            "path": str(file.path),
-            "name": file.name,
-            "id": None if file.id is None else str(file.id),
-            "default": file.name is not None and file.name == order.default_state,
-        }
-        for file in order.states
-    ]
 
 
 _STATE_SECONDS = 0.5  # between two events of models/state

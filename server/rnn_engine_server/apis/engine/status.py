@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.sampling.params import PARAMETERS
-from rnn_engine.telemetry import EngineCounters, Health, SlotUse
+from rnn_engine.telemetry import Health, SlotUse
 from rnn_engine_server.apis.common.generation import GenerationBody
 from rnn_engine_server.apis.engine.cache import CacheTier, CacheTotals, cache_totals
 from rnn_engine_server.apis.openai.models import HealthBody, Readiness, device_parts
@@ -183,8 +183,20 @@ def engine_status(name: str, engine: EngineLike) -> EngineStatus:
         "slots": [_slot(use) for use in engine.slot_uses()],
         "queued": engine.stats().queued,
         "requests": {outcome.value: count for outcome, count in counters.outcomes.items()},
-        "tokens": _tokens(counters),
-        "steps": _steps(counters),
+        "tokens": {
+            "prompt": int(counters.prompt_tokens.sum),
+            "cached": counters.cached_tokens,
+            "prefill": counters.prefill_tokens,
+            "decode": counters.decode_tokens,
+            "generated": counters.generated_tokens,
+        },
+        "steps": {
+            "steps": counters.steps,
+            "failed": counters.failed_steps,
+            "tokens": int(counters.step_tokens.sum),
+            "host_seconds": counters.step_host_seconds.sum,
+            "device_seconds": counters.step_device_seconds.sum,
+        },
         "cache": None if cache is None else cache_totals(cache),
         "tiers": [] if cache is None else [described(CacheTier, tier) for tier in cache.tiers],
         "memory": list(_memory(info, cache, engine.states.usage())),
@@ -199,26 +211,6 @@ def readiness(health: Health) -> Readiness:
 def _slot(use: SlotUse) -> SlotStatus:
     phase: SlotPhase = "prompt" if use.run_tokens < use.prompt_tokens else "decode"
     return described(SlotStatus, use, phase="paused" if use.paused else phase, owner=use.scope or None)
-
-
-def _tokens(counters: EngineCounters) -> TokenCounts:
-    return {
-        "prompt": int(counters.prompt_tokens.sum),
-        "cached": counters.cached_tokens,
-        "prefill": counters.prefill_tokens,
-        "decode": counters.decode_tokens,
-        "generated": counters.generated_tokens,
-    }
-
-
-def _steps(counters: EngineCounters) -> StepCounts:
-    return {
-        "steps": counters.steps,
-        "failed": counters.failed_steps,
-        "tokens": int(counters.step_tokens.sum),
-        "host_seconds": counters.step_host_seconds.sum,
-        "device_seconds": counters.step_device_seconds.sum,
-    }
 
 
 def _memory(info: EngineInfo, cache: CacheStats | None, states: StateUsage) -> Iterator[MemoryPart]:

@@ -202,31 +202,6 @@ def running_model(model: ServedModel, info: EngineInfo, idle_unload_seconds: flo
     return {**ollama_model(model, info), "size_vram": info.device_bytes or 0, "expires_at": expires}
 
 
-def model_facts(info: EngineInfo, most_prompt_tokens: int) -> OllamaModelFacts:
-    """Return the details of one model, in Ollama's form.
-
-    `context_length` is the most tokens of a prompt, since a state has no fixed context.
-    """
-    family, source = _family(info), info.chat_template.source
-    sizes = {f"{family}.{name}": size for name, size in info.shape.sizes.items()}
-    return {
-        "modelfile": f"FROM {info.model}",
-        "parameters": "",
-        "template": source if isinstance(source, str) else json.dumps(source, ensure_ascii=False),
-        "details": _details(info),
-        "model_info": {
-            "general.architecture": family,
-            "general.basename": info.model,
-            f"{family}.context_length": most_prompt_tokens,
-            f"{family}.embedding_length": info.shape.sizes["width"],
-            f"{family}.block_count": info.shape.sizes["num_layers"],
-            **sizes,
-        },
-        "capabilities": ["completion", "tools", "thinking", "embedding"] if info.embedding is None else ["embedding"],
-        "modified_at": timestamp(info.created),
-    }
-
-
 def _family(info: EngineInfo) -> str:
     return f"rwkv{info.shape.version.removeprefix('v')}"
 
@@ -325,7 +300,25 @@ async def ps(call: Call) -> OllamaModels:
 @ROUTES.post("/api/show")
 async def show(call: Call, _body: ShowRequest) -> OllamaModelFacts:
     """Details of a model, in Ollama's form."""
-    return model_facts(call.engine.info, call.limits.max_prompt_tokens)
+    info = call.engine.info
+    family, source = _family(info), info.chat_template.source
+    sizes = {f"{family}.{name}": size for name, size in info.shape.sizes.items()}
+    return {
+        "modelfile": f"FROM {info.model}",
+        "parameters": "",
+        "template": source if isinstance(source, str) else json.dumps(source, ensure_ascii=False),
+        "details": _details(info),
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": info.model,
+            f"{family}.context_length": call.limits.max_prompt_tokens,  # since a state has no fixed context
+            f"{family}.embedding_length": info.shape.sizes["width"],
+            f"{family}.block_count": info.shape.sizes["num_layers"],
+            **sizes,
+        },
+        "capabilities": ["completion", "tools", "thinking", "embedding"] if info.embedding is None else ["embedding"],
+        "modified_at": timestamp(info.created),
+    }
 
 
 @ROUTES.get("/api/version", uses_model=False)

@@ -11,7 +11,15 @@ from typing import TypeVar
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate, count_leading_system
-from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerPart, AnswerReader, Piece, whole_calls
+from rnn_engine.chat_template.answer import (
+    THINK_CLOSES,
+    AnswerForm,
+    AnswerPart,
+    AnswerReader,
+    Piece,
+    joined,
+    whole_calls,
+)
 from rnn_engine.errors import check_range
 from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
@@ -166,8 +174,8 @@ class ChatDialect(ChoicesDialect[ChatRequest]):
                 calls.append({"id": _call_id(), "type": "function", "function": {"name": piece.text, "arguments": ""}})
             elif piece.part is AnswerPart.ARGUMENTS:
                 calls[-1]["function"]["arguments"] += piece.text
-        content = self._echo + _joined(pieces, AnswerPart.CONTENT)
-        thoughts = _joined(pieces, AnswerPart.REASONING)
+        content = self._echo + joined(pieces, AnswerPart.CONTENT)
+        thoughts = joined(pieces, AnswerPart.REASONING)
         message: AssistantMessage = {"role": "assistant", "content": content, "refusal": None}
         if calls and not content:
             message["content"] = None
@@ -193,10 +201,6 @@ class ChatDialect(ChoicesDialect[ChatRequest]):
 def chat_chunk(index: int, delta: ChatDelta) -> ChatChunkChoice:
     """Return choice `index` of a stream's event, with more of its message."""
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def _joined(pieces: Sequence[Piece], part: AnswerPart) -> str:
-    return "".join(piece.text for piece in pieces if piece.part is part)
 
 
 def _call_id() -> str:
@@ -253,11 +257,8 @@ async def apply_template(call: Call, body: ChatRequest) -> Long[AppliedTemplate]
     engine = call.engine
     start = (await resolve_starts(engine, body))[0]
     template = body.template_of(engine.info.chat_template)
-
-    def make() -> AppliedTemplate:
-        return {"prompt": render_chat(engine, call.limits, body, template, start).text}
-
-    return Long(_rendering_size(call, body, template), make)
+    size = _rendering_size(call, body, template)
+    return Long(size, lambda: {"prompt": render_chat(engine, call.limits, body, template, start).text})
 
 
 def _rendering_size(call: Call, body: ChatRequest, template: ChatTemplate) -> int:
