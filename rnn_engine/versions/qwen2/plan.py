@@ -23,7 +23,7 @@ from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
 from rnn_engine.quantised.rows import interleave_rows
 from rnn_engine.versions.qwen2.layout import ShapeV6Qwen2, ShapeV7Qwen2
-from rnn_engine.versions.shared.plan import LayerBuilder, check_head_size
+from rnn_engine.versions.shared.plan import LayerBuilder, shape_for_gpu
 from rnn_engine.versions.v6 import plan as v6
 from rnn_engine.versions.v7 import plan as v7
 
@@ -35,9 +35,7 @@ def load_layers_v6(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
     Raises DeviceError if the head size is too large.
     """
-    shape = context.model.shape
-    assert isinstance(shape, ShapeV6Qwen2)
-    check_head_size(shape)
+    shape = shape_for_gpu(context.model, ShapeV6Qwen2)
     scratch = v6.Scratch(context, shape)
     num_floats = context.limits.max_tokens * round_up(shape.ffn_width, 8)
     hidden = context.memory.create_buffer("ffn hidden", 4 * num_floats)  # [T, F]
@@ -51,9 +49,7 @@ def load_layers_v7(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
     Raises DeviceError if the head size is too large.
     """
-    shape = context.model.shape
-    assert isinstance(shape, ShapeV7Qwen2)
-    check_head_size(shape)
+    shape = shape_for_gpu(context.model, ShapeV7Qwen2)
     scratch = v7.Scratch(context, shape)
     for layer in range(shape.num_layers):
         builder = v7.Layer(context, scratch, shape, layer)

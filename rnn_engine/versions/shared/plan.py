@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -21,15 +21,20 @@ from rnn_engine.types import F32, Model
 from rnn_engine.versions.shared.layout import HeadsShape, RwkvShape
 from rnn_engine_shaders import Constant, Include
 
+AnyHeadsShape = TypeVar("AnyHeadsShape", bound=HeadsShape)
+
 MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows this many in a workgroup
 _GROUP_NORM_WEIGHT: Final = "att.ln_x.weight"
 _HEAD_BY_LANES: Final = 64  # the head size that head_by_lanes.wgsl requires; all published models have it
 
 
-def check_head_size(shape: HeadsShape) -> None:
-    """Raise DeviceError if the heads of a model with this shape are larger than the GPU kernels can process."""
+def shape_for_gpu(model: Model, kind: type[AnyHeadsShape]) -> AnyHeadsShape:
+    """Return the shape of a model, of the class `kind`. Raises DeviceError if its heads are too large for a GPU."""
+    shape = model.shape
+    assert isinstance(shape, kind)
     if shape.head_size > MAX_HEAD_SIZE:
         raise DeviceError(f"head size {shape.head_size} is not supported on a GPU; expected at most {MAX_HEAD_SIZE}")
+    return shape
 
 
 class LayerBuilder:

@@ -32,7 +32,7 @@ from rnn_engine.versions.shared.plan import (
     ScratchBuffers,
     block_lookup,
     bonus_recurrence,
-    check_head_size,
+    shape_for_gpu,
     static_mixes,
 )
 from rnn_engine.versions.v5.layout import ShapeV5, make_bonus, make_decay
@@ -45,9 +45,7 @@ FFN_NORM: Final = NormShift("ln2", _FFN_MIXES, "ffn_shift")
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
-    shape = context.model.shape
-    assert isinstance(shape, ShapeV5)
-    check_head_size(shape)
+    shape = shape_for_gpu(context.model, ShapeV5)
     scratch = make_scratch(context, shape)
     channel_mix = GatedChannelMix(context, scratch.mixes)
     for layer in range(shape.num_layers):
@@ -123,9 +121,7 @@ def _projections(shape: ShapeV5) -> tuple[str, ...]:
 
 def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
     """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
-    shape = context.forward.model.shape
-    assert isinstance(shape, ShapeV5)
-    check_head_size(shape)
+    shape = shape_for_gpu(context.forward.model, ShapeV5)
     scratch = make_scratch(context.forward, shape)
     layers = BonusLayersBackward(
         context, shape, mixes=scratch.mixes, projected=scratch.projected, bonus="bonus", has_gate=shape.has_gate

@@ -44,7 +44,7 @@ from rnn_engine.versions.shared.plan import (
     bonus_constants,
     bonus_recurrence,
     can_compute_gates,
-    check_head_size,
+    shape_for_gpu,
     stage_with_adapters,
 )
 from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
@@ -65,9 +65,7 @@ _VECTORS: Final = (
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
-    shape = context.model.shape
-    assert isinstance(shape, ShapeV6)
-    check_head_size(shape)
+    shape = shape_for_gpu(context.model, ShapeV6)
     scratch = Scratch(context, shape)
     channel_mix = GatedChannelMix(context, scratch.mixes)
     for layer in range(shape.num_layers):
@@ -241,9 +239,7 @@ def _decay_up(builder: LayerBuilder, scratch: Scratch) -> Matrix:
 
 def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
     """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
-    shape = context.forward.model.shape
-    assert isinstance(shape, ShapeV6)
-    check_head_size(shape)
+    shape = shape_for_gpu(context.forward.model, ShapeV6)
     layers = _Layers(context, shape)
     for layer in range(shape.num_layers):
         yield layers.load(layer)

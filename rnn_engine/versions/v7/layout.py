@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 from rnn_engine.model.layout import Sizes, TensorSpec
 from rnn_engine.versions.shared.layout import (
@@ -38,13 +39,11 @@ class ShapeV7(HeadsShape):
 AnyShapeV7 = TypeVar("AnyShapeV7", bound=ShapeV7)
 
 
-def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7:
-    """Return the shape for the sizes of tensor dimensions. Raises ModelError if they contradict each other."""
-    return shape_of(ShapeV7, num_layers, sizes)
-
-
 def shape_of(kind: type[AnyShapeV7], num_layers: int, sizes: Sizes) -> AnyShapeV7:
-    """Return the shape of a model of RWKV-7 or of a variant, of the class `kind`. Raises as `make_shape` does."""
+    """Return the shape, of the class `kind`, for sizes of dimensions. Raises ModelError if they contradict each other.
+
+    The class is that of RWKV-7 or of a variant.
+    """
     width, num_heads, head_size = sizes["D"], sizes["H"], sizes["N"]
     check_heads("blocks.0.att.r_k", num_heads, head_size, width)
     return kind(
@@ -56,6 +55,9 @@ def shape_of(kind: type[AnyShapeV7], num_layers: int, sizes: Sizes) -> AnyShapeV
         vocab_size=sizes["V"],
         ranks=AdapterRanks(w=sizes["R_w"], a=sizes["R_a"], v=sizes.get("R_v", 0), g=sizes.get("R_g", 0)),
     )
+
+
+make_shape: Final = partial(shape_of, ShapeV7)
 
 
 # RWKV-7's tensors, in BlinkDL's names and orientation.

@@ -47,9 +47,9 @@ from rnn_engine.versions.shared.plan import (
     LayerBuilder,
     adapter_constants,
     can_compute_gates,
-    check_head_size,
     group_norm_constants,
     head_stage,
+    shape_for_gpu,
     stage_with_adapters,
 )
 from rnn_engine.versions.v7.layout import ShapeV7
@@ -88,9 +88,7 @@ _ADAPTERS: Final = (
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
-    shape = context.model.shape
-    assert isinstance(shape, ShapeV7)
-    check_head_size(shape)
+    shape = shape_for_gpu(context.model, ShapeV7)
     scratch = Scratch(context, shape)
     for layer in range(shape.num_layers):
         yield Layer(context, scratch, shape, layer).stages()
@@ -268,9 +266,7 @@ class Layer(LayerBuilder):
 
 def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
     """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
-    shape = context.forward.model.shape
-    assert isinstance(shape, ShapeV7)
-    check_head_size(shape)
+    shape = shape_for_gpu(context.forward.model, ShapeV7)
     scratch = Scratch(context.forward, shape)
     gradients = _Gradients(context, shape, scratch)
     for layer in range(shape.num_layers):

@@ -36,7 +36,6 @@ def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int] | PackedRuns, states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, list[Array]]]:
     """Run B sequences through all layers of RWKV-7; see `rnn_engine.reference.RunLayers`."""
-    assert isinstance(weights.shape, ShapeV7)
     return run_blocks(weights, ids, lengths, states, TimeMix(weights), channel_mix)
 
 

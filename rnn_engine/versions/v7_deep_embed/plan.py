@@ -23,7 +23,7 @@ from rnn_engine.forward.forward_pass import table_stages
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.weight_formats import round_up
-from rnn_engine.versions.shared.plan import check_head_size
+from rnn_engine.versions.shared.plan import shape_for_gpu
 from rnn_engine.versions.v7.plan import Layer, Scratch
 from rnn_engine.versions.v7_deep_embed.layout import MATRIX_SIZE, SIDE, ShapeV7DeepEmbed
 
@@ -33,9 +33,7 @@ _NUM_PLANES: Final = 7
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     """Load the layers one by one, and yield their stages. Raises DeviceError if the heads are too large."""
-    shape = context.model.shape
-    assert isinstance(shape, ShapeV7DeepEmbed)
-    check_head_size(shape)
+    shape = shape_for_gpu(context.model, ShapeV7DeepEmbed)
     scratch = _DeepEmbedScratch(context, shape)
     keep = _keep_embedding(context, scratch)
     for layer in range(shape.num_layers):
