@@ -17,7 +17,7 @@ from rnn_engine.types import ModelShape
 Sizes = Mapping[str, int]
 """The sizes of a model's dimensions: letter of the dimension, such as D -> size."""
 
-WEIGHT_DTYPES: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
+_WEIGHT_DTYPES: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
 
 _ATTENTION = re.compile(r"moba\..*|blocks\.[0-9]+\.qkv\..*")
 _BLOCK = re.compile(r"(?:\w+\.)?blocks\.([0-9]{1,6})\..*")
@@ -98,7 +98,7 @@ def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedM
     _check_names(specs, tensors, num_layers)
     present = [spec for spec in specs if spec.name in tensors]
     squeezed = {spec.name: squeeze(tensors[spec.name], len(spec.dims)) for spec in present}
-    _check_dtypes(present, squeezed)
+    check_dtypes({spec.name: squeezed[spec.name] for spec in present if not spec.is_integer})
     sizes = _read_sizes(present, squeezed)
     _check_shapes(present, squeezed, sizes)
     return CheckedModel(layout.make_shape(num_layers, sizes), squeezed)
@@ -145,14 +145,11 @@ def _check_names(specs: Iterable[TensorSpec], tensors: Iterable[str], num_layers
         )
 
 
-def _check_dtypes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]) -> None:
-    wrong = [
-        f"{spec.name} is {tensors[spec.name].dtype.name}"
-        for spec in specs
-        if not spec.is_integer and tensors[spec.name].dtype not in WEIGHT_DTYPES
-    ]
+def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
+    """Raise ModelError if the elements of some tensors are of a type that no weights have."""
+    wrong = [f"{show(name)} is {info.dtype.name}" for name, info in tensors.items() if info.dtype not in _WEIGHT_DTYPES]
     if wrong:
-        allowed = ", ".join(dtype.name for dtype in WEIGHT_DTYPES)
+        allowed = ", ".join(dtype.name for dtype in _WEIGHT_DTYPES)
         raise ModelError(f"{count(wrong, 'tensor')} of the wrong element type: {show_all(wrong)}; expected {allowed}")
 
 

@@ -25,7 +25,7 @@ from rnn_engine.files import atomic_folder, output_file
 from rnn_engine.model.conventions import locate_tensors
 from rnn_engine.model.fingerprint import fingerprint
 from rnn_engine.model.huggingface import fla_name, is_transposed, read_json
-from rnn_engine.model.layout import WEIGHT_DTYPES, TensorSpec, squeeze
+from rnn_engine.model.layout import TensorSpec, check_dtypes, squeeze
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.pth_file import write_pth
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile, write_safetensors
@@ -281,10 +281,7 @@ def check_changes(
         for change in changes.values()
         for name in ((change.down, change.up) if isinstance(change, Pair) else (change.name,))
     ]
-    wrong = [f"{show(name)} is {stored[name].dtype.name}" for name in used if stored[name].dtype not in WEIGHT_DTYPES]
-    if wrong:
-        allowed = ", ".join(dtype.name for dtype in WEIGHT_DTYPES)
-        raise ModelError(f"{count(wrong, 'tensor')} of the wrong element type: {show_all(wrong)}; expected {allowed}")
+    check_dtypes({name: stored[name] for name in used})
     for name, change in changes.items():
         match change:
             case Pair():

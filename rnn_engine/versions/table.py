@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from rnn_engine.backward.context import LoadBackward
@@ -14,6 +15,7 @@ from rnn_engine.model.layout import Layout
 from rnn_engine.reference import RunBackward, RunLayers
 from rnn_engine.tensor_files.source import TensorInfo, show_all
 from rnn_engine.versions import qwen2, v4, v5, v6, v7, v7_deep_embed, v7_retrieval
+from rnn_engine.versions.shared.layout import list_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ VERSIONS: Final = VersionTable(
             name="v7",
             title="RWKV-7",
             pattern=re.compile(r"blocks\.\d+\.att\.(r_k|k_k|k_a|[wa][012]|g[12]|x_[rwkvag])"),
-            layout=Layout(v7.list_tensors, v7.make_shape),
+            layout=Layout(partial(list_model, v7.list_layer), v7.make_shape),
             run_layers=v7.run_layers,
             load_layers=v7.load_layers,
             run_backward=v7.run_backward,
@@ -126,7 +128,7 @@ VERSIONS: Final = VersionTable(
             name="v6",
             title="RWKV-6",
             pattern=re.compile(r"blocks\.\d+\.att\.(time_maa_\w+|time_mix_(x|w|w1|w2)|time_decay_w[12])"),
-            layout=Layout(v6.list_tensors, v6.make_shape),
+            layout=Layout(partial(list_model, v6.list_layer), v6.make_shape),
             run_layers=v6.run_layers,
             load_layers=v6.load_layers,
             run_backward=v6.run_backward,
@@ -139,7 +141,7 @@ VERSIONS: Final = VersionTable(
             name="v4",
             title="RWKV-4",
             pattern=re.compile(r"blocks\.\d+\.att\.(time_decay|time_first|time_mix_[kvr])"),
-            layout=Layout(v4.list_tensors, v4.make_shape),
+            layout=Layout(partial(list_model, v4.list_layer), v4.make_shape),
             run_layers=v4.run_layers,
             load_layers=v4.load_layers,
         ),

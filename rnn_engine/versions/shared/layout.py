@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import isclose
 from typing import Final, Self
 
@@ -97,12 +98,12 @@ def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None
 # D width, V vocabulary, H heads, N head size, F ffn width.
 
 
-def list_model(layers: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of a model: the given ones of its layers, embedding, head and norms."""
+def list_model(list_layer: Callable[[int], Iterator[TensorSpec]], num_layers: int) -> tuple[TensorSpec, ...]:
+    """Return the specs of all tensors of a model: those of its layers, by number, of embedding, head and norms."""
     return (
         TensorSpec(TENSOR_NAMES.embedding, ("V", "D")),
         *list_norm(_EMBEDDING_NORM),
-        *layers,
+        *chain.from_iterable(map(list_layer, range(num_layers))),
         *list_norm(TENSOR_NAMES.head_norm),
         TensorSpec(TENSOR_NAMES.head, ("V", "D")),
     )

@@ -11,7 +11,6 @@ from rnn_engine.types import FieldKind, StateField
 from rnn_engine.versions.shared.layout import (
     RwkvShape,
     list_channel_mix,
-    list_model,
     list_norm,
     list_projections,
     list_static_mixes,
@@ -50,11 +49,8 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:
 # RWKV-4's tensors, in BlinkDL's names and orientation. D width.
 
 
-def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}"))
-
-
-def _layer_specs(block: str) -> Iterator[TensorSpec]:
+def list_layer(layer: int) -> Iterator[TensorSpec]:
+    block = f"blocks.{layer}"
     yield from list_norm(f"{block}.ln1")
     yield from list_static_mixes(f"{block}.att", "kvr")
     yield TensorSpec(f"{block}.att.time_decay", ("D",))

@@ -95,14 +95,12 @@ def find_version(tensors: Mapping[str, TensorInfo]) -> VersionV5:
 
 def make_layout(version: VersionV5) -> Layout:
     """Return the tensor layout of models of the RWKV-5 version `version`, such as `v5.2`."""
-    return Layout(partial(list_tensors, version=version), partial(make_shape, version=version))
+    list_layer = partial(_list_layer, version=version)
+    return Layout(partial(list_model, list_layer), partial(make_shape, version=version))
 
 
-def list_tensors(num_layers: int, version: VersionV5) -> tuple[TensorSpec, ...]:
-    return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}", version))
-
-
-def _layer_specs(block: str, version: VersionV5) -> Iterator[TensorSpec]:
+def _list_layer(layer: int, version: VersionV5) -> Iterator[TensorSpec]:
+    block = f"blocks.{layer}"
     per_head = ("H", "N") if version == "v5.2" else ("H",)
     yield from list_norm(f"{block}.ln1")
     yield from list_static_mixes(f"{block}.att", "kvr" if version == "v5.0" else "kvrg")

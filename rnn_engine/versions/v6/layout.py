@@ -12,7 +12,6 @@ from rnn_engine.versions.shared.layout import (
     HeadsShape,
     check_heads,
     list_channel_mix,
-    list_model,
     list_norm,
     list_projections,
     tuned_state,
@@ -62,11 +61,7 @@ def read_sizes(sizes: Sizes) -> dict[str, int]:
 # ai00's files have the names of RWKV-5 for the mixes and the bonus, and the adapters transposed.
 
 
-def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
-
-
-def _layer_specs(layer: int) -> Iterator[TensorSpec]:
+def list_layer(layer: int) -> Iterator[TensorSpec]:
     block = f"blocks.{layer}"
     yield from list_norm(f"{block}.ln1")
     yield from list_mixes(f"{block}.att")

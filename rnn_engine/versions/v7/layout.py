@@ -8,14 +8,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from rnn_engine.model.layout import Sizes, TensorSpec
-from rnn_engine.versions.shared.layout import (
-    HeadsShape,
-    check_heads,
-    list_model,
-    list_norm,
-    list_projections,
-    tuned_state,
-)
+from rnn_engine.versions.shared.layout import HeadsShape, check_heads, list_norm, list_projections, tuned_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +59,7 @@ make_shape: Final = partial(shape_of, ShapeV7)
 # embedding's norm. It does not use the value residual's adapter, since the first value comes from this layer.
 
 
-def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
-
-
-def _layer_specs(layer: int) -> Iterator[TensorSpec]:
+def list_layer(layer: int) -> Iterator[TensorSpec]:
     block = f"blocks.{layer}"
     yield from list_norm(f"{block}.ln1")
     yield from list_time_mix(layer)

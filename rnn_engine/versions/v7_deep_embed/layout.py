@@ -8,6 +8,7 @@ from typing import Final
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import Sizes, TensorSpec
 from rnn_engine.versions import v7
+from rnn_engine.versions.shared.layout import list_model
 from rnn_engine.versions.v7.layout import ShapeV7, shape_of
 
 SIDE: Final = 32  # S, the side of each token's matrix
@@ -49,4 +50,4 @@ def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
             TensorSpec(f"{block}.s0", ("F",)),
         )
     ]
-    return (*v7.list_tensors(num_layers), *added)
+    return (*list_model(v7.list_layer, num_layers), *added)

@@ -14,8 +14,8 @@ from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import Layout, Sizes, TensorSpec
 from rnn_engine.reference import Weights, layer_norm
 from rnn_engine.types import F32, EmbeddingTask, Model
-from rnn_engine.versions.shared.layout import TENSOR_NAMES, list_norm
-from rnn_engine.versions.v7.layout import ShapeV7, list_tensors, shape_of
+from rnn_engine.versions.shared.layout import TENSOR_NAMES, list_model, list_norm
+from rnn_engine.versions.v7.layout import ShapeV7, list_layer, shape_of
 
 TASKS: Final[Mapping[EmbeddingTask, str]] = {
     "retrieval": "head.retr_head",
@@ -94,7 +94,7 @@ def _reranker_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
 
 
 def _layers(num_layers: int) -> Iterator[TensorSpec]:
-    return (spec for spec in list_tensors(num_layers) if spec.name != TENSOR_NAMES.head)
+    return (spec for spec in list_model(list_layer, num_layers) if spec.name != TENSOR_NAMES.head)
 
 
 def _stored_under(prefix: str, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
