@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
 import numpy as np
 
@@ -38,8 +38,6 @@ from rnn_engine_states.frozen import FrozenState, check_fields, freeze_lora, fre
 
 DEFAULT_SETTINGS: Final = TunerSettings()
 _ONE_SLOT: Final = RunnerSize(num_slots=1)
-
-OnEvent: TypeAlias = Callable[[Event], None]
 
 
 class Tuner:
@@ -224,7 +222,7 @@ class Tuner:
         finally:
             self._save_checkpoint()
 
-    def run(self, on_event: OnEvent = ignore) -> State:
+    def run(self, on_event: Callable[[Event], None] = ignore) -> State:
         """Run to the end, call `on_event` with each event, and return the best state. Raises as `events` does."""
         for event in self.events():
             on_event(event)

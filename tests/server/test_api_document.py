@@ -36,13 +36,13 @@ def operation(method: str, path: str) -> dict[str, Any]:
 async def test_the_document_is_made_once_for_all_who_ask_at_once() -> None:
     made: list[str] = []
 
-    def encode(server: str) -> bytes:
+    def make(server: str) -> dict[str, object]:
         made.append(server)
-        return server.encode()
+        return {"server": server}
 
-    documents = KeptDocuments(encode)
-    assert set(await asyncio.gather(*(documents.get(".") for _ in range(20)))) == {b"."}
-    assert await documents.get("..") == b".."
+    documents = KeptDocuments(make)
+    assert set(await asyncio.gather(*(documents.get(".") for _ in range(20)))) == {b'{"server": "."}'}
+    assert await documents.get("..") == b'{"server": ".."}'
     assert made == [".", ".."]
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import StringIO
-from typing import Final, TextIO, TypeAlias
+from typing import Final, TextIO
 
 from markdown_it import MarkdownIt
 from prompt_toolkit import PromptSession
@@ -104,9 +104,6 @@ class MarkdownBlocks:
 
 # Lines from the user: with editing, history and completion on a terminal, or else from standard input.
 
-ReadLine: TypeAlias = Callable[[], str | None]
-"""Returns the text that the user typed, without surrounding white space; None at the end of the input."""
-
 _PROMPT = "User: "
 
 
@@ -118,7 +115,7 @@ def plain_lines() -> str | None:
     return line.strip() if line else None
 
 
-def edited_lines(talk: Talk) -> ReadLine:
+def edited_lines(talk: Talk) -> Callable[[], str | None]:
     """Return a function that reads a line with editing, history and completion. It saves lines for later runs."""
     session: PromptSession[str] = PromptSession(
         _PROMPT,

@@ -67,7 +67,7 @@ from rnn_engine_server.jobs.runner import BatchRunner
 from rnn_engine_server.jobs.tuning_runner import TuningRunner
 from rnn_engine_server.models.orders import LoadEngine, LoadOrder
 from rnn_engine_server.models.registry import MODELS, ModelRegistry
-from rnn_engine_server.openapi.document import API_DOCUMENTS, KeptDocuments, encode_document
+from rnn_engine_server.openapi.document import API_DOCUMENTS, KeptDocuments, make_document
 from rnn_engine_server.store.folder import Store
 from rnn_engine_server.telemetry.metrics import METRICS, Metrics, Readings
 from rnn_engine_server.telemetry.records import HTTP_COUNTERS, HttpCounters
@@ -127,7 +127,7 @@ def make_app(
     app[MODELS] = models
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
-    document = partial(encode_document, ALL_ROUTES, asks_for_key=bool(settings.auth.keys), strict=settings.strict)
+    document = partial(make_document, ALL_ROUTES, asks_for_key=bool(settings.auth.keys), strict=settings.strict)
     app[API_DOCUMENTS] = KeptDocuments(document)
     app[SLOT_PROMPTS] = BoundedStore(MOST_SLOT_PROMPTS, MOST_SLOT_BYTES)
     app[COLLECTIONS] = collections or open_collections(settings)

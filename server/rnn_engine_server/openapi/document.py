@@ -160,13 +160,8 @@ _OPEN_FAILURES = (400, 401, 403, 404, 408, 413, 500, 503)  # of routes that alwa
 _RETRY_HEADERS = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
 
 
-def encode_document(routes: Iterable[Route], server: str, *, asks_for_key: bool, strict: bool) -> bytes:
-    """Return `make_document` as JSON. Takes some tenths of a second, which `KeptDocuments` takes once."""
-    return json.dumps(make_document(routes, asks_for_key=asks_for_key, strict=strict, server=server)).encode()
-
-
 def make_document(
-    routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = False, server: str = "."
+    routes: Iterable[Route], server: str = ".", *, asks_for_key: bool = False, strict: bool = False
 ) -> ApiDocument:
     """Generate the OpenAPI document of `routes`. With `strict` the server rejects unknown fields, else it ignores them.
 
@@ -344,15 +339,15 @@ def _tag(route: Route) -> tuple[str, str]:
 
 
 class KeptDocuments:
-    """The document as JSON for each address of the server that `make_document` takes, made once, on a thread."""
+    """The document as JSON for each address of the server, made once, on a thread: `make` takes tenths of a second."""
 
-    def __init__(self, encode: Callable[[str], bytes]) -> None:
-        self._encode = encode
+    def __init__(self, make: Callable[[str], Mapping[str, object]]) -> None:
+        self._make = make
         self._made: dict[str, asyncio.Task[bytes]] = {}
 
     async def get(self, server: str) -> bytes:
         if server not in self._made:
-            self._made[server] = asyncio.create_task(asyncio.to_thread(self._encode, server))
+            self._made[server] = asyncio.create_task(asyncio.to_thread(lambda: json.dumps(self._make(server)).encode()))
         return await asyncio.shield(self._made[server])
 
 

@@ -16,7 +16,7 @@ from rnn_engine.operations.relevance import (
     relevance_prompts,
     score_relevance,
 )
-from rnn_engine_server.apis.common.states import ModelBody, ResolvedState, resolve_state
+from rnn_engine_server.apis.common.states import ModelBody, resolve_state
 from rnn_engine_server.core.call import CALL_WORK, SHORT_WORK, Call, work
 
 
@@ -38,7 +38,10 @@ async def find_relevance(
     limits, start = call.limits, await resolve_state(engine, body.state)
 
     def make() -> Sequence[RelevancePrompt]:
-        prompts = _prompts(engine, body, start, pairs)
+        before, read = text_before_chat(engine, start.frozen, engine.info.chat_template), pairs
+        if (most := body.max_tokens_per_doc) is not None:
+            read = [(query, _beginning(engine, document, most)) for query, document in pairs]
+        prompts = relevance_prompts(engine, read, before=before)
         limits.check("max_prompt_tokens", field, num_prompt_tokens(prompts))
         return prompts
 
@@ -47,16 +50,6 @@ async def find_relevance(
         size += SHORT_WORK  # a template that is a program may take long even for short texts
     prompts = await work(call, size, make)
     return await score_relevance(engine, prompts, initial_state=start.initial_state)
-
-
-def _prompts(
-    engine: EngineLike, body: RelevanceBody, start: ResolvedState, pairs: Sequence[tuple[str, str]]
-) -> Sequence[RelevancePrompt]:
-    before = text_before_chat(engine, start.frozen, engine.info.chat_template)
-    most = body.max_tokens_per_doc
-    if most is not None:
-        pairs = [(query, _beginning(engine, document, most)) for query, document in pairs]
-    return relevance_prompts(engine, pairs, before=before)
 
 
 def _beginning(engine: EngineLike, text: str, num_tokens: int) -> str:

@@ -259,11 +259,9 @@ class NewStateBody(RetentionBody):
     name: str = Field(description="A name that is free.")
 
 
-def _from_name(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
-SaveAs: TypeAlias = Annotated[NewStateBody, BeforeValidator(_from_name)]
+SaveAs: TypeAlias = Annotated[
+    NewStateBody, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+]
 
 
 class StateEntry(TypedDict):

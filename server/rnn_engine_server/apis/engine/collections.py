@@ -35,7 +35,6 @@ from rnn_engine_server.core.call import CALL_WORK, SHORT_WORK, Call, work
 from rnn_engine_server.core.handlers import Long, RouteTable
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import STRING, Bounded, Parsed, RefusedError, RequestBody, Usage, described
-from rnn_engine_server.core.settings import Limits
 from rnn_engine_server.store.owners import Page
 from rnn_engine_states.documents import Document, DocumentStore, StoredCollection
 
@@ -56,10 +55,6 @@ def _parse_documents(value: object) -> list[Document]:
     return [Document.parse(document, f"documents.{number}") for number, document in enumerate(value)]
 
 
-def _check_documents(limits: Limits, field: str, documents: Sequence[Document]) -> None:
-    check_inputs(limits, field, [document.text for document in documents])
-
-
 _DOCUMENT_SCHEMA = {
     "anyOf": [
         STRING,
@@ -71,7 +66,9 @@ _DOCUMENT_SCHEMA = {
     ]
 }
 Documents: TypeAlias = Annotated[
-    list[Document], Parsed(_parse_documents, {"type": "array", "items": _DOCUMENT_SCHEMA}), Bounded(_check_documents)
+    list[Document],
+    Parsed(_parse_documents, {"type": "array", "items": _DOCUMENT_SCHEMA}),
+    Bounded(lambda limits, field, documents: check_inputs(limits, field, [document.text for document in documents])),
 ]
 
 

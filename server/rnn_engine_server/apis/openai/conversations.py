@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -33,7 +33,7 @@ from rnn_engine_server.core.handlers import JSON_TEXT, Encoded, RouteTable, Stre
 from rnn_engine_server.core.routing import AppKey
 from rnn_engine_server.core.schema import described
 from rnn_engine_server.store.folder import Store
-from rnn_engine_server.store.owners import Page
+from rnn_engine_server.store.owners import Cursor, Page
 from rnn_engine_server.store.responses import Conversation
 from rnn_engine_server.store.turns import Place, StoredItem, piece_bytes
 
@@ -81,8 +81,7 @@ async def delete_conversation(call: Call) -> Deleted:
 @ROUTES.get("/v1/conversations/{id}/items", answer=PageOf[ResponseItem], query=PAGE_QUERY)
 async def list_items(call: Call) -> Stream:
     """The items of a conversation."""
-    page = partial(call.app[STORE].conversations.item_page, cursor=query_cursor(call, 20, MOST_ITEMS))
-    return send_items(call, await own(call, page))
+    return await send_items(call, call.app[STORE].conversations.item_page)
 
 
 @ROUTES.post("/v1/conversations/{id}/items", answer=PageOf[ResponseItem])
@@ -91,7 +90,8 @@ async def add_items(call: Call, body: AddItemsRequest) -> Encoded:
     store = call.app[STORE]
     items = await store.responses.resolve(call.principal.name, body.items)
     added = await store.conversations.add(owner_of(call), call.parameters["id"], items)
-    return Encoded(_LIST + await asyncio.to_thread(_joined, added) + _list_end(added, has_more=False))
+    joined = await asyncio.to_thread(lambda: b",".join(item.json for item in added))
+    return Encoded(_LIST + joined + _list_end(added, has_more=False))
 
 
 @ROUTES.get("/v1/conversations/{id}/items/{item}", answer=ResponseItem)
@@ -120,11 +120,12 @@ async def read_items(call: Call, places: Sequence[Place]) -> list[StoredItem]:
     return await call.app[STORE].histories.turns.read(places, call.principal.name)
 
 
-def send_items(call: Call, page: Page[Place]) -> Stream:
-    """Return the items of a page as OpenAI's list object, piece by piece as they are read.
+async def send_items(call: Call, find: Callable[[str | None, str, Cursor], Awaitable[Page[Place]]]) -> Stream:
+    """Return the page of items that the query selects as OpenAI's list object, piece by piece as they are read.
 
     Raises OverloadedError if calls hold too much memory, and RefusalError if a piece is too large.
     """
+    page = await find(owner_of(call), call.parameters["id"], query_cursor(call, 20, MOST_ITEMS))
     call.hold_more("the conversation", piece_bytes(page.items))
     reading = call.app[STORE].histories.turns.pieces(page.items, call.principal.name)
 
@@ -150,10 +151,6 @@ _LIST = b'{"object":"list","data":['
 
 def _list_end(items: Sequence[StoredItem], *, has_more: bool) -> bytes:
     return b"]," + to_json(page_ends(items, has_more=has_more))[1:]
-
-
-def _joined(items: Sequence[StoredItem]) -> bytes:
-    return b",".join(item.json for item in items)
 
 
 def _object(conversation: Conversation) -> KeptConversation:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, count
 from typing import Any, Literal, TypeAlias
 
@@ -479,5 +478,4 @@ async def cancel_response(call: Call) -> Encoded:
 @ROUTES.get("/v1/responses/{id}/input_items", answer=PageOf[ResponseItem], query=PAGE_QUERY)
 async def input_items(call: Call) -> Stream:
     """The items that were new in the response's request."""
-    page = partial(call.app[STORE].responses.input_page, cursor=query_cursor(call, 20, MOST_ITEMS))
-    return send_items(call, await own(call, page))
+    return await send_items(call, call.app[STORE].responses.input_page)
