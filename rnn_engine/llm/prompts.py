@@ -199,12 +199,7 @@ def answer(
     first = prompts[0]
     if tools and options.tool_mode != "none":
         grammar = tool_grammar(
-            engine.info.chat_template.tool_format,
-            tools,
-            required=options.tool_mode == "required",
-            parallel=True,
-            lead="" if first.text[-1:].isspace() or first.thought else " ",
-            ending=first.stop[0] if first.stop else "",
+            engine.info.chat_template.tool_format, tools, first, required=options.tool_mode == "required", parallel=True
         )
     calls = [
         _call(engine, prompt.tokens, params, frozen, prompt)

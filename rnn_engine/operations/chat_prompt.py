@@ -77,23 +77,24 @@ class ToolChoice:
 def tool_grammar(
     format_: ToolFormat,
     tools: Sequence[Tool],
+    prompt: ChatPrompt | None = None,
     *,
     required: bool,
     parallel: bool,
-    lead: str = "",
-    ending: str = "",
     otherwise: Tag | None = None,
 ) -> Grammar:
     """Return the grammar of a model's answers that may call `tools`, or must call one if `required`.
 
     Once the text begins a call, only the names of `tools` can follow, and arguments by their schemas. A format without
-    a closing text allows one call an answer. If a call is required, the answer begins with `lead` and may end with
-    `ending`. If `otherwise` is given, an answer without calls is this tag.
+    a closing text allows one call an answer. If a call is required, the answer begins with a space unless `prompt` ends
+    with one or within thoughts, and may end with its first stop string. If `otherwise` is given, an answer without
+    calls is this tag.
     """
     before = f"{format_.opening}\n" if format_.opening else ""
     after = f"\n{format_.closing}" if format_.closing else ""
     from_start = required or otherwise is not None
-    lead = lead if from_start else ""
+    begins_at_once = not from_start or prompt is None or prompt.text[-1:].isspace() or prompt.thought
+    lead = "" if begins_at_once else " "
     begins = [f'{lead}{before}{{"name": {to_json(tool.name)}, "{format_.arguments}": ' for tool in tools]
     tags = [
         Tag(
@@ -108,6 +109,7 @@ def tool_grammar(
     ]
     trigger = commonprefix(begins) if from_start else format_.opening or CALL_BEGINS  # noqa: RUF071  # of texts
     several = parallel and bool(format_.closing)
+    ending = prompt.stop[0] if prompt is not None and prompt.stop else ""
     return tagged_text(tags, trigger, required=required, parallel=several, ending=ending, otherwise=otherwise)
 
 

@@ -108,9 +108,7 @@ async def tools(engine: Engine) -> None:
     prompt = prompt_after(engine, None, conversation)
     form = engine.info.chat_template.tool_format
     request = GenerateRequest(
-        prompt.tokens,
-        stop=prompt.stop,
-        grammar=tool_grammar(form, [weather], required=False, parallel=True, lead=" ", ending=prompt.stop[0]),
+        prompt.tokens, stop=prompt.stop, grammar=tool_grammar(form, [weather], prompt, required=False, parallel=True)
     )
     reader = AnswerReader(AnswerForm(prompt.thought, bracket=prompt.ends_in_tag, tools=form, names=["get_weather"]))
     async for event in engine.generate(request):

@@ -286,7 +286,10 @@ def _prepare(
     limits = settings.limits
     prompts = [render_chat(engine, limits, body, template, start) for start in starts]
     pause()
-    earlier = _earlier_replies(engine, body)
+    earlier: list[int] = []  # the tokens of the assistant's earlier messages, which penalties also count
+    if body.penalises_occurrence:
+        replies = [message.content or "" for message in body.messages if message.role is Role.ASSISTANT]
+        earlier = [token for reply in replies for token in engine.tokenize(reply)]
     members = [_call(engine, body, prompt, start, earlier) for prompt, start in zip(prompts, starts, strict=True)]
     num_tokens = sum(len(member.prompt) for member in members) * body.n
     limits.check("max_prompt_tokens", "messages", num_tokens)
@@ -365,10 +368,9 @@ def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Too
     return tool_grammar(
         template.tool_format,
         tools,
+        prompt,
         required=required,
         parallel=body.parallel_tool_calls and not body.functions,
-        lead="" if prompt.text[-1:].isspace() or prompt.thought else " ",
-        ending=prompt.stop[0] if prompt.stop else "",
         otherwise=None if required else otherwise,  # an answer of calls alone has no content that would follow it
     )
 
@@ -391,14 +393,3 @@ def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[i
     marked = [turns[count] for count, message in enumerate(body.messages, 1) if message.cache and count in turns]
     system = turns.get(count_leading_system(message.role for message in body.messages), 0)
     return [*marked, *([system] if system >= _LEAST_SYSTEM else [])]
-
-
-def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
-    """Return the tokens of the assistant's earlier messages, which penalties also count.
-
-    Returns none if no penalty is set.
-    """
-    if not body.penalises_occurrence:
-        return []
-    replies = [message.content or "" for message in body.messages if message.role is Role.ASSISTANT]
-    return [token for reply in replies for token in engine.tokenize(reply)]
