@@ -347,13 +347,9 @@ async def end_states(
         async for number, each in ended:
             assert each.finished.end is not None  # it was requested
             state = each.finished.end.state
-            if not await _on_thread(state, _is_finite):
+            if not await _on_thread(state, lambda state: all(np.isfinite(array).all() for array in state.values())):
                 raise StepError("the state after an input holds numbers that are not finite")
             yield number, InputState(state, each.cost)
-
-
-def _is_finite(state: State) -> bool:
-    return all(np.isfinite(array).all() for array in state.values())
 
 
 def _check(engine: EngineLike, calls: Sequence[GenerateRequest], inputs: Sequence[int]) -> None:

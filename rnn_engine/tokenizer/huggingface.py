@@ -110,7 +110,9 @@ class HuggingFaceTokenizer:
         self._library = _load(path, text)
         settings = json.loads(self._library.to_str())
         normalizers, splitters = _steps_before_model(path, settings)
-        self._divides = all(map(_is_local_normalizer, normalizers)) and all(map(_is_local_splitter, splitters))
+        self._divides = all(map(_is_local_normalizer, normalizers)) and all(
+            step["type"] in _LOCAL_STEPS and not step.get("add_prefix_space", False) for step in splitters
+        )
         self._normalizes = bool(normalizers)
         self._part_characters = part_characters
         self._pieces = _read_pieces(path, self._library, settings["decoder"])
@@ -320,10 +322,6 @@ def _is_local_normalizer(step: _Step) -> bool:
     """Return True if a step of a normalizer acts on single characters, so that it can be applied to parts of a text."""
     kind = step["type"]
     return kind in _UNICODE_FORMS or (kind == "Replace" and len(step["pattern"].get("String", "")) == 1)
-
-
-def _is_local_splitter(step: _Step) -> bool:
-    return step["type"] in _LOCAL_STEPS and not step.get("add_prefix_space", False)
 
 
 def _read_pieces(path: Path, library: LibraryTokenizer, decoder: Any) -> dict[int, bytes]:  # noqa: ANN401

@@ -384,14 +384,13 @@ LogprobCount: TypeAlias = Annotated[int | None, BeforeValidator(lambda value: MA
 """A number of likeliest tokens. -1 stands for as many as there may be."""
 
 
-def _null_for_all(value: object) -> object:
-    return None if value == -1 else value
+_MostTokens: TypeAlias = Annotated[int | None, BeforeValidator(lambda value: None if value == -1 else value)]
 
 
 class PromptBody(ProgressBody):
     """The request fields about a prompt's tokens, which completions and chats have as with vLLM."""
 
-    truncate_prompt_tokens: Annotated[int | None, BeforeValidator(_null_for_all)] = Field(
+    truncate_prompt_tokens: _MostTokens = Field(
         default=None,
         ge=1,
         description="Use only this many of the prompt's last tokens; null and -1: all. `marks` count those that are "

@@ -27,7 +27,7 @@ from rnn_engine_server.apis.ollama.schemas import (
     EmbedRequest,
     OlderEmbedded,
     OlderEmbedRequest,
-    OllamaAnsweredCall,
+    OllamaCalledFunction,
     OllamaChat,
     OllamaChatRequest,
     OllamaDetails,
@@ -119,7 +119,9 @@ class OllamaDialect(Dialect[ChatRequest | CompletionRequest]):
 
     def _tell_call(self, said: dict[str, Any]) -> None:
         if self._call:
-            said.setdefault("tool_calls", []).append(_whole_call(self._call[0], "".join(self._call[1:])))
+            name, *arguments = self._call
+            function: OllamaCalledFunction = {"name": name, "arguments": call_arguments("".join(arguments))}
+            said.setdefault("tool_calls", []).append({"id": f"call_{uuid.uuid4().hex[:8]}", "function": function})
             self._call = []
 
     def _line(self, said: Mapping[str, Any]) -> dict[str, object]:
@@ -132,10 +134,6 @@ def _line(info: EngineInfo, kind: AnswerKind, said: Mapping[str, Any]) -> dict[s
         return {**line, "message": {"role": "assistant", "content": "", **said}}
     thoughts = {"thinking": said["thinking"]} if "thinking" in said else {}
     return {**line, "response": said.get("content", ""), **thoughts}
-
-
-def _whole_call(name: str, arguments: str) -> OllamaAnsweredCall:
-    return {"id": f"call_{uuid.uuid4().hex[:8]}", "function": {"name": name, "arguments": call_arguments(arguments)}}
 
 
 def _end(outcome: Outcome) -> Mapping[str, object]:

@@ -46,7 +46,7 @@ def _parse_item(value: object, info: Info) -> list[Item]:
             return [_finish_item(value, "reasoning", {"summary": [], "content": _parse_thoughts(value)})]
         case {"type": str(kind)} if kind.endswith("_output") and (kind != "function_call_output" or "output" in value):
             return [_parse_output(value, info)]
-        case {"type": str(kind)} if _is_call(value) and not _lacks(value, "call_id", "name"):
+        case {"type": str(kind)} if _is_call(value, kind):
             return _parse_call(value, kind, info)
         case {"type": "message" | "function_call" | "function_call_output" | "item_reference"}:
             raise RefusedError(value, "an item with all of its required fields")
@@ -55,13 +55,11 @@ def _parse_item(value: object, info: Info) -> list[Item]:
     raise RefusedError(value.get("type"), _KINDS, below="type")
 
 
-def _is_call(value: Mapping[str, Any]) -> bool:
-    return value["type"].endswith("_call") or isinstance(value.get("call_id"), str)
-
-
-def _lacks(value: Mapping[str, Any], *required: str) -> bool:
-    """Return True if a function's call lacks one of its fields. Those of other tools may lack any."""
-    return value["type"] == "function_call" and any(value.get(name) is None for name in required)
+def _is_call(value: Mapping[str, Any], kind: str) -> bool:
+    """Return True if an item is a call. A function's must have an id and a name; those of other tools may lack any."""
+    if kind == "function_call":
+        return value.get("call_id") is not None and value.get("name") is not None
+    return kind.endswith("_call") or isinstance(value.get("call_id"), str)
 
 
 def _parse_call(value: Mapping[str, Any], kind: str, info: Info) -> list[Item]:
@@ -132,16 +130,14 @@ def _finish_item(value: Mapping[str, Any], kind: str, fields: Item) -> Item:
     return {"id": item_id, "type": kind, "status": "completed", **fields}
 
 
-def _one_text(value: object) -> object:
-    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
-
-
 Items: TypeAlias = Annotated[
     list[Annotated[Any, PlainValidator(_parse_item), WithJsonSchema({"type": "object"})]],
     FailFast(),
     AfterValidator(lambda parsed: list(chain.from_iterable(parsed))),
     history(_leave_out_of),
-    BeforeValidator(_one_text),
+    BeforeValidator(
+        lambda value: [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+    ),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
 ]
 

@@ -166,7 +166,9 @@ class ResponsesRequest(ProgressBody):
         Raises InvalidRequestError for fields that contradict each other.
         """
         fields: dict[str, Any] = {} if self.text.grammar is None else {"json_schema": self.text.grammar}
-        system = [] if self.instructions is None else [_system_message(self.instructions)]
+        system = (
+            [] if self.instructions is None else [Message.model_construct(role=Role.SYSTEM, content=self.instructions)]
+        )
         return TranslatedChat.of(
             self,
             messages=[*system, *messages_of(conversation)],
@@ -179,10 +181,6 @@ class ResponsesRequest(ProgressBody):
             return_progress=self.return_progress,
             **fields,
         )
-
-
-def _system_message(text: str) -> Message:
-    return Message.model_construct(role=Role.SYSTEM, content=text)
 
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
