@@ -550,7 +550,7 @@ class Runner(Protocol):
     def together(self) -> AbstractContextManager[None]:
         """Return a context in which writes, reads and copies of states may wait for its end, to save submissions.
 
-        A read that waits is not `done`, and its result ends the wait. Nothing else tells the difference.
+        A read that waits is not `done`, and its result ends the wait. All else is the same as without.
         """
 
     def close(self) -> None:

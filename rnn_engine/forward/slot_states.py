@@ -91,8 +91,8 @@ _READ_BYTES: Final = 16 << 20  # more reads, as long as they take no more host m
 class SlotStates:
     """The live states of all slots, a buffer for each layer. Writes, reads and copies run in the order of the calls.
 
-    Reads and copies within `together` wait for the end of that, or for a call that would change what they find. The
-    device then makes all reads before all copies, and no slot that waits to be written is read.
+    Reads and copies within `together` wait for its end, or for a call that would change what they find. The device then
+    makes all reads before all copies, and no slot that waits to be written is read.
     """
 
     def __init__(
