@@ -31,6 +31,7 @@ from rnn_engine_states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
 
+_MOST_ENDED = 16  # requests that start and end in one go if no other runs
 _UNSOUND = "the model's logits are not finite for this request; try another prompt or initial state"
 
 
@@ -516,15 +517,17 @@ class Scheduler:
         return deliveries
 
     def _admit(self) -> list[Delivery]:
-        """Start requests, but only one that ends at once, so that others go on; return the first events."""
+        """Start requests, but few that end at once, only one beside others, which go on; return the first events."""
         deliveries: list[Delivery] = []
+        num_ended = 0
         for started in self._admission.start_ready():
             if isinstance(started, FailedStart):
                 self.failure = str(started.error)
                 deliveries.append(Delivery(started.key, step_error(started.error)))
             else:
                 deliveries += started.context.run(self._begin, started)
-                if started.finished:
+                num_ended += started.finished
+                if num_ended >= (1 if self._slots.num_advancing else _MOST_ENDED):
                     break
         return deliveries
 
