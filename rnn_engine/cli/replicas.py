@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,20 +21,30 @@ from rnn_engine_states.cache.config import CacheConfig
 from rnn_engine_states.shared.config import StoreConfig, StoreUrl
 
 if TYPE_CHECKING:
-    from rnn_engine.fleet.remote import RemoteEngine
+    from rnn_engine.fleet.remote import Front, RemoteEngine
 
 
 async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> RemoteEngine:
     """Start the replicas of one model, or connect to them; return the engine that runs requests on them."""
     from rnn_engine.fleet.cluster import open_fleet
-    from rnn_engine.fleet.remote import open_front
 
     progress("starting replicas", 0, settings.replicas)
     choice = replace(choice, model=choice.model.absolute())
     name, load = choice.name or model_name(choice.model), partial(load_replica, choice)
-    store = None if choice.cache is None else choice.cache.store
-    front = partial(open_front, choice.model, choice.loading, states=choice.states, store=store)
-    return await open_fleet(name, load, front, settings, max_queued=choice.max_queued)
+    return await open_fleet(name, load, front_opener(choice), settings, max_queued=choice.max_queued)
+
+
+def front_opener(choice: EngineChoice) -> Callable[[], Front]:
+    """Return a function that opens, in the server's process, a model's tokenizer, chat template and named states."""
+    from rnn_engine.fleet.remote import open_front
+
+    return partial(
+        open_front,
+        choice.model,
+        choice.loading,
+        states=choice.states,
+        store=None if choice.cache is None else choice.cache.store,
+    )
 
 
 async def load_replica(choice: EngineChoice, place: ReplicaPlace) -> Engine:

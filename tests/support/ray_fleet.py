@@ -16,12 +16,12 @@ from ray import serve
 from ray._common.utils import import_attr
 from ray.serve.schema import ServeDeploySchema
 
-from rnn_engine.cli.replicas import load_replica
+from rnn_engine.cli.replicas import front_opener, load_replica
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
 from rnn_engine.fleet.deployment import make_application
-from rnn_engine.fleet.remote import RemoteEngine, open_front
+from rnn_engine.fleet.remote import RemoteEngine
 from rnn_engine.fleet.settings import FleetSettings, Resources
 from rnn_engine.loading.settings import StateSettings
 from rnn_engine.telemetry import EngineCounters
@@ -51,8 +51,7 @@ class RayFleets:
 
     async def __call__(self, choice: EngineChoice, _: object = None, /) -> RemoteEngine:
         """Return a fleet with named states of its own. Its replicas have nothing left from earlier tests."""
-        store = None if choice.cache is None else choice.cache.store
-        front = await asyncio.to_thread(open_front, choice.model, choice.loading, states=choice.states, store=store)
+        front = await asyncio.to_thread(front_opener(choice))
         name = await asyncio.to_thread(self._deploy, _shared(choice))
         engine = await RemoteEngine.open(RayLinks(name, owned=False), front, max_queued=choice.max_queued)
         await engine.drop_cache()
