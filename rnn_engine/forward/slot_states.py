@@ -177,9 +177,9 @@ class SlotStates:
         Waits only if no staging buffer is free: at several reads under way, or earlier if the device has no room for
         more. Raises DeviceError if the device rejects it.
         """
-        staging = self._take_staging()
         if self._pairs.get(slot) == _INITIAL:
             self.submit()
+        staging = self._take_staging()  # which may submit, too
         source = self._pairs.get(slot, slot)  # since the reads that wait come before the copies
         read = SlotRead(self, source, self._sides[slot], staging)
         self._reads.append(read)
@@ -196,7 +196,7 @@ class SlotStates:
                     read.begin(self._recorder, submission)
             except DeviceError as error:
                 for read in reads:
-                    read.finish(error)
+                    read.end(error)
                 raise
         if self._pairs:
             pairs = [(source, target) for target, source in self._pairs.items()]
@@ -251,15 +251,17 @@ class SlotRead:
     def __init__(self, states: SlotStates, slot: int, side: int, staging: list[Buffer]) -> None:
         self.slot = slot
         self.staging = staging  # of some layers each
-        self.is_submitted = False
         self._states = states
         self._side = side
-        self._downloads: list[ReadBack] = []
+        self._downloads: list[ReadBack] = []  # one of each staging buffer, once the device was given the copies to them
         self._packed: F32 | DeviceError | None = None  # [L, stride]
 
+    @property
+    def is_submitted(self) -> bool:
+        return len(self._downloads) > 0
+
     def begin(self, recorder: Recorder, submission: int) -> None:
-        """Start the downloads, now that the device was given the copies to `staging`. Raises DeviceError."""
-        self.is_submitted = True
+        """Start the downloads. Raises DeviceError."""
         for buffer in self.staging:
             self._downloads.append(recorder.download(buffer, buffer.size, submission))
 
@@ -275,13 +277,16 @@ class SlotRead:
         assert self._packed is not None
         return self._states.layout.unpack(self._packed, self._side)
 
-    def finish(self, error: DeviceError | None = None) -> None:
-        """Wait for the download of the state, store it or `error` on the host, and free the staging buffers."""
-        if self._packed is None and not self.is_submitted and error is None:
+    def finish(self) -> None:
+        """Have the state on the host, or an error in its place, and the staging buffers free."""
+        if self._packed is None and not self.is_submitted:
             with suppress(DeviceError):  # which this read then has
                 self._states.submit()
-        if self._packed is not None:
-            return
+        if self._packed is None:
+            self.end()
+
+    def end(self, error: DeviceError | None = None) -> None:
+        """Wait for the downloads that were begun, store the state or an error, and free the staging buffers."""
         parts: list[bytes] = []
         for download in self._downloads:
             try:

@@ -148,7 +148,8 @@ class Prompt(Phase["SlotSequence"]):
             # A state that will be saved gets a logit row too, because finite logits show that the state is sound.
             rows = int(at_end or point is not None)
         run.rows = rows
-        run.reads_row = (at_end and request.max_tokens == 0) or (point is not None and point.logits)
+        is_answer = at_end and request.max_tokens == 0 and (request.keep_end or request.keep_row)
+        run.reads_row = is_answer or (point is not None and point.logits)
         if at_end:
             run.masks = sequence.make_masks(rows)
             sequence.leave_prompt(run, num_draws)

@@ -291,12 +291,9 @@ class Scheduler:
         self.failure = None
         with self._shared.runner.together():
             deliveries = self._step()
-        self._read_ends(deliveries)
-        settled = self._settle()
-        self._read_ends(settled)
-        return deliveries + settled
+        return self._with_ends(deliveries) + self._with_ends(self._settle())
 
-    def _read_ends(self, deliveries: list[Delivery]) -> None:
+    def _with_ends(self, deliveries: list[Delivery]) -> list[Delivery]:
         """Wait for the last states of the requests that have ended, since the device reads them together."""
         for place, delivery in enumerate(deliveries):
             if isinstance(delivery.outcome, Finished) and (end := delivery.outcome.end) is not None:
@@ -306,6 +303,7 @@ class Scheduler:
                     logger.exception("the state at the end of a request could not be read")
                     self.failure = str(error)
                     deliveries[place] = Delivery(delivery.key, step_error(error))
+        return deliveries
 
     def _settle(self) -> list[Delivery]:
         """Collect all steps in flight if a step has failed; return the deliveries for their requests."""
@@ -517,7 +515,7 @@ class Scheduler:
         return deliveries
 
     def _admit(self) -> list[Delivery]:
-        """Start requests, but few that end at once, only one beside others, which go on; return the first events."""
+        """Start requests, and return their first events. Few may end at once, so that others go on."""
         deliveries: list[Delivery] = []
         num_ended = 0
         for started in self._admission.start_ready():

@@ -93,6 +93,21 @@ def test_copies_are_made_before_the_next_step_if_they_failed(
     assert runner.read_state(1)["wkv"].any()
 
 
+def test_a_read_that_does_not_begin_holds_no_memory(runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise DeviceError("told to fail")
+
+    before = runner.memory.total
+    with monkeypatch.context() as patch, runner.together():
+        patch.setattr(native, "submit", fail)
+        runner.write_state(0, None)
+        for _ in range(10):
+            with pytest.raises(DeviceError, match="told to fail"):
+                runner.start_read(0)
+    assert runner.memory.total == before
+    assert not runner.read_state(0)["wkv"].any()
+
+
 def test_rows_that_are_likely_to_be_read_are_read_at_once(runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = [TokenRun(slot, [slot + 1, 5], rows=1 + (slot == 1), reads_row=slot != 0) for slot in range(3)]
     readout = run_step(runner, batch)
